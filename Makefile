@@ -1,0 +1,44 @@
+# Everything runs from .venv, which `make setup` creates from the tested versions in constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-faults lint types bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install dssl with what its tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dssl needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## run the main job on built-in data
+	$(BIN)/dssl graph dssl
+
+test: $(STAMP) lint types ## lint, types and the test suite (at most 10 minutes on two cores)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not faults"
+
+test-slow: $(STAMP) ## tests that take minutes each
+	$(BIN)/python -m pytest -m slow
+
+test-faults: $(STAMP) ## the long fault injections
+	$(BIN)/python -m pytest -m faults
+
+lint: $(STAMP) ## ruff: errors, imports and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+bench: $(STAMP) ## side-by-side measurements
+	$(BIN)/python -m benchmarks.objective
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

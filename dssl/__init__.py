@@ -1,0 +1,65 @@
+"""Self-supervised visual pretraining with any augmentation, without collapse.
+
+The public API: a view graph, a method, and their objective; everything is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from dssl.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from dssl.errors import DsslError
+    from dssl.graph import Edge, View, ViewGraph
+    from dssl.methods import BYOL, SimCLR, SimSiam
+    from dssl.models import build_encoder, encoder_names, feature_dim
+    from dssl.objective import LossReport, Objective
+    from dssl.presets import equation6, named_graph, soft
+
+# torch takes seconds to import: `dssl --help` and the graph must not wait for it
+_HOME = {
+    "DsslError": "errors",
+    "Edge": "graph",
+    "View": "graph",
+    "ViewGraph": "graph",
+    "BYOL": "methods",
+    "SimCLR": "methods",
+    "SimSiam": "methods",
+    "build_encoder": "models",
+    "encoder_names": "models",
+    "feature_dim": "models",
+    "LossReport": "objective",
+    "Objective": "objective",
+    "equation6": "presets",
+    "named_graph": "presets",
+    "soft": "presets",
+}
+
+__all__ = [
+    "BYOL",
+    "DsslError",
+    "Edge",
+    "LossReport",
+    "Objective",
+    "SimCLR",
+    "SimSiam",
+    "View",
+    "ViewGraph",
+    "__version__",
+    "build_encoder",
+    "encoder_names",
+    "equation6",
+    "feature_dim",
+    "named_graph",
+    "soft",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"dssl.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'dssl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,85 @@
+"""The command line: one table of commands, each imported only when it is asked for, so that help is instant."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from dssl.errors import DsslError, choices
+from dssl.version import VERSION
+
+COMMANDS: dict[str, str] = {
+    "graph": "show a view graph: its views, edges, weights, cost, and a picture",
+}
+
+_HELP_WORDS = ("-h", "--help", "help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``dssl COMMAND ...``; a user's mistake is one line on stderr and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not words or words[0] in _HELP_WORDS:
+            print(_help())
+            return 0
+        if words[0] == "--version":
+            print(f"dssl {VERSION}")
+            return 0
+        return _run(words[0], words[1:])
+    except BrokenPipeError:
+        raise
+    except (DsslError, OSError) as mistake:
+        print(f"dssl: {_one_line(mistake)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(name: str, words: list[str]) -> int:
+    if name not in COMMANDS:
+        raise choices("command", name, COMMANDS)
+    import tyro
+
+    command = importlib.import_module(f"dssl.commands.{name.replace('-', '_')}")
+    parsed = tyro.cli(
+        command.Arguments,
+        prog=f"dssl {name}",
+        args=words,
+        # what has no default is given by position: `dssl graph dssl`
+        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.OmitArgPrefixes),
+    )
+    code: int = command.run(parsed)
+    sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
+    return code
+
+
+def _help() -> str:
+    width = max(len(name) for name in COMMANDS) + 2
+    lines = [f"  {name:<{width}}{text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: dssl COMMAND [arguments]        (dssl COMMAND --help says more)",
+            "",
+            "Pretrain a vision encoder on unlabelled images with any augmentation, without collapse.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def _one_line(mistake: Exception) -> str:
+    if isinstance(mistake, OSError) and mistake.strerror:
+        place = f"{mistake.filename}: " if mistake.filename is not None else ""
+        return f"{place}{mistake.strerror}"
+    return " ".join(str(mistake).split())
+
+
+def entry() -> None:
+    """What the installed command calls."""
+    try:
+        code = main()
+    except BrokenPipeError:
+        # the reader of our output went away: leave without a word, and keep the interpreter from flushing again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""One module a command: a dataclass ``Arguments`` and a function ``run``."""

@@ -1,0 +1,59 @@
+"""BYOL: the target is a moving average of the online network (Grill et al., NeurIPS 2020)."""
+
+import copy
+
+import torch
+from torch import nn
+
+from dssl.errors import DsslError
+from dssl.methods.heads import mlp
+from dssl.methods.losses import squared_distance
+from dssl.methods.method import Prediction
+from dssl.methods.momentum import momentum_at, move_average
+from dssl.types import Embedding, Images, Scalar
+
+
+class BYOL(nn.Module):
+    """The same heads on CIFAR-10 and ImageNet.
+
+    The moving average is over parameters. Buffers (BatchNorm's running statistics) are the target's own: in training it
+    normalises by the batch that it sees, as the original does, and its statistics follow from that; they are never copied.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        feature_dim: int,
+        hidden: int = 4096,
+        output: int = 256,
+        momentum: float = 0.996,
+    ) -> None:
+        super().__init__()
+        if not 0 <= momentum <= 1:
+            raise DsslError(f"BYOL's momentum is {momentum}, expected a number between 0 and 1")
+        self.encoder = encoder
+        self.projector = mlp(feature_dim, hidden, output)
+        self.predictor = mlp(output, hidden, output)
+        self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
+        self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+        self.momentum = momentum
+
+    def predict(self, images: Images) -> Prediction:
+        feature = self.encoder(images)
+        projection = self.projector(feature)
+        return Prediction(feature, projection, self.predictor(projection))
+
+    def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
+        """The target network has no gradient, so the online forward of the same view is of no use to it."""
+        with torch.no_grad():
+            projection: Embedding = self.target_projector(self.target_encoder(images))
+            return projection
+
+    def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
+        return squared_distance(prediction.prediction, target)
+
+    def after_step(self, step: int, total: int) -> None:
+        online = [*self.encoder.parameters(), *self.projector.parameters()]
+        target = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
+        move_average(list(target), list(online), momentum=momentum_at(step, total, base=self.momentum))

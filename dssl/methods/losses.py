@@ -1,0 +1,49 @@
+"""The paper's D (Eq. 4) and SimCLR's S: the only formulae of the project, in the paper's letters."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dssl import distributed
+from dssl.types import Embedding, Scalar
+
+
+def wide(values: Tensor) -> Tensor:
+    """Losses are computed in float32 at least, whatever autocast did before."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def negative_cosine(z: Embedding, y: Embedding) -> Scalar:
+    """D(z, y) = -<z, y> / (|z| |y|), averaged over the batch (Eq. 4). Where to stop the gradient is the edge's business."""
+    return -(F.normalize(wide(z), dim=1) * F.normalize(wide(y), dim=1)).sum(dim=1).mean()
+
+
+def squared_distance(z: Embedding, y: Embedding) -> Scalar:
+    """BYOL's S: the squared distance of the normalised vectors, which is 2 + 2 D(z, y)."""
+    return (F.normalize(wide(z), dim=1) - F.normalize(wide(y), dim=1)).square().sum(dim=1).mean()
+
+
+def contrast(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
+    """One direction of NT-Xent: row i of z must pick row i of y among all other rows of y and z in the global batch.
+
+    The mean of ``contrast(z, y)`` and ``contrast(y, z)`` is NT-Xent over the 2N views.
+    """
+    with torch.autocast(z.device.type, enabled=False):
+        z = F.normalize(wide(z), dim=1)
+        y = F.normalize(wide(y), dim=1)
+        all_z, all_y = distributed.gather_rows(z), distributed.gather_rows(y)
+        row = torch.arange(len(z), device=z.device)
+        positive = row + distributed.rank() * len(z)
+        with_y = z @ all_y.T / temperature
+        with_z = z @ all_z.T / temperature
+        itself = torch.zeros_like(with_z, dtype=torch.bool).scatter_(1, positive[:, None], True)
+        return F.cross_entropy(torch.cat([with_y, with_z.masked_fill(itself, -torch.inf)], dim=1), positive)
+
+
+@torch.no_grad()
+def spread(embedding: Embedding) -> Scalar:
+    """Standard deviation of the normalised embedding over the batch, times sqrt(d): 1 when healthy, 0 when collapsed."""
+    rows = F.normalize(wide(embedding), dim=1)
+    return rows.std(dim=0, unbiased=False).mean() * math.sqrt(rows.shape[1])

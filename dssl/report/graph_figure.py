@@ -1,0 +1,169 @@
+"""A view graph as a picture for a paper."""
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
+
+from dssl.graph import Edge, ViewGraph
+
+STANDARD, HEAVY, DERIVED, INK = "#2f6db3", "#c2571a", "#9a9a9a", "#222222"
+_RADIUS = 0.36
+_COLUMN, _ROW = 2.9, 1.75
+Place = tuple[float, float]
+
+
+def draw(graph: ViewGraph, path: Path) -> None:
+    """Write the picture of a graph; the ending of the path names the format."""
+    figure = graph_figure(graph)
+    # text stays text and no date is written, so that the same graph gives the same file
+    metadata: dict[str, str | None] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}):
+        figure.savefig(path, dpi=200, metadata=metadata)
+
+
+def graph_figure(graph: ViewGraph) -> Figure:
+    """Image on the left, then the views made from it, then the views derived from those."""
+    places = _places(graph)
+    across = max(x for x, _ in places.values())
+    down = min(y for _, y in places.values())
+    width, height = across + 2.4, -down + 3.0
+    figure = Figure(figsize=(width * 0.82, height * 0.82))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(-1.2, width - 1.2)
+    axes.set_ylim(down - 1.7, 1.3)
+    axes.set_aspect("equal")
+    axes.axis("off")
+    middle = down / 2
+    _draw_image(axes, (0, middle))
+    for view in graph.views:
+        start = (0.0, middle) if view.source is None else places[view.source]
+        _derivation(axes, start, places[view.name], view.policy, label=view.source is not None)
+    for edge in graph.edges:
+        if not _drawn_with_its_reverse(graph, edge):
+            _edge(axes, graph, edge, places)
+    for view in graph.views:
+        colour = STANDARD if view.policy.startswith("standard") else HEAVY
+        axes.add_patch(Circle(places[view.name], _RADIUS, facecolor="white", edgecolor=colour, linewidth=2, zorder=5))
+        axes.text(
+            *places[view.name], _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6
+        )
+    _legend(axes, graph)
+    return figure
+
+
+def _places(graph: ViewGraph) -> dict[str, Place]:
+    """A column a derivation step; a derived view stands beside its source, further ones of the same source below."""
+    places: dict[str, Place] = {}
+    taken: set[tuple[int, int]] = set()
+
+    def depth(name: str) -> int:
+        source = graph.view(name).source
+        return 1 if source is None else 1 + depth(source)
+
+    for view in sorted(graph.views, key=lambda view: depth(view.name)):
+        column = depth(view.name)
+        row = 0 if view.source is None else round(-places[view.source][1] / _ROW)
+        while (column, row) in taken:
+            row += 1
+        taken.add((column, row))
+        places[view.name] = (column * _COLUMN - 0.7, -row * _ROW)
+    return places
+
+
+def _draw_image(axes: Axes, place: Place) -> None:
+    x, y = place
+    frame = FancyBboxPatch(
+        (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK
+    )
+    axes.add_patch(frame)
+    axes.text(x, y, "image", ha="center", va="center", fontsize=11, color=INK)
+
+
+def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: bool) -> None:
+    bend = -0.28 if label else 0.0
+    arrow = FancyArrowPatch(
+        start,
+        end,
+        connectionstyle=f"arc3,rad={bend}",
+        arrowstyle="-|>",
+        mutation_scale=9,
+        color=DERIVED,
+        linestyle=(0, (2, 2)),
+        shrinkA=22 if label else 34,
+        shrinkB=22,
+        zorder=1,
+    )
+    axes.add_patch(arrow)
+    if label:
+        x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+        axes.text(x, y + 0.47, policy, ha="center", va="bottom", fontsize=9, color="#707070", style="italic")
+
+
+def _drawn_with_its_reverse(graph: ViewGraph, edge: Edge) -> bool:
+    """Of a symmetric pair only the first edge is drawn, with two heads."""
+    position = graph.edges.index(edge)
+    return any(_reverse_of(edge, other) for other in graph.edges[:position])
+
+
+def _reverse_of(edge: Edge, other: Edge) -> bool:
+    same = (edge.weight, edge.kind, edge.detach) == (other.weight, other.kind, other.detach)
+    return same and (edge.predictor, edge.target) == (other.target, other.predictor) and edge.kind == "similarity"
+
+
+def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) -> None:
+    start, end = places[edge.predictor], places[edge.target]
+    both = any(_reverse_of(edge, other) for other in graph.edges)
+    derivation = edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source
+    returning = any((other.predictor, other.target) == (edge.target, edge.predictor) for other in graph.edges)
+    far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
+    bend = 0.0
+    if derivation and not both:
+        bend = -0.28 if end[0] < start[0] else (-0.05 if returning else 0.28)
+    elif derivation:
+        bend = -0.28 if end[0] < start[0] else 0.28
+    elif far:
+        bend = 0.35
+    elif returning and not both:
+        bend = 0.16
+    colour = STANDARD if edge.kind == "similarity" else HEAVY
+    axes.add_patch(
+        FancyArrowPatch(
+            start,
+            end,
+            connectionstyle=f"arc3,rad={bend}",
+            arrowstyle="<|-|>" if both else "-|>",
+            mutation_scale=16,
+            linewidth=2.2,
+            color=colour,
+            alpha=1.0 if edge.weight else 0.25,
+            shrinkA=22,
+            shrinkB=22,
+            zorder=3,
+        )
+    )
+    if edge.weight != 1:
+        across, along = end[0] - start[0], end[1] - start[1]
+        x = (start[0] + end[0]) / 2 + bend * along / 2
+        y = (start[1] + end[1]) / 2 - bend * across / 2
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        axes.text(x, y, f"{edge.weight:g}", ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=4)
+
+
+def _legend(axes: Axes, graph: ViewGraph) -> None:
+    handles = [Line2D([], [], color=DERIVED, linestyle=":", label="made from")]
+    if any(edge.kind == "alignment" for edge in graph.edges):
+        handles.insert(0, Line2D([], [], color=HEAVY, linewidth=2.2, label="alignment, target detached"))
+    if any(edge.kind == "similarity" for edge in graph.edges):
+        handles.insert(0, Line2D([], [], color=STANDARD, linewidth=2.2, label="similarity of the method"))
+    axes.legend(handles=handles, loc="lower left", ncols=1, fontsize=8.5, frameon=False, borderaxespad=0.6)
+
+
+def _subscript(name: str) -> str:
+    letters = name.rstrip("0123456789")
+    digits = name[len(letters) :]
+    plain = letters.replace("_", r"\_")
+    return rf"$\mathrm{{{plain}}}_{{{digits}}}$" if digits else rf"$\mathrm{{{plain}}}$"

@@ -1,0 +1,3 @@
+"""The version, importable without importing anything else."""
+
+VERSION = "0.1.0"

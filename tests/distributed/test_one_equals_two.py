@@ -1,0 +1,47 @@
+"""One process and two gloo processes compute the same losses, gradients and weights from the same global batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    folder = tmp_path_factory.mktemp("gloo")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), "2", str(folder / "store"), str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", ["simsiam", "byol", "simclr"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_one_process_equals_two(
+    two: list[dict[str, dict[str, Tensor]]], name: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    sys.path.insert(0, str(WORKER.parent))
+    try:
+        from worker import steps  # type: ignore[import-not-found]
+    finally:
+        sys.path.pop(0)
+    alone = steps(name, dtype)
+    for rank in range(2):
+        other = two[rank][f"{name} {dtype}"]
+        assert other.keys() == alone.keys()
+        for key, value in alone.items():
+            torch.testing.assert_close(other[key], value, rtol=tolerance, atol=tolerance, msg=f"rank {rank}: {key}")
+    assert any(key.startswith("gradient") for key in alone)

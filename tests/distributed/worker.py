@@ -1,0 +1,73 @@
+"""One rank of a two-process test: the same three steps on its share of the global batch, results written to a file."""
+
+import datetime
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dssl import BYOL, Objective, SimCLR, SimSiam, named_graph
+from dssl.distributed import batchnorm_across_ranks
+
+STEPS = 5
+
+
+def build(name: str) -> SimSiam | BYOL | SimCLR:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    if name == "simsiam":
+        return SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8)
+    if name == "byol":
+        return BYOL(encoder, feature_dim=24, hidden=16, output=8, momentum=0.9)
+    return SimCLR(encoder, feature_dim=24, output=8)
+
+
+def views(step: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(8, 3, 8, 8, generator=generator, dtype=dtype) for name in ("s1", "s2", "h1", "h2")}
+
+
+def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
+    """Five steps of DSSL; returns the losses, the first gradients and the final state."""
+    torch.set_num_threads(1)
+    method = build(name).to(dtype)
+    objective: nn.Module = Objective(method, named_graph("dssl"))
+    if world > 1:
+        batchnorm_across_ranks(objective, device=torch.device("cpu"))
+        objective = DistributedDataParallel(objective, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.1, momentum=0.9)
+    result: dict[str, Tensor] = {}
+    for step in range(STEPS):
+        share = {key: value.chunk(world)[rank] for key, value in views(step, dtype).items()}
+        report = objective(share)
+        optimizer.zero_grad(set_to_none=True)
+        report.total.backward()
+        loss = report.total.detach().clone()
+        if world > 1:
+            dist.all_reduce(loss)
+        result[f"loss {step}"] = loss / world
+        if step == 0:
+            result |= {f"gradient {key}": p.grad.clone() for key, p in method.named_parameters() if p.grad is not None}
+        optimizer.step()
+        method.after_step(step, STEPS)
+    return result | {key: value.clone() for key, value in method.state_dict().items()}
+
+
+def main(rank: int, world: int, store: str, out: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(minutes=2)
+    )
+    results = {
+        f"{name} {dtype}": steps(name, dtype, rank=rank, world=world)
+        for name in ("simsiam", "byol", "simclr")
+        for dtype in (torch.float64, torch.float32)
+    }
+    torch.save(results, Path(out) / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -1,0 +1,75 @@
+"""Every encoder that is listed can be built and gives vectors; an unknown one is refused with what exists."""
+
+import pytest
+import torch
+from torch import nn
+
+from dssl import DsslError, build_encoder, encoder_names, feature_dim
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "dim"),
+    [
+        ("small", 32, 256),
+        ("resnet18-cifar", 32, 512),
+        ("resnet50", 64, 2048),
+        ("mobilenet_v3_small", 64, 1024),
+        ("vit_b_16", 32, 768),
+        ("convnext_tiny", 64, 768),
+        ("regnet_y_400mf", 64, 440),
+        ("timm:resnet10t", 64, 512),
+    ],
+)
+@pytest.mark.parametrize("channels", [3, 1])
+def test_images_to_vectors(name: str, size: int, dim: int, channels: int) -> None:
+    encoder = build_encoder(name, image_size=size, channels=channels)
+    assert feature_dim(encoder, image_size=size, channels=channels) == dim
+    assert encoder.training
+
+
+def test_every_listed_name_can_be_built_without_a_classifier() -> None:
+    with torch.device("meta"):
+        for name in encoder_names():
+            if name == "timm:NAME" or name.startswith("regnet"):  # RegNet computes its widths, which "meta" cannot
+                continue
+            encoder = build_encoder(name, image_size=224)
+            outputs = {module.out_features for module in encoder.modules() if isinstance(module, nn.Linear)}
+            assert 1000 not in outputs, name
+
+
+def test_cifar_resnet_differs_from_torchvision_only_in_the_stem() -> None:
+    import torchvision
+
+    ours = build_encoder("resnet18-cifar", image_size=32).state_dict()
+    theirs = torchvision.models.resnet18(weights=None).state_dict()
+    assert set(theirs) - set(ours) == {"fc.weight", "fc.bias"}
+    assert {key for key in ours if ours[key].shape != theirs[key].shape} == {"conv1.weight"}
+    assert ours["conv1.weight"].shape == (64, 3, 3, 3)
+    with torch.no_grad():
+        maps = build_encoder("resnet18-cifar", image_size=32)
+        maps.avgpool = nn.Identity()
+        assert maps.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 512 * 4 * 4)  # 32 px end as 4 x 4: no early pooling
+
+
+def test_measuring_the_feature_leaves_no_trace() -> None:
+    encoder = build_encoder("small", image_size=32)
+    before = {key: value.clone() for key, value in encoder.state_dict().items()}
+    feature_dim(encoder, image_size=32)
+    assert all(torch.equal(before[key], value) for key, value in encoder.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["resnet81", "smal", "squeezenet1_0"])
+def test_an_unknown_name_lists_what_exists(name: str) -> None:
+    with pytest.raises(DsslError, match="resnet18-cifar|resnet18") as caught:
+        build_encoder(name, image_size=32)
+    assert name in str(caught.value)
+
+
+def test_an_unknown_timm_model_is_refused() -> None:
+    with pytest.raises(DsslError, match="unknown timm model 'resnet1234': did you mean 'resnet34'"):
+        build_encoder("timm:resnet1234", image_size=32)
+
+
+def test_an_encoder_that_gives_maps_is_refused() -> None:
+    with pytest.raises(DsslError, match=r"maps 2 images to \(2, 4, 30, 30\)"):
+        feature_dim(nn.Conv2d(3, 4, 3), image_size=32)

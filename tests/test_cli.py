@@ -1,0 +1,78 @@
+"""The command line as a real process: help, one-line errors, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+
+def dssl(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dssl", *words], capture_output=True, text=True, timeout=300)
+
+
+def test_help_needs_neither_torch_nor_tyro() -> None:
+    code = "import sys, dssl.cli; dssl.cli.main(['--help']); print(sorted({'torch', 'tyro', 'numpy'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "usage: dssl COMMAND" in result.stdout
+    assert result.stdout.rstrip().endswith("[]")
+
+
+def test_graph_prints_views_edges_and_cost() -> None:
+    result = dssl("graph", "dssl")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("s1<->s2, h1->s1, h2->s2\n")
+    assert "h1    heavy on the pixels of s1" in result.stdout
+    assert "byol     6               2" in result.stdout
+    assert "2n² + 2n" in result.stdout
+
+
+def test_graph_of_the_ablation_says_what_is_inferred() -> None:
+    assert "inferred, the paper does not say it outright" in dssl("graph", "ablation-d").stdout
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_graph_is_drawn(tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"graph.{ending}"
+    assert dssl("graph", "ablation-h", "--out", str(out)).returncode == 0
+    first = out.read_bytes()
+    if ending == "png":
+        with Image.open(out) as picture:
+            assert len(set(picture.convert("RGB").get_flattened_data())) > 20
+    elif ending == "svg":
+        assert b"<text" in first
+        assert b"similarity of the method" in first
+    assert dssl("graph", "ablation-h", "--out", str(out)).returncode == 0
+    assert out.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("grpah",), "did you mean 'graph'"),
+        (("graph", "dsssl"), "did you mean 'dssl'"),
+        (("graph", "s1<->s1"), "s1->s1"),
+        (("graph", "dssl", "--out", "picture.jpeg"), "picture.jpeg: expected a name that ends in"),
+        (("graph", "dssl", "--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: No such file"),
+    ],
+)
+def test_a_mistake_is_one_line(words: tuple[str, ...], part: str) -> None:
+    result = dssl(*words)
+    assert result.returncode == 2
+    assert part in result.stderr
+    assert result.stderr.startswith("dssl: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_version() -> None:
+    from dssl.version import VERSION
+
+    assert dssl("--version").stdout == f"dssl {VERSION}\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = f"{sys.executable} -m dssl graph dssl | head -c 5"
+    result = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout == "s1<->"
+    assert result.stderr == ""

@@ -1,0 +1,203 @@
+"""The graph is data: printing and parsing are inverse, presets are the paper's, nonsense is refused by name."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dssl.errors import DsslError
+from dssl.graph import Edge, View, ViewGraph
+from dssl.presets import ABLATION, PRESETS, equation6, named_graph, soft
+
+names = st.sampled_from(["s1", "s2", "h1", "h2", "h7", "s", "h", "x", "view_3", "sigma"])
+policies = st.sampled_from(["standard", "heavy", "ra(2,5)", "ra(2,5) > jigsaw(4)", "0.9*ra(2,5) | 0.1*jigsaw(4)"])
+weights = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 0.5]), st.floats(0, 1e300, allow_subnormal=True))
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> ViewGraph:
+    """Any graph: views in any order, derived from any other without a circle, edges of every kind."""
+    chosen = draw(st.lists(names, min_size=2, max_size=6, unique=True))
+    views = [View(name=chosen[0], policy=draw(policies))]
+    for name in chosen[1:]:
+        source = draw(st.one_of(st.none(), st.sampled_from([view.name for view in views])))
+        views.append(View(name=name, policy=draw(policies), source=source))
+    pairs = st.tuples(st.sampled_from(chosen), st.sampled_from(chosen)).filter(lambda pair: pair[0] != pair[1])
+    edges = [
+        Edge(
+            predictor=predictor,
+            target=target,
+            weight=draw(weights),
+            kind=draw(st.sampled_from(["similarity", "alignment"])),
+            detach=draw(st.booleans()),
+        )
+        for predictor, target in draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
+    ]
+    if not any(edge.weight > 0 for edge in edges):
+        edges[0] = replace(edges[0], weight=1.0)
+    used = {end for edge in edges for end in (edge.predictor, edge.target)}
+    for view in reversed(views):  # sources come before what is derived from them
+        if view.name in used and view.source is not None:
+            used.add(view.source)
+    kept = draw(st.permutations([view for view in views if view.name in used]))
+    return ViewGraph(tuple(kept), tuple(edges), draw(st.sampled_from(["similarity", "all", "sum"])))
+
+
+@given(graphs())
+def test_parse_is_the_inverse_of_print(graph: ViewGraph) -> None:
+    assert ViewGraph.parse(str(graph)) == graph
+    assert hash(ViewGraph.parse(str(graph))) == hash(graph)
+
+
+@given(graphs())
+def test_sources_are_made_before_what_is_derived_from_them(graph: ViewGraph) -> None:
+    made = [view.name for view in graph.made]
+    assert len(made) == len(set(made))
+    assert set(graph.encoded) <= set(made)
+    for view in graph.made:
+        assert view.source is None or made.index(view.source) < made.index(view.name)
+
+
+def test_dssl_reads_as_the_paper_writes_it() -> None:
+    graph = ViewGraph.parse("s1<->s2, h1->s1, h2->s2")
+    assert graph.views == (
+        View(name="s1", policy="standard"),
+        View(name="s2", policy="standard"),
+        View(name="h1", policy="heavy", source="s1"),
+        View(name="h2", policy="heavy", source="s2"),
+    )
+    assert graph.edges == (
+        Edge(predictor="s1", target="s2", kind="similarity", detach=False),
+        Edge(predictor="s2", target="s1", kind="similarity", detach=False),
+        Edge(predictor="h1", target="s1", kind="alignment", detach=True),
+        Edge(predictor="h2", target="s2", kind="alignment", detach=True),
+    )
+    assert graph == ViewGraph.parse("s1<->s2; s1<-h1\n s2 <- h2")
+    assert graph == named_graph("dssl") == equation6() == soft(0)
+    assert str(graph) == "s1<->s2, h1->s1, h2->s2"
+
+
+def test_a_view_may_be_declared() -> None:
+    graph = ViewGraph.parse("s1<->s2, h1->s1:0.5[attach], h1 = 0.9*ra(2,5) | 0.1*jigsaw(4)(image), normalize=all")
+    assert graph.view("h1") == View(name="h1", policy="0.9*ra(2,5) | 0.1*jigsaw(4)", source=None)
+    assert graph.edges[2] == Edge(predictor="h1", target="s1", weight=0.5, kind="alignment", detach=False)
+    assert graph.normalize == "all"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_prints_as_it_is_written(name: str) -> None:
+    graph = named_graph(name)
+    assert ViewGraph.parse(str(graph)) == graph
+    assert str(graph) == PRESETS[name].text
+
+
+def test_presets_are_the_rows_of_the_paper() -> None:
+    edges = {name: {edge.name for edge in named_graph(name).edges} for name in PRESETS}
+    assert edges["standard"] == {"s1->s2", "s2->s1"}
+    assert edges["standard2"] == {"s1->s2", "s2->s1", "s3->s4", "s4->s3"}
+    assert edges["heavy2"] == {"h1->h2", "h2->h1", "h3->h4", "h4->h3"}
+    assert edges["ablation-f"] == edges["dssl"] | {"h1->h2", "h2->h1"}
+    assert edges["ablation-h"] == edges["dssl"] | {"s1->h1", "s2->h2"}
+    assert edges["ablation-g"] == {"h1->s1", "h2->s2"}
+    assert all(view.source is None for view in named_graph("heavy2").views)
+    assert {view.source for view in named_graph("ablation-i").views} == {None}
+    assert set(ABLATION) == set("cdefghij")
+    assert {letter for letter, preset in ABLATION.items() if preset.inferred} == set("deghi")
+
+
+@pytest.mark.parametrize("derived", [True, False])
+def test_equation6_weights(derived: bool) -> None:
+    graph = equation6(1.0, 0.25, 0.5, 0.125, derived=derived)
+    assert {edge.name: edge.weight for edge in graph.edges} == {
+        "s1->s2": 1.0, "s2->s1": 1.0, "h1->h2": 0.25, "h2->h1": 0.25,
+        "h1->s1": 0.5, "h2->s2": 0.5, "s1->h1": 0.125, "s2->h2": 0.125,
+    }  # fmt: skip
+    assert {view.source for view in graph.views} == ({None, "s1", "s2"} if derived else {None})
+    assert [view.name for view in equation6(1, 0, 0, 0).views] == ["s1", "s2"]
+    assert len(equation6(pairs=2).views) == 8
+    assert named_graph("equation6(1, 0.25, 0.5, 0.125, independent)") == equation6(1, 0.25, 0.5, 0.125, derived=False)
+
+
+def test_soft_shares_one_weight_between_the_two_directions() -> None:
+    assert {edge.name: edge.weight for edge in named_graph("soft(0.25)").edges} == {
+        "s1->s2": 1, "s2->s1": 1, "h1->s1": 0.75, "h2->s2": 0.75, "s1->h1": 0.25, "s2->h2": 0.25,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "divisor"),
+    [
+        ("dssl", 2.0),
+        ("s1<->s2, h1->s1, h2->s2, normalize=all", 4.0),
+        ("s1<->s2, h1->s1, h2->s2, normalize=sum", 1.0),
+        ("standard2", 4.0),
+        ("h1->s1:3, h2->s2", 4.0),  # no similarity edge: all weights
+    ],
+)
+def test_divisor(text: str, divisor: float) -> None:
+    assert named_graph(text).divisor == divisor
+
+
+def test_only_what_positive_edges_need() -> None:
+    graph = ViewGraph.parse("s1->s2, h1->s1:0, h3->s2")
+    assert graph.predictors == ("s1", "h3")
+    assert graph.targets == ("s2",)
+    assert [view.name for view in graph.made] == ["s1", "s2", "s3", "h3"]
+    assert graph.encoded == ("s1", "s2", "h3")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("s1<->s1", "s1->s1"),
+        ("x->s1", "'x'"),
+        ("s1<->s2, h1 = ra(2,5)(y)", "'y'"),
+        ("s1<->s2:-1", "s1->s2: weight is -1"),
+        ("s1<->s2:nan", "nan"),
+        ("s1<->s2:inf", "inf"),
+        ("s1<->s2:much", "'much'"),
+        ("s1<->s2:0", "s1->s2:0"),
+        ("a = heavy(b), b = heavy(a), a->b", "a -> b -> a"),
+        ("s1<->s2, s1->s2", "s1->s2 stands there twice"),
+        ("s1<->s2, s3 = standard(image)", "s3"),
+        ("s1<->s2, h1 = a(image), h1 = b(image)", "h1 is declared twice"),
+        ("s1<->s2, hello", "'hello'"),
+        ("s1<->s2[fast]", "'fast'"),
+        ("s1<->s2, normalize=mean", "'mean'"),
+        ("h1 = ra(2,5(image), h1->s1", "bracket"),
+        ("h1 = jigsaw(4), h1->s1", "'h1 = jigsaw(4)'"),
+        ("image->s1", "image"),
+        ("dsssl", "did you mean 'dssl'"),
+        ("soft(2)", "between 0 and 1"),
+        ("soft()", "expected numbers"),
+        ("soft(0.1, 0.2)", "one number"),
+        ("soft(0.1, independent)", "equation6 only"),
+        ("equation6(1,2,3,4,5)", "at most 4"),
+        ("equation6(0,0,0,0)", "nothing to learn from"),
+        ("equation6(-1)", "s1->s2: weight is -1"),
+        ("", "unknown graph"),
+    ],
+)
+def test_nonsense_is_refused_by_name(text: str, part: str) -> None:
+    with pytest.raises(DsslError) as caught:
+        named_graph(text)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_nonsense_from_python_is_refused_too() -> None:
+    view = View(name="s1", policy="standard")
+    edge = Edge(predictor="s1", target="s2")
+    with pytest.raises(DsslError, match="there is no view s2"):
+        ViewGraph((view,), (edge,))
+    with pytest.raises(DsslError, match="declared twice"):
+        ViewGraph((view, view), (edge,))
+    with pytest.raises(DsslError, match="not a view of this graph"):
+        ViewGraph((replace(view, source="s9"),), (edge,))
+    with pytest.raises(DsslError, match="view name '1s'"):
+        View(name="1s", policy="standard")
+    with pytest.raises(DsslError, match="unbalanced"):
+        View(name="s", policy="ra(2,5")
+    with pytest.raises(DsslError, match="normalize is 'mean'"):
+        ViewGraph((view,), (edge,), "mean")  # type: ignore[arg-type]
