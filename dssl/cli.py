@@ -9,6 +9,9 @@ from dssl.errors import DsslError, choices
 from dssl.version import VERSION
 
 COMMANDS: dict[str, str] = {
+    "train": "pretrain an encoder on images, or continue a run",
+    "doctor": "what this machine has, what works, and how long a run would take",
+    "views": "look at the views of your images, and at what each policy does to them",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
 }
 
@@ -41,12 +44,15 @@ def _run(name: str, words: list[str]) -> int:
     import tyro
 
     command = importlib.import_module(f"dssl.commands.{name.replace('-', '_')}")
+    # a command whose settings depend on what is asked for (train) takes those words out first
+    default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
     parsed = tyro.cli(
         command.Arguments,
         prog=f"dssl {name}",
         args=words,
-        # what has no default is given by position: `dssl graph dssl`
-        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.OmitArgPrefixes),
+        default=default,
+        # what has no default is given by position: `dssl graph dssl`; a union keeps the class of its default
+        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.AvoidSubcommands),
     )
     code: int = command.run(parsed)
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit

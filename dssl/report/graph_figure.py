@@ -20,7 +20,7 @@ def draw(graph: ViewGraph, path: Path) -> None:
     """Write the picture of a graph; the ending of the path names the format."""
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same file
-    metadata: dict[str, str | None] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}):
         figure.savefig(path, dpi=200, metadata=metadata)
 

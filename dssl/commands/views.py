@@ -1,0 +1,113 @@
+"""``dssl views``: look at the views, and measure what the policies do to one's own images."""
+
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dssl.errors import DsslError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Show originals, standard views and heavy views of a source on one page, with the measured strength of each policy."""
+
+    source: str  # positional
+    """Images: a folder, a list of files, cifar10:FOLDER, shapes, or shapes:2000."""
+    policies: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
+    """Heavy policies, a row for each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
+    out: Path = Path("views.html")
+    """The page; the contact sheet gets the same name with .png."""
+    standard: str | None = None
+    """The standard policy; by default standard, and standard-cifar (no blur) up to 64 px."""
+    size: int | None = None
+    """Side of a view in pixels; by default the shorter side of the first image that can be read, at most 224."""
+    channels: Literal[1, 3] = 3
+    """1 makes gray views of gray images."""
+    split: Literal["train", "test"] = "train"
+    """Which split of the source."""
+    show: int = 8
+    """Images on the page."""
+    sample: int = 1000
+    """Images that are measured, at most."""
+    table: str | None = None
+    """The table of operations whose magnitudes are shown one by one; by default those that the policies use."""
+    seed: int = 0
+    """Chooses the images and their views."""
+    speed: bool = True
+    """Measure views per second; without, the same command gives the same bytes."""
+
+
+def run(arguments: Arguments) -> int:
+    _check(arguments)
+    begun = time.perf_counter()
+    from dssl.augment import DEFAULT_POLICIES
+    from dssl.data import open_source
+    from dssl.report import page, views
+    from dssl.report.operations import known_table, operation_table, tables_of
+    from dssl.report.survey import first_size, survey
+
+    # a page must say what "heavy" means
+    policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
+    used = tables_of(policies)
+    names = used if arguments.table is None else (known_table(arguments.table),)
+    source = open_source(arguments.source, split=arguments.split, channels=arguments.channels)
+    size = first_size(source) if arguments.size is None else arguments.size
+    standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
+    found = survey(
+        source,
+        policies=policies,
+        standard=standard,
+        size=size,
+        channels=arguments.channels,
+        seed=arguments.seed,
+        examples=arguments.show,
+        sample=arguments.sample,
+        measure_speed=arguments.speed,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+    tables = [operation_table(name, found.probes, seed=arguments.seed) for name in names]
+    page.write(arguments.out, views.html(found, tables, command=_command(arguments)))
+    sheet = arguments.out.with_suffix(".png")
+    page.write(sheet, views.sheet(found))
+    print(views.summary(found))
+    print(f"\n{arguments.out}\n{sheet}\n{time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def _check(arguments: Arguments) -> None:
+    if not arguments.policies:
+        raise DsslError('--policies is empty: expected at least one, such as "ra(2,5)"')
+    if arguments.out.suffix != ".html":
+        raise DsslError(
+            f"--out is {arguments.out}: expected a name that ends in .html; the contact sheet is written beside it"
+        )
+    for name, value in (("show", arguments.show), ("sample", arguments.sample), ("size", arguments.size)):
+        if value is not None and value < 1:
+            raise DsslError(f"--{name} is {value}: expected 1 or more")
+    if arguments.show > arguments.sample:
+        raise DsslError(
+            f"--show {arguments.show} is more than --sample {arguments.sample}: images shown are among those measured"
+        )
+
+
+def _progress(done: int, total: int) -> None:
+    end = "\n" if done >= total else ""
+    print(f"\r{min(done, total)} of {total} images", end=end, file=sys.stderr, flush=True)
+
+
+def _command(arguments: Arguments) -> str:
+    """The command that makes the page again, with every option that is not the default."""
+    words = ["dssl", "views", arguments.source]
+    default = Arguments(source=arguments.source)
+    if arguments.policies != default.policies:
+        words += ["--policies", *arguments.policies]
+    for name in ("standard", "size", "channels", "split", "show", "sample", "table", "seed", "out"):
+        value = getattr(arguments, name)
+        if value != getattr(default, name):
+            words += [f"--{name}", str(value)]
+    if not arguments.speed:
+        words.append("--no-speed")
+    return shlex.join(words)

@@ -1,0 +1,100 @@
+"""The base of every HTML page: one template, one stylesheet, nothing loaded from outside and no script."""
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import jinja2
+from markupsafe import Markup
+
+from dssl.version import VERSION
+
+Verdict: TypeAlias = Literal["good", "warn", "bad", "neutral"]
+"""How a badge or a number is coloured; ``neutral`` says nothing about quality."""
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def percent(share: float) -> str:
+    """A share for people, with one digit near the ends: "0 %" means none and "100 %" means all, never nearly."""
+    if 0 < share < 0.001:
+        text = "< 0.1 %"
+    elif 0.999 < share < 1:
+        text = "> 99.9 %"
+    elif 0 < share < 0.0995 or 0.9905 <= share < 1:
+        text = f"{100 * share:.1f} %"
+    else:
+        text = f"{100 * share:.0f} %"
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def rate(number: float) -> str:
+    """A rate with three significant digits and a space between thousands: 124 000."""
+    digits = max(0, len(str(int(abs(number)))) - 3)
+    return f"{round(number / 10**digits) * 10**digits:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+def exact(number: int) -> str:
+    """A number of things, exact, with a space between thousands: 12 345."""
+    return f"{number:,}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+@cache
+def stylesheet() -> str:
+    """The one stylesheet of all pages, as it stands between the style tags."""
+    return (TEMPLATES / "style.css").read_text(encoding="utf-8")
+
+
+def content_security_policy(style: str) -> str:
+    """Allow exactly this style element and images inside the page: no script, no request, no form, no style attribute."""
+    digest = base64.b64encode(hashlib.sha256(style.encode("utf-8")).digest()).decode("ascii")
+    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["exact"] = exact
+    environment.filters["percent"] = percent
+    environment.filters["rate"] = rate
+    return environment
+
+
+def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
+    """The HTML of a page whose template extends ``base.html``.
+
+    Text in ``context`` is escaped; only what this package's own helpers made as ``Markup`` (figures) enters as it is.
+    """
+    style = stylesheet()
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            context,
+            title=title,
+            version=VERSION,
+            stylesheet=Markup(style),  # ours, and it holds no "</"
+            content_security_policy=content_security_policy(style),
+        )
+    )
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write a page or picture so that a reader sees the old one or the new one, never half.
+
+    A character that UTF-8 cannot hold, from a file name in another encoding, is written as its escape.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content)
+    temporary.replace(path)

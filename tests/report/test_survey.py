@@ -1,0 +1,154 @@
+"""Measured numbers against numbers worked out by hand, on images that are known."""
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from dssl.data import UnreadableImage
+from dssl.errors import DsslError
+from dssl.report import strength, views
+from dssl.report.operations import MAGNITUDES, operation_table, tables_of
+from dssl.report.survey import PolicyStrength, first_size, survey
+
+
+class Memory:
+    """Twelve textured images, of which number 4 cannot be read and odd ones have one channel."""
+
+    name = "memory"
+    fingerprint = "0"
+    labels = None
+    classes = None
+
+    def __init__(self, *, bad: tuple[int, ...] = (4,), count: int = 12) -> None:
+        self.bad, self.count = bad, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, index: int) -> np.ndarray:
+        if index in self.bad:
+            raise UnreadableImage(f"file {index}", "cut off")
+        shape = (40 + index, 50, 1 if index % 2 else 3)
+        ramp = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+        return ((ramp * (index + 3)) % 253).astype(np.uint8)
+
+    def label_of(self, index: int) -> str:
+        return f"image {index}"
+
+
+def _survey(
+    *policies: str, channels: int = 3, standard: str = "resize", sample: int = 12, source: Memory | None = None
+):
+    return survey(
+        source or Memory(), policies=policies, standard=standard, size=24, channels=channels, seed=5, examples=3, sample=sample,
+        measure_speed=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_known_policies_have_the_numbers_they_must_have(channels: int) -> None:
+    found = _survey("identity", "invert", "brightness(0)", channels=channels)
+    same, inverted, black = found.policies
+    assert (found.measured, found.total, found.unreadable) == (11, 12, ("file 4: cut off",))
+    assert same.change.max() == 0
+    assert (same.farther, same.flat) == (0.0, 0.0)
+    assert (black.flat, black.farther) == (1.0, 1.0)
+    assert inverted.farther == 1.0
+    resized = {}
+    for index in set(range(12)) - {4}:
+        pixels = Memory().image(index)
+        pillow = Pillow.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert(
+            "L" if channels == 1 else "RGB"
+        )
+        resized[f"image {index}"] = np.asarray(pillow.resize((24, 24), Pillow.Resampling.BILINEAR)).reshape(
+            24, 24, channels
+        )
+    expected = [np.abs(255.0 - 2.0 * pixels).mean() for pixels in resized.values()]
+    assert sorted(inverted.change) == pytest.approx(sorted(expected))
+    for example in found.examples:
+        assert np.array_equal(example.standard, resized[example.name])
+        assert np.array_equal(example.heavy[1], 255 - example.standard)
+        assert example.original.shape[2] == channels
+
+
+def test_heavy_views_come_from_the_standard_view_that_is_shown() -> None:
+    found = _survey("invert", standard="standard")
+    assert all(np.array_equal(example.heavy[0], 255 - example.standard) for example in found.examples)
+    assert 0 <= found.standard_flat <= 1
+
+
+def test_a_policy_gives_the_same_views_whatever_stands_beside_it_and_whatever_the_sample() -> None:
+    alone, beside = _survey("ra(2,5)"), _survey("ra(2,5)", "ua", sample=7)
+    for first, second in zip(alone.examples, beside.examples, strict=True):
+        assert first.name == second.name
+        assert np.array_equal(first.standard, second.standard)
+        assert np.array_equal(first.heavy[0], second.heavy[0])
+
+
+def test_nothing_readable_is_said_in_one_line() -> None:
+    nothing = Memory(bad=tuple(range(12)))
+    with pytest.raises(DsslError, match="none of the 12 images chosen from memory could be read: file"):
+        _survey("ua", source=nothing)
+    with pytest.raises(DsslError, match="none of the first images of memory can be read: file"):
+        first_size(nothing)
+    assert first_size(Memory(bad=(0, 1))) == 42
+
+
+def test_speed_is_measured_when_asked_for() -> None:
+    found = survey(
+        Memory(), policies=("identity",), standard="resize", size=8, channels=3, seed=0, examples=1, sample=2
+    )
+    assert found.policies[0].speed is not None
+    assert found.policies[0].speed > 0
+    assert found.threads >= 1
+
+
+def _verdict(*, flat: float, farther: float = 0.9) -> tuple[str, str]:
+    made = PolicyStrength(policy="ra(8,16)", change=np.arange(1.0, 101.0), farther=farther, flat=flat, speed=None)
+    verdict, _, sentence = views.judge(made, size=32)
+    return verdict, sentence.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_verdicts() -> None:
+    assert _verdict(flat=0.498) == ("bad", "ra(8,16) leaves 50 % of your 32 px images blank.")
+    assert _verdict(flat=0.07) == ("warn", "ra(8,16) leaves 7.0 % of your 32 px images blank.")
+    assert _verdict(flat=0.01, farther=0.3)[0] == "warn"
+    assert _verdict(flat=0.01) == ("good", "Nine views in ten change the standard view by 6 to 95 of 255 levels.")
+
+
+def _probes() -> list[np.ndarray]:
+    coarse = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), dtype=np.uint8)
+    return [np.asarray(Pillow.fromarray(image).resize((32, 32), Pillow.Resampling.BICUBIC)) for image in coarse]
+
+
+def test_strips_mark_what_gets_weaker_in_the_published_table_and_nothing_in_the_monotone_one() -> None:
+    published = {strip.name: strip for strip in operation_table("dssl16", _probes(), seed=0).operations}
+    assert len(published) == 16
+    weaker = {name for name, strip in published.items() if strip.trend.weakens}
+    assert weaker >= {"posterize", "solarize", "color", "contrast", "brightness"}
+    assert {name: strip.blank_from for name, strip in published.items() if strip.blank_from is not None} == {
+        "cutout-pixels": 30.0,
+        "translate-x-pixels": 10.0,
+        "translate-y-pixels": 10.0,
+    }
+    assert not weaker & {"rotate", "invert", "autocontrast", "shear-x"}
+    assert published["brightness"].trend.text == "weaker up to m = 15"
+    monotone = operation_table("monotone14", _probes(), seed=0).operations
+    assert [strip.name for strip in monotone if strip.trend.weakens] == []
+    assert [strip.changes[0] for strip in monotone] == [0.0] * 14
+
+
+def test_strips_show_and_measure_the_operation_itself() -> None:
+    probes = _probes()
+    (inverted,) = [strip for strip in operation_table("dssl16", probes, seed=0).operations if strip.name == "invert"]
+    expected = np.mean([np.abs(255.0 - 2.0 * image).mean() for image in probes])
+    assert inverted.changes == pytest.approx([expected] * len(MAGNITUDES))
+    liveliest = probes[int(strength.spread(np.stack(probes)).argmax())]
+    assert all(np.array_equal(image, 255 - liveliest) for image in inverted.images)
+
+
+def test_tables_of_policies() -> None:
+    assert tables_of(["ra(2,5)", "ua"]) == ("dssl16",)
+    assert tables_of(["ua", "jigsaw(4)"]) == ("uniform13",)
+    assert tables_of(["0.9*ra(2,5) | 0.1*jigsaw(4)"]) == ("dssl16",)
+    assert tables_of(["jigsaw(4)"]) == ()
