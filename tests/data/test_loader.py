@@ -1,0 +1,339 @@
+"""The loader: the same batches from any start, on any number of threads and ranks; memory, errors and endings."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dssl import rng
+from dssl.data import Quarantine, UnreadableImage, open_source
+from dssl.data.loader import Batches
+from dssl.data.order import Order
+from dssl.errors import DsslError
+
+
+class Numbers:
+    """Images that show their own index, of two sizes, so that both ways through the kernels are used."""
+
+    name, fingerprint, labels, classes = "numbers", "n", None, None
+
+    def __init__(self, count: int, bad: set[int] = frozenset(), side: int = 4) -> None:
+        self.count, self.bad, self.side = count, bad, side
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, index: int) -> np.ndarray:
+        if index in self.bad:
+            raise UnreadableImage(f"/data/{index}.jpg", "bad")
+        side = self.side if index % 3 else 70
+        return np.full((side, side, 3), index % 256, np.uint8)
+
+    def label_of(self, index: int) -> str:
+        return f"{index}.jpg"
+
+
+class Maker:
+    """View "a" shows the image, "b" what was planned: a hash of index and epoch."""
+
+    names = ("a", "b")
+
+    def allocate(self, count):
+        return {name: np.zeros((count, 2, 3, 3), np.float32) for name in self.names}
+
+    def plan(self, indices, *, epoch):
+        return rng.uniforms(rng.key(0, "test", epoch), indices, 1)[:, 0]
+
+    def apply(self, plan, row, image, out, out_row):
+        out["a"][out_row] = image[0, 0]
+        out["b"][out_row] = plan[row]
+
+    def apply_many(self, plan, row, images, out, out_row):
+        for number, image in enumerate(images):
+            self.apply(plan, row + number, image, out, out_row + number)
+
+
+def make(source=None, maker=None, **options) -> Batches:
+    return Batches(source or Numbers(50), maker or Maker(), **{"batch_size": 8, "seed": 5, "epochs": 3, **options})
+
+
+def contents(batches: Batches) -> list[tuple]:
+    with batches:
+        return [
+            (
+                batch.step,
+                batch.epoch,
+                tuple(batch.indices.tolist()),
+                *(batch.views[name].numpy().tobytes() for name in "ab"),
+            )
+            for batch in batches
+        ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple]:
+    return contents(make(threads=1))
+
+
+def test_an_epoch_shows_every_image_at_most_once_in_a_new_order():
+    with make() as batches:
+        seen = [batch.indices for batch in batches]
+    assert batches.steps_per_epoch == 6
+    assert len(seen) == 18
+    epochs = [np.concatenate(seen[begin : begin + 6]) for begin in (0, 6, 12)]
+    for epoch in epochs:
+        assert len(set(epoch.tolist())) == 48
+    assert not np.array_equal(epochs[0], epochs[1])
+    everything = np.concatenate([Order(50, batch_size=1, seed=5).at(step).indices for step in range(50)])
+    assert sorted(everything.tolist()) == list(range(50))
+
+
+def test_views_belong_to_their_images(expected):
+    with make() as batches:
+        for batch in batches:
+            assert np.array_equal(batch.views["a"][:, 0, 0, 0].numpy(), batch.indices.astype(np.float32))
+            planned = rng.uniforms(rng.key(0, "test", batch.epoch), batch.indices, 1)[:, 0].astype(np.float32)
+            assert np.array_equal(batch.views["b"][:, 2, 1, 2].numpy(), planned)
+            assert batch.views["a"].shape == (8, 3, 2, 3)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_threads_change_nothing(expected, threads, ahead):
+    assert contents(make(threads=threads, ahead=ahead)) == expected
+
+
+@pytest.mark.parametrize("start", [1, 5, 6, 11, 17, 18])
+def test_any_start_step(expected, start):
+    assert contents(make(start_step=start)) == expected[start:]
+
+
+def test_steps_in_any_order(expected):
+    with make() as batches:
+        for step in (3, 4, 3, 17, 0, 1, 2):
+            batch = batches.at(step)
+            assert tuple(batch.indices.tolist()) == expected[step][2]
+            assert batch.views["b"].numpy().tobytes() == expected[step][4]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_the_global_batch(expected, world):
+    parts = [contents(make(rank=rank, world_size=world)) for rank in range(world)]
+    for step, whole in enumerate(expected):
+        assert sum((part[step][2] for part in parts), ()) == whole[2]
+        assert b"".join(part[step][4] for part in parts) == whole[4]
+
+
+def test_a_held_batch_is_never_overwritten_and_a_dropped_one_is_used_again():
+    allocated = []
+
+    class Counting(Maker):
+        def allocate(self, count):
+            allocated.append(1)
+            return super().allocate(count)
+
+    with make(maker=Counting(), epochs=50, ahead=2) as batches:
+        for batch in batches:
+            del batch
+        first = len(allocated)
+        assert first <= 6  # of 300 batches: buffers in flight, and no more
+        assert batches.steps == 300
+    allocated.clear()
+    with make(maker=Counting(), epochs=10) as batches:
+        held = [(batch.indices, batch.views["a"][3:].flatten(1)) for batch in batches]  # a part of one view is enough
+    for indices, view in held:
+        assert np.array_equal(view[:, 0].numpy(), indices[3:].astype(np.float32))
+
+
+def test_tensors_are_channels_last_without_a_copy():
+    with make() as batches:
+        batch = batches.at(0)
+        assert batch.views["a"].is_contiguous(memory_format=torch.channels_last)
+        assert batch.views["a"].dtype == torch.float32
+
+
+def test_bad_files_are_replaced_the_same_way_everywhere(tmp_path):
+    def with_bad(**options):
+        source = Numbers(50, {4, 17})
+        return contents(make(source, quarantine=Quarantine(source, path=tmp_path / "q.txt"), **options))
+
+    whole = with_bad(threads=1)
+    assert whole == with_bad(threads=5)
+    assert whole[7:] == with_bad(start_step=7)
+    lines = (tmp_path / "q.txt").read_text().splitlines()
+    assert sorted(lines) == ["/data/17.jpg\tbad", "/data/4.jpg\tbad"]
+
+
+def test_too_many_bad_files_stop_the_run():
+    with make(Numbers(50, set(range(10)))) as batches, pytest.raises(DsslError, match="cannot be read"):
+        list(batches)
+
+
+@pytest.mark.parametrize("index", [9, 10])  # one is made alone, one together with its neighbours
+def test_an_error_in_a_thread_reaches_the_consumer_with_the_image_named(index):
+    class Broken(Maker):
+        def apply(self, plan, row, image, out, out_row):
+            if image[0, 0, 0] == index:
+                raise ZeroDivisionError("a bug")
+            super().apply(plan, row, image, out, out_row)
+
+    with make(maker=Broken(), epochs=2) as batches:
+        with pytest.raises(ZeroDivisionError) as caught:
+            list(batches)
+        assert any(f"{index}.jpg" in note for note in caught.value.__notes__)
+        with pytest.raises(ZeroDivisionError):
+            batches.at(0)
+
+
+def test_an_error_wakes_a_consumer_that_waits():
+    gate = threading.Event()
+
+    class Failing(Numbers):
+        def image(self, index):
+            gate.wait(10)
+            raise ZeroDivisionError
+
+    caught = []
+
+    def consume():
+        try:
+            batches.at(0)
+        except ZeroDivisionError as error:
+            caught.append(error)
+
+    with make(Failing(50), threads=1) as batches:
+        consumer = threading.Thread(target=consume, daemon=True)
+        consumer.start()
+        time.sleep(0.2)  # long enough for it to wait; where it is not, the test passes all the same
+        gate.set()
+        consumer.join(10)
+    assert len(caught) == 1
+
+
+def test_files_that_vanish_or_change_during_an_epoch(tmp_path):
+    for number in range(40):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number:02}.png")
+    source = open_source(str(tmp_path))
+    quarantine = Quarantine(source, path=tmp_path / "quarantine.txt", max_share=0.2)
+    with make(source, epochs=2, ahead=0, quarantine=quarantine) as batches:
+        batches.at(0)
+        (tmp_path / "07.png").unlink()
+        (tmp_path / "08.png").write_bytes(b"")
+        (tmp_path / "09.png").write_bytes((tmp_path / "09.png").read_bytes()[:40])
+        Image.new("RGB", (80, 90), (200, 0, 0)).save(tmp_path / "10.png")
+        shown = {}
+        for batch in (batches.at(step) for step in range(5, 10)):
+            shown |= dict(zip(batch.indices.tolist(), batch.views["a"][:, 0, 0, 0].tolist(), strict=True))
+    assert set(shown) == set(range(40))
+    assert [index for index in range(40) if shown[index] != index] == [7, 8, 9, 10]
+    assert shown[10] == 200
+    listed = dict(line.split("\t") for line in (tmp_path / "quarantine.txt").read_text().splitlines())
+    assert {name.rpartition("/")[2] for name in listed} == {"07.png", "08.png", "09.png"}
+    assert listed[str(tmp_path / "07.png")] == "No such file or directory"
+
+
+def loader_threads() -> int:
+    return sum(thread.name.startswith("dssl-loader") for thread in threading.enumerate())
+
+
+def test_closing_and_forgetting_stop_the_threads():
+    before = loader_threads()
+    batches = make(threads=4)
+    batches.at(0)
+    assert loader_threads() == before + 4
+    batches.close()
+    batches.close()
+    assert loader_threads() == before
+    with pytest.raises(RuntimeError, match="closed"):
+        batches.at(1)
+    forgotten = make(threads=4)
+    forgotten.at(0)
+    del forgotten
+    gc.collect()
+    assert loader_threads() == before
+
+
+def test_closing_does_not_wait_for_the_batch():
+    class Slow(Numbers):
+        def image(self, index):
+            time.sleep(0.2)
+            return super().image(index)
+
+    batches = make(Slow(5000), batch_size=2000, threads=2)
+    batches.close()  # gives up on its threads after 5 s; even a thread's share of a batch would take longer
+    assert loader_threads() == 0
+
+
+def test_waiting_is_measured():
+    gate = threading.Event()
+
+    class Gated(Numbers):
+        def image(self, index):
+            gate.wait(10)
+            return super().image(index)
+
+    with make(Gated(50)) as batches:
+        threading.Timer(0.3, gate.set).start()
+        batches.at(0)
+        assert 0.2 < batches.waited < 10
+
+
+def test_the_interpreter_ends_while_the_loader_works():
+    code = (
+        "import numpy as np\nfrom dssl.data import open_source\nfrom dssl.data.loader import Batches\n"
+        "class Maker:\n"
+        "    names = ('s1',)\n"
+        "    def allocate(self, count): return {'s1': np.zeros((count, 32, 32, 3), np.float32)}\n"
+        "    def plan(self, indices, *, epoch): return None\n"
+        "    def apply_many(self, plan, row, images, out, out_row): out['s1'][out_row : out_row + len(images)] = images\n"
+        "batches = Batches(open_source('shapes:500'), Maker(), batch_size=100, seed=0, steps=100_000, threads=3, ahead=100)\n"
+        "print(batches.at(0).views['s1'].shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "torch.Size([100, 3, 32, 32])\n"
+    assert done.stderr == ""
+
+
+def test_the_real_view_maker_is_the_same_on_threads_ranks_and_starts():
+    from dssl.augment import CIFAR10, ViewMaker
+    from dssl.graph import View
+
+    source = open_source("shapes:64")
+    views = [View(name="s1", policy="standard"), View(name="h1", policy="heavy", source="s1")]
+
+    def run(**options):
+        maker = ViewMaker(views, size=32, seed=1, normalization=CIFAR10)
+        with Batches(source, maker, batch_size=32, seed=1, epochs=2, **options) as batches:
+            return [torch.stack([batch.views["s1"], batch.views["h1"]]) for batch in batches]
+
+    whole = run(threads=1)
+    assert all(torch.equal(a, b) for a, b in zip(whole, run(threads=3), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(whole[3:], run(start_step=3), strict=True))
+    halves = zip(run(rank=0, world_size=2), run(rank=1, world_size=2), strict=True)
+    assert all(torch.equal(a, torch.cat(half, 1)) for a, half in zip(whole, halves, strict=True))
+    assert not torch.equal(whole[0][0], whole[0][1])
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "expected"),
+    [
+        (1, {"batch_size": 1}, "one image"),
+        (7, {}, "7 images, fewer than the batch size of 8"),
+        (50, {"batch_size": 0}, "at least 1"),
+        (50, {"batch_size": 9, "world_size": 2}, "multiple of the 2"),
+        (50, {"steps": 3}, "one of them"),
+        (50, {"epochs": None}, "one of them"),
+        (50, {"threads": 0}, "threads"),
+        (50, {"ahead": -1}, "ahead"),
+        (50, {"start_step": 19}, "18 steps"),
+    ],
+)
+def test_mistakes(count, options, expected):
+    with pytest.raises(DsslError, match=expected):
+        make(Numbers(count), **options)

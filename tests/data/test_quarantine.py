@@ -1,0 +1,124 @@
+"""Unreadable files: named once, replaced in a way that depends on seed and index, and too many of them stop the run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dssl.data import Quarantine, UnreadableImage, check_sample
+from dssl.data.quarantine import Reader
+from dssl.errors import DsslError
+
+
+class Numbers:
+    """Images that show their own index; some cannot be read."""
+
+    name, fingerprint, labels, classes = "numbers", "n", None, None
+
+    def __init__(self, count: int, bad: set[int] = frozenset()) -> None:
+        self.count, self.bad, self.reads = count, bad, []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def image(self, index: int) -> np.ndarray:
+        self.reads.append(index)
+        if index in self.bad:
+            raise UnreadableImage(f"/data/{index}.jpg", "it is bad")
+        return np.full((4, 4, 3), index % 256, np.uint8)
+
+    def label_of(self, index: int) -> str:
+        return f"{index}.jpg"
+
+
+def values(source: Numbers, seed: int, indices: list[int]) -> list[int]:
+    reader = Reader(source, seed=seed, quarantine=Quarantine(source, max_share=1))
+    return [int(reader.read(index)[0, 0, 0]) for index in indices]
+
+
+def test_replacements_depend_on_seed_and_index_alone():
+    bad = {3, 50, 51, 99}
+    forward = values(Numbers(100, bad), 1, list(range(100)))
+    backward = values(Numbers(100, bad), 1, list(range(99, -1, -1)))[::-1]
+    assert forward == backward
+    for index in range(100):
+        assert (forward[index] == index) == (index not in bad)
+        assert forward[index] not in bad
+    assert [forward[index] for index in sorted(bad)] == [
+        values(Numbers(100, bad), 1, [index])[0] for index in sorted(bad)
+    ]
+    assert [values(Numbers(100, bad), 2, [index])[0] for index in sorted(bad)] != [
+        forward[index] for index in sorted(bad)
+    ]
+
+
+def test_each_file_is_listed_once_also_after_a_restart(tmp_path):
+    path = tmp_path / "quarantine.txt"
+    for _ in range(2):
+        source = Numbers(100, {3, 5})
+        reader = Reader(source, seed=0, quarantine=Quarantine(source, path=path))
+        for index in (3, 5, 3, 5, 3):
+            reader.read(index)
+        assert source.reads.count(3) == 1  # a known bad file is not tried again
+    assert path.read_text() == "/data/3.jpg\tit is bad\n/data/5.jpg\tit is bad\n"
+
+
+def test_two_quarantines_share_a_file(tmp_path):
+    path = tmp_path / "quarantine.txt"
+    first, second = (Quarantine(Numbers(100), path=path) for _ in range(2))
+    first.record(3, UnreadableImage("a", "x"))
+    second.record(3, UnreadableImage("a", "x"))
+    second.record(4, UnreadableImage("b\n=cmd\x1b", "y\tz"))
+    assert path.read_text() == "a\tx\nb\\n=cmd\\x1b\ty\\tz\n"
+
+
+def test_more_than_the_share_is_an_error():
+    source = Numbers(100, set(range(50)))
+    reader = Reader(source, seed=0, quarantine=Quarantine(source, max_share=0.03))
+    with pytest.raises(DsslError, match=r"4 of 100 images .* 3\.0%.*/data/\d+\.jpg: it is bad"):
+        [reader.read(index) for index in range(100)]
+    one = Numbers(10, {4})
+    with pytest.raises(DsslError, match="1 of 10 images"):
+        Reader(one, seed=0, quarantine=Quarantine(one, max_share=0)).read(4)
+
+
+def test_what_the_scan_skipped_counts(tmp_path):
+    source = Numbers(18)
+    source.skipped = [("pipe.jpg", "a FIFO"), ("socket.jpg", "a socket")]
+    quarantine = Quarantine(source, path=tmp_path / "q.txt", max_share=0.1)
+    assert (tmp_path / "q.txt").read_text() == "pipe.jpg\ta FIFO\nsocket.jpg\ta socket\n"
+    with pytest.raises(DsslError, match="3 of"):
+        quarantine.record(0, UnreadableImage("0.jpg", "bad"))
+
+
+def test_a_sample_finds_a_bad_set_before_the_run_and_lets_a_good_one_pass():
+    bad = Numbers(10_000, set(range(0, 10_000, 3)))
+    with pytest.raises(DsslError, match="of 64 images"):
+        check_sample(bad, seed=0, quarantine=Quarantine(bad))
+    fine = Numbers(10_000, set(range(0, 10_000, 50)))  # 2 % of them, with 5 % allowed
+    for seed in range(30):
+        assert len(check_sample(fine, seed=seed, quarantine=Quarantine(fine))) >= 50
+    all_bad = Numbers(5, set(range(5)))
+    with pytest.raises(DsslError):
+        check_sample(all_bad, seed=0, quarantine=Quarantine(all_bad))
+    strict = Numbers(200, {7})
+    with pytest.raises(DsslError):
+        check_sample(strict, seed=0, quarantine=Quarantine(strict, max_share=0), count=200)
+
+
+def test_when_nothing_can_be_read_the_search_ends():
+    source = Numbers(5, set(range(5)))
+    with pytest.raises(DsslError, match="others tried"):
+        Reader(source, seed=0, quarantine=Quarantine(source, max_share=1)).read(0)
+
+
+def test_a_list_that_cannot_be_written_is_one_line(tmp_path):
+    quarantine = Quarantine(Numbers(100), path=Path(tmp_path / "missing" / "quarantine.txt"))
+    with pytest.raises(DsslError, match="No such file"):
+        quarantine.record(1, UnreadableImage("a", "x"))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_shares_out_of_range(share):
+    with pytest.raises(DsslError, match="from 0 to 1"):
+        Quarantine(Numbers(3), max_share=share)
