@@ -38,7 +38,7 @@ types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 
 bench: $(STAMP) ## side-by-side measurements
-	$(BIN)/python -m benchmarks.objective
+	$(BIN)/python -m benchmarks.views
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

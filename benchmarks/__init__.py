@@ -1,0 +1,1 @@
+"""Side-by-side measurements; run each as ``python -m benchmarks.NAME``."""

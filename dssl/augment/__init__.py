@@ -1,0 +1,27 @@
+"""Views of images: policies as data, plans drawn as arrays, kernels bit-identical to Pillow."""
+
+from dssl.augment.custom import add_function, add_kernel
+from dssl.augment.maker import CIFAR10, DEFAULT_POLICIES, IMAGENET, Buffers, Normalization, ViewMaker
+from dssl.augment.operations import OPERATIONS
+from dssl.augment.plan import Plan
+from dssl.augment.policy import Policy
+from dssl.augment.tables import TABLES
+from dssl.augment.text import NAMED, parse, show
+
+__all__ = [
+    "CIFAR10",
+    "DEFAULT_POLICIES",
+    "IMAGENET",
+    "NAMED",
+    "OPERATIONS",
+    "TABLES",
+    "Buffers",
+    "Normalization",
+    "Plan",
+    "Policy",
+    "ViewMaker",
+    "add_function",
+    "add_kernel",
+    "parse",
+    "show",
+]

@@ -1,0 +1,129 @@
+"""Operations on the colour of each pixel: Pillow's blends, gray and hue, in float32 where Pillow uses float."""
+
+import numpy as np
+from numba import njit
+
+_RED, _GREEN, _BLUE = np.float32(19595), np.float32(38470), np.float32(7471)
+_ROUND, _SHIFT = np.float32(32768), np.float32(2.0**-16)
+_SIXTH, _6_255THS, _255TH = 1.0 / 6.0, 6.0 / 255.0, 1.0 / 255.0
+_ZERO, _HALF, _ONE, _TOP = np.float32(0), np.float32(0.5), np.float32(1), np.float32(255)
+
+
+@njit(nogil=True)
+def _luma(r, g, b):  # type: ignore[no-untyped-def]
+    """Pillow's L as a whole float32; every partial sum is below 2**24, so nothing is rounded."""
+    return np.float32(
+        np.int32((np.float32(r) * _RED + np.float32(g) * _GREEN + np.float32(b) * _BLUE + _ROUND) * _SHIFT)
+    )
+
+
+@njit(nogil=True)
+def byte(value):  # type: ignore[no-untyped-def]
+    """Clipped and truncated, as Pillow stores a float."""
+    value = value if value > _ZERO else _ZERO
+    value = value if value < _TOP else _TOP
+    return np.uint8(np.int32(value))
+
+
+@njit(nogil=True)
+def brightness(planes, factor):  # type: ignore[no-untyped-def]
+    """A blend with black."""
+    for c in range(planes.shape[0]):
+        row = planes[c]
+        for i in range(row.size):
+            row[i] = byte(np.float32(row[i]) * factor)
+
+
+@njit(nogil=True)
+def contrast(planes, factor):  # type: ignore[no-untyped-def]
+    """A blend with the rounded mean of the image's gray."""
+    channels, length = planes.shape
+    total = np.int64(0)
+    if channels == 3:
+        red, green, blue = planes[0], planes[1], planes[2]
+        for i in range(length):
+            total += np.int32(_luma(red[i], green[i], blue[i]))
+    else:
+        row = planes[0]
+        for i in range(length):
+            total += row[i]
+    mean = np.float32(int(total / length + 0.5))
+    for c in range(channels):
+        row = planes[c]
+        for i in range(length):
+            row[i] = byte(mean + factor * (np.float32(row[i]) - mean))
+
+
+@njit(nogil=True)
+def color(planes, factor):  # type: ignore[no-untyped-def]
+    """A blend with each pixel's gray; one channel is its own gray and stays as it is."""
+    if planes.shape[0] == 1:
+        return
+    red, green, blue = planes[0], planes[1], planes[2]
+    for i in range(red.size):
+        r, g, b = np.float32(red[i]), np.float32(green[i]), np.float32(blue[i])
+        gray = _luma(r, g, b)
+        red[i] = byte(gray + factor * (r - gray))
+        green[i] = byte(gray + factor * (g - gray))
+        blue[i] = byte(gray + factor * (b - gray))
+
+
+@njit(nogil=True)
+def grayscale(planes):  # type: ignore[no-untyped-def]
+    """Every channel becomes the gray; one channel stays as it is."""
+    if planes.shape[0] == 1:
+        return
+    red, green, blue = planes[0], planes[1], planes[2]
+    for i in range(red.size):
+        gray = np.uint8(np.int32(_luma(red[i], green[i], blue[i])))
+        red[i] = gray
+        green[i] = gray
+        blue[i] = gray
+
+
+@njit(nogil=True)
+def hue(planes, shift):  # type: ignore[no-untyped-def]
+    """Pillow's RGB -> HSV, hue + shift modulo 256, HSV -> RGB; one channel has no hue and stays as it is.
+
+    Pillow mixes float and double. Where single precision or a multiplication stands for its double precision or its
+    division here, the result was compared for every possible input; the angle needs double precision. There is no
+    branch in the loop: both sides of every choice are computed, so that LLVM can vectorise it.
+    """
+    if planes.shape[0] == 1:
+        return
+    red, green, blue = planes[0], planes[1], planes[2]
+    move = np.float64(shift)
+    for i in range(red.size):
+        r, g, b = np.float32(red[i]), np.float32(green[i]), np.float32(blue[i])
+        top = r if r > g else g
+        top = top if top > b else b
+        low = r if r < g else g
+        low = low if low < b else b
+        spread = top - low
+        safe = spread if spread > _ZERO else _ONE
+        is_red = r == top
+        is_green = g == top
+        base = 0.0 if is_red else (2.0 if is_green else 4.0)
+        plus = (top - (b if is_red else (r if is_green else g))) / safe
+        minus = (top - (g if is_red else (b if is_green else r))) / safe
+        angle = np.float64(np.float32(base + np.float64(plus) - np.float64(minus))) * _SIXTH + 1.0
+        angle = angle - 1.0 if angle >= 1.0 else angle
+        turned = np.float64(np.int32(np.float64(np.float32(angle)) * 255.0)) + move
+        turned = turned - 256.0 if turned >= 256.0 else turned
+        saturation = np.int32(spread / (top if top > _ZERO else _ONE) * _TOP)
+        amount = np.float32(np.float64(saturation) * _255TH)
+        sixth = turned * _6_255THS
+        sector = np.int32(sixth)
+        part = np.float32(sixth - np.float64(sector))
+        part = part if (sector & np.int32(1)) == 1 else _ONE - part
+        v = np.uint8(np.int32(top))
+        p = np.uint8(np.int32(top * (_ONE - amount) + _HALF))
+        q = np.uint8(np.int32(top * (_ONE - amount * part) + _HALF))
+        sector = np.int32(0) if sector == 6 else sector
+        flat = amount == _ZERO  # no spread: the value itself, at any hue
+        new_r = v if (sector == 0) | (sector == 5) | flat else (q if (sector == 1) | (sector == 4) else p)
+        new_g = v if (sector == 1) | (sector == 2) | flat else (q if (sector == 0) | (sector == 3) else p)
+        new_b = v if (sector == 3) | (sector == 4) | flat else (q if (sector == 2) | (sector == 5) else p)
+        red[i] = new_r
+        green[i] = new_g
+        blue[i] = new_b

@@ -1,0 +1,241 @@
+"""The one entry into the kernels: all views of one or more images by the numbers of a plan, in a single call."""
+
+import hashlib
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.core import event
+
+from dssl.augment.kernels import codes as code
+from dssl.augment.kernels import color, filters, geometry, resample, tone
+from dssl.augment.kernels.lines import copy
+
+_logger = logging.getLogger("dssl")
+_lock = threading.Lock()
+
+
+@njit(nogil=True)
+def _resize(image, kind, values, workspace, target):  # type: ignore[no-untyped-def]
+    height, width = image.shape[0], image.shape[1]
+    top, left, h, w = 0, 0, height, width
+    if kind == code.CROP:
+        top, left, h, w = resample.crop_box(height, width, values)
+    elif values[0] == 1.0:
+        h = w = min(height, width)
+        top, left = (height - h) // 2, (width - w) // 2
+    resample.resized_crop(image, top, left, h, w, workspace, target)
+
+
+@njit(nogil=True)
+def _in_place(kind, flat, values):  # type: ignore[no-untyped-def]
+    """An operation that looks at one pixel (and the image's statistics) at a time; False if it is none."""
+    if kind == code.BRIGHTNESS:
+        color.brightness(flat, np.float32(values[0]))
+    elif kind == code.CONTRAST:
+        color.contrast(flat, np.float32(values[0]))
+    elif kind == code.COLOR:
+        color.color(flat, np.float32(values[0]))
+    elif kind == code.HUE:
+        color.hue(flat, values[0])
+    elif kind == code.GRAY:
+        color.grayscale(flat)
+    elif kind == code.AUTOCONTRAST:
+        tone.autocontrast(flat, values[0])
+    elif kind == code.EQUALIZE:
+        tone.equalize(flat, values[0])
+    elif kind == code.INVERT:
+        tone.invert(flat)
+    elif kind == code.POSTERIZE:
+        tone.posterize(flat, int(values[0]))
+    elif kind == code.SOLARIZE:
+        tone.solarize(flat, np.int32(values[0]))
+    elif kind == code.SOLARIZE_ADD:
+        tone.solarize_add(flat, np.int32(values[0]))
+    else:
+        return False
+    return True
+
+
+@njit(nogil=True)
+def _moved(kind, source, target, values):  # type: ignore[no-untyped-def]
+    """An operation whose result is written to ``target``; False if it is none."""
+    if kind == code.FLIP:
+        geometry.flip(source, target)
+    elif kind == code.AFFINE:
+        geometry.affine(source, target, values)
+    elif kind == code.SHARPNESS:
+        if source.shape[1] > 2 and source.shape[2] > 2:
+            filters.sharpness(source, target, np.float32(values[0]))
+        else:
+            copy(source.reshape(source.size), target.reshape(target.size))
+    elif kind == code.JIGSAW:
+        geometry.jigsaw(source, target, int(values[0]), values[1:])
+    else:
+        return False
+    return True
+
+
+@njit(nogil=True)
+def _interleave(planes, start, out):  # type: ignore[no-untyped-def]
+    """Pixels from ``start`` on, channels x pixels, into pixels x channels."""
+    count = out.shape[0]
+    if planes.shape[0] == 1:
+        gray = planes[0, start : start + count]
+        for i in range(count):
+            out[i, 0] = gray[i]
+        return
+    red, green, blue = planes[0, start:], planes[1, start:], planes[2, start:]
+    for i in range(count):
+        out[i, 0] = red[i]
+        out[i, 1] = green[i]
+        out[i, 2] = blue[i]
+
+
+@njit(nogil=True)
+def _emit_floats(planes, out, scale, offset):  # type: ignore[no-untyped-def]
+    """Normalised, in two steps through a short line: interleaved bytes first, since interleaving floats is slow."""
+    channels, pixels = planes.shape
+    flat = out.reshape(pixels * channels)
+    line = np.empty((scale.size // channels, channels), np.uint8)
+    codes = line.reshape(line.size)
+    for start in range(0, pixels, line.shape[0]):
+        count = min(line.shape[0], pixels - start)
+        _interleave(planes, start, line[:count])
+        part = flat[start * channels : (start + count) * channels]
+        for i in range(part.size):
+            part[i] = np.float32(codes[i]) * scale[i] + offset[i]
+
+
+def _sources_digest() -> int:
+    """A number that changes when the source of any kernel does."""
+    digest = hashlib.blake2b(digest_size=7)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _build(sources: int, *, cache: bool) -> Any:
+    # ``sources`` is in the closure because numba keys a cached function by its own file and its closure only: without
+    # it an edit in another kernel file would go on running the old machine code
+    @njit(nogil=True, cache=cache)
+    def run(  # type: ignore[no-untyped-def]
+        images, codes, values, offsets, views, row, count, done, planes, workspace, slots,
+        bytes_out, floats_out, as_float, out_row, scale, offset,
+    ):  # fmt: skip
+        """Makes the views of ``count`` images; stops at a custom operation and returns its step, else -1.
+
+        ``scale`` and ``offset`` repeat the numbers of the channels over a line of pixels. ``slots`` says which of the
+        planes holds each view, and last which one is spare; it carries over when a call goes on after a custom
+        operation (``done`` is then that operation's step, otherwise -1).
+        """
+        if sources == 0:
+            return -1
+        number_of_views = views.shape[0]
+        channels, pixels = planes.shape[1], planes.shape[2] * planes.shape[3]
+        for item in range(count):
+            for view in range(number_of_views):
+                first, stop, origin = views[view, 0], views[view, 1], views[view, 2]
+                if done >= stop:
+                    continue
+                resumed = done >= first
+                if origin >= 0 and not resumed:
+                    copy(
+                        planes[slots[origin]].reshape(channels * pixels), planes[slots[view]].reshape(channels * pixels)
+                    )
+                sized = resumed or origin >= 0
+                for step in range(max(first, done + 1), stop):
+                    kind = codes[row + item, step]
+                    if kind == code.SKIP:
+                        continue
+                    if kind == code.CUSTOM:
+                        return step
+                    numbers = values[row + item, offsets[step] : offsets[step + 1]]
+                    here = planes[slots[view]]
+                    if kind == code.CROP or kind == code.RESIZE:
+                        image = images[item]
+                        if sized:
+                            again = np.empty((here.shape[1], here.shape[2], channels), np.uint8)
+                            _interleave(here.reshape(channels, pixels), 0, again.reshape(pixels, channels))
+                            image = again
+                        _resize(image, kind, numbers, workspace, here)
+                        sized = True
+                    elif kind == code.CUTOUT:
+                        geometry.cutout(here, int(numbers[0]), int(numbers[1]), int(numbers[2]), int(numbers[3]))
+                    elif kind == code.BLUR:
+                        filters.blur(here, planes[slots[number_of_views]], numbers[0])
+                    elif not _in_place(kind, here.reshape(channels, pixels), numbers):
+                        spare = slots[number_of_views]
+                        if _moved(kind, here, planes[spare], numbers):
+                            slots[number_of_views] = slots[view]
+                            slots[view] = spare
+                flat = planes[slots[view]].reshape(channels, pixels)
+                if as_float:
+                    _emit_floats(flat, floats_out[view, out_row + item], scale, offset)
+                else:
+                    _interleave(flat, 0, bytes_out[view, out_row + item].reshape(pixels, channels))
+        return -1
+
+    return run
+
+
+class Announce(event.Listener):  # type: ignore[misc]
+    """Tells people why the first use takes so long."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.said = False
+
+    def on_start(self, event: object) -> None:
+        if not self.said:
+            self.said = True
+            _logger.warning("compiling the image kernels, about half a minute; %s", self.where)
+
+    def on_end(self, event: object) -> None:
+        pass
+
+
+def prepare() -> tuple[Any, str]:
+    """The entry before it is compiled, and where its machine code will be kept."""
+    sources = _sources_digest()
+    try:
+        run = _build(sources, cache=True)
+    except RuntimeError:  # numba found no directory that it may write to, neither the package's nor the user's
+        run = _build(sources, cache=False)
+        return run, "at every start, for lack of a directory to keep them in: set NUMBA_CACHE_DIR to a writable one"
+    return run, f"once: later starts read them from {run.stats.cache_path}"
+
+
+_compiled: Any = None
+
+
+def load() -> Any:
+    """The compiled entry, from numba's cache where it is there; compiles, and says so, where it is not."""
+    global _compiled
+    if _compiled is None:
+        with _lock:
+            if _compiled is None:
+                run, where = prepare()
+                with event.install_listener("numba:compile", Announce(where)):
+                    run.compile(_signature())
+                run.disable_compile()
+                _compiled = run
+    return _compiled
+
+
+def _signature() -> tuple[types.Type, ...]:
+    """The one signature: every array is C-contiguous, every flag and count 64 bits wide."""
+
+    def array(kind: types.Type, dimensions: int) -> types.Type:
+        return types.Array(kind, dimensions, "C")
+
+    images = types.Array(types.uint8, 4, "C", readonly=True)  # what NumPy makes of a Pillow image may not be written to
+    return (
+        images, array(types.int32, 2), array(types.float64, 2), array(types.int64, 1),
+        array(types.int64, 2), types.int64, types.int64, types.int64, array(types.uint8, 4), array(types.uint8, 1),
+        array(types.int64, 1), array(types.uint8, 5), array(types.float32, 5), types.boolean, types.int64,
+        array(types.float32, 1), array(types.float32, 1),
+    )  # fmt: skip

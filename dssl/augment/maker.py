@@ -1,0 +1,247 @@
+"""ViewMaker: all views of an image, from plan to buffer."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.augment.custom import run_custom
+from dssl.augment.plan import Plan, Program
+from dssl.augment.policy import Chain, Policy, sizing
+from dssl.augment.text import parse, show
+from dssl.errors import DsslError, choices
+
+if TYPE_CHECKING:
+    from dssl.graph import View
+
+DEFAULT_POLICIES: Mapping[str, str] = {"standard": "standard", "heavy": "0.9*ra(2,5) | 0.1*jigsaw(4)"}
+"""What the symbolic names of a graph mean where a run does not say: the paper's main table."""
+
+
+_LINE = 256  # pixels that are normalised at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Mean and standard deviation of each channel, in units of 0 .. 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise DsslError(
+                f"a normalisation needs as many means as deviations, not {len(self.mean)} and {len(self.std)}"
+            )
+        if not all(np.isfinite(self.mean)) or not all(0 < value < np.inf for value in self.std):
+            raise DsslError(
+                f"a normalisation needs finite means and positive deviations, not {self.mean} and {self.std}"
+            )
+
+
+CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class Buffers(dict[str, NDArray[Any]]):
+    """One array N x H x W x C per view; all of them are parts of one block, which a kernel fills in one call."""
+
+    def __init__(self, order: Sequence[str], names: Sequence[str], block: NDArray[Any]) -> None:
+        super().__init__({name: block[order.index(name)] for name in names})
+        self.block = block
+
+
+class _Scratch(threading.local):
+    """What a thread needs to work: planes for the views and a spare, and room for a half-resized image."""
+
+    def __init__(self, views: int, channels: int, size: int) -> None:
+        self.planes = np.zeros((views + 1, channels, size, size), np.uint8)
+        self.slots = np.arange(views + 1, dtype=np.int64)
+        self.workspace = np.empty(0, np.uint8)
+
+    def reserve(self, length: int) -> None:
+        if self.workspace.size < length:
+            self.workspace = np.empty(length, np.uint8)
+
+
+class ViewMaker:
+    """Makes the views of a graph: the same bytes for the same seed, epoch, image index and view name."""
+
+    def __init__(
+        self,
+        views: Sequence["View"],
+        *,
+        size: int,
+        seed: int,
+        channels: int = 3,
+        policies: Mapping[str, str] | None = None,
+        normalization: Normalization | None = None,
+    ) -> None:
+        if not isinstance(size, int) or not 1 <= size <= 4096:
+            raise DsslError(f"views of {size!r} pixels cannot be made; the size is a whole number from 1 to 4096")
+        if channels not in (1, 3):
+            raise DsslError(f"images of {channels} channels are not supported; convert them to 1 or 3")
+        if normalization is not None and len(normalization.mean) != channels:
+            raise DsslError(f"the normalisation has {len(normalization.mean)} channels and the images {channels}")
+        self.names = tuple(view.name for view in views)
+        if len(set(self.names)) != len(self.names) or not self.names:
+            raise DsslError(f"views need names, each used once, not {', '.join(self.names) or 'none at all'}")
+        self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
+        meanings = {name: parse(text) for name, text in {**DEFAULT_POLICIES, **(policies or {})}.items()}
+        ordered = _in_order(views)
+        position = {view.name: index for index, view in enumerate(ordered)}
+        self._program = Program.of(
+            [view.name for view in ordered],
+            [_complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered],
+            [-1 if view.source is None else position[view.source] for view in ordered],
+            size=size,
+        )
+        self.policies: Mapping[str, Policy] = dict(zip(self._program.names, self._program.policies, strict=True))
+        self._program.plan(np.zeros(1, np.int64), seed=seed, epoch=0)  # a policy that cannot work here says so now
+        mean = np.array(normalization.mean if normalization else (0.0,) * channels)
+        std = np.array(normalization.std if normalization else (1.0,) * channels)
+        self._scale = np.tile((1.0 / (255.0 * std)).astype(np.float32), _LINE)
+        self._offset = np.tile((-mean / std).astype(np.float32), _LINE)
+        self._scratch = _Scratch(len(ordered), channels, size)
+        self._no_bytes = np.empty((1, 1, 1, 1, channels), np.uint8)
+        self._no_floats = np.empty((1, 1, 1, 1, channels), np.float32)
+
+    def allocate(self, count: int) -> Buffers:
+        """Buffers for ``count`` images: N x H x W x C, float32 where a normalisation is set, else uint8."""
+        kind = np.uint8 if self.normalization is None else np.float32
+        shape = (len(self.names), count, self.size, self.size, self.channels)
+        return Buffers(self._program.names, self.names, np.zeros(shape, kind))
+
+    def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
+        """Draws the parameters of every view of these images."""
+        return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
+
+    def apply(
+        self, plan: Plan, row: int, image: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
+    ) -> None:
+        """Makes all views of one image into row ``out_row`` of each buffer; threads may do so side by side."""
+        self._check(image)
+        if not 0 <= row < len(plan):
+            raise DsslError(f"the plan has {len(plan)} rows, there is no row {row}")
+        self._run(plan, row, _read_only(np.ascontiguousarray(image)[None]), out, out_row)
+
+    def apply_many(
+        self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
+    ) -> None:
+        """Like ``apply`` for images of one size, N x H x W x C: rows from ``row`` on into rows from ``out_row`` on."""
+        if images.ndim != 4 or len(images) == 0:
+            raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
+        self._check(images[0])
+        if not 0 <= row <= row + len(images) <= len(plan):
+            raise DsslError(f"the plan has {len(plan)} rows, not rows {row} to {row + len(images) - 1}")
+        self._run(plan, row, _read_only(np.ascontiguousarray(images).view()), out, out_row)
+
+    def _check(self, image: NDArray[np.uint8]) -> None:
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
+            kind = image.dtype if isinstance(image, np.ndarray) else type(image).__name__
+            raise DsslError(f"an image must be a uint8 array of values 0 to 255, not {kind}; convert it first")
+        if image.ndim != 3 or image.shape[2] != self.channels:
+            expected = f"height x width x {self.channels}"
+            raise DsslError(f"an image must be {expected}, not of shape {image.shape}; convert its channels first")
+        if image.shape[0] == 0 or image.shape[1] == 0 or max(image.shape) > 32767:
+            raise DsslError(
+                f"an image of {image.shape[0]} x {image.shape[1]} pixels has no views; 1 to 32767 are possible"
+            )
+
+    def _run(
+        self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
+    ) -> None:
+        from dssl.augment.kernels.program import load  # imports numba, which a mere look at policies does not need
+
+        count = len(images)
+        if not isinstance(out, Buffers) or out.block.shape[2:] != (self.size, self.size, self.channels):
+            self._run_apart(plan, row, images, out, out_row)
+            return
+        as_float = self.normalization is not None
+        if out.block.dtype != (np.float32 if as_float else np.uint8) or not 0 <= out_row <= out.block.shape[1] - count:
+            raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
+        kernel, program, scratch = load(), self._program, self._scratch
+        scratch.reserve(self.channels * self.size * max(images.shape[1], images.shape[2]))
+        bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
+        # a custom operation stops the kernel, so such programs go image by image
+        for first in range(0, count, 1 if plan.custom else count):
+            part = images[first : first + 1] if plan.custom else images
+            step = -1
+            while True:
+                step = kernel(part, plan.codes, plan.values, program.offsets, program.views, row + first, len(part), step,
+                              scratch.planes, scratch.workspace, scratch.slots, bytes_out, floats_out, as_float,
+                              out_row + first, self._scale, self._offset)  # fmt: skip
+                if step < 0:
+                    break
+                self._custom_step(plan, row + first, step)
+
+    def _custom_step(self, plan: Plan, row: int, step: int) -> None:
+        program, scratch = self._program, self._scratch
+        view = int(np.searchsorted(program.views[:, 1], step, side="right"))
+        source, spare = scratch.slots[view], scratch.slots[-1]
+        numbers = plan.values[row, program.offsets[step] : program.offsets[step + 1]]
+        run_custom(numbers, scratch.planes[source], scratch.planes[spare])
+        scratch.slots[view], scratch.slots[-1] = spare, source
+
+    def _run_apart(
+        self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
+    ) -> None:
+        """For buffers that are not ours: through a block of our own."""
+        own = self.allocate(len(images))
+        for name in self.names:
+            if name not in out:
+                raise choices("view", name, out)
+            target = out[name]
+            if target.shape[1:] != own[name].shape[1:] or target.dtype != own[name].dtype:
+                raise DsslError(
+                    f"the buffer of view {name} is {target.dtype} of shape {target.shape}; "
+                    f"it must be {own[name].dtype} of shape N x {self.size} x {self.size} x {self.channels}"
+                )
+            if not 0 <= out_row <= len(target) - len(images):
+                raise DsslError(f"the buffer of view {name} has {len(target)} rows, there is no row {out_row}")
+        self._run(plan, row, images, own, 0)
+        for name in self.names:
+            out[name][out_row : out_row + len(images)] = own[name]
+
+
+def _read_only(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The kernel is compiled for images that may not be written to, such as NumPy makes of Pillow's."""
+    images.flags.writeable = False
+    return images
+
+
+def _in_order(views: Sequence["View"]) -> list["View"]:
+    """The views so that each comes after the one it is derived from."""
+    known = {view.name for view in views}
+    for view in views:
+        if view.source is not None and view.source not in known:
+            raise choices(f"source of view {view.name}", view.source, known)
+    waiting, ordered = list(views), list[Any]()
+    while waiting:
+        done = {view.name for view in ordered}
+        ready = [view for view in waiting if view.source is None or view.source in done]
+        if not ready:
+            raise DsslError(f"views {', '.join(view.name for view in waiting)} are derived from each other in a circle")
+        ordered += ready
+        waiting = [view for view in waiting if view not in ready]
+    return ordered
+
+
+def _complete(policy: Policy, view: "View", standard: Policy) -> Policy:
+    """A policy on the image that never crops or resizes comes after the standard policy, as in the paper."""
+    if view.source is not None:
+        return policy
+    kind = sizing(policy)
+    if kind == "never":
+        if sizing(standard) != "first":
+            raise DsslError(f"the standard policy {show(standard)!r} must begin with crop, center or resize")
+        return Chain((standard, policy))
+    if kind == "unsure":
+        raise DsslError(
+            f"policy {show(policy)!r} of view {view.name} does not always begin with crop, center or resize; "
+            f"begin it with one, or leave them out and it follows the standard policy"
+        )
+    return policy

@@ -1,0 +1,315 @@
+"""ViewMaker: the same bytes whatever the batch, thread, order or process; buffers, normalisation, bad input."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from PIL import Image
+from torchvision.transforms import functional
+
+from dssl.augment import CIFAR10, IMAGENET, TABLES, Normalization, ViewMaker, add_function, add_kernel
+from dssl.errors import DsslError
+from dssl.graph import View
+
+FOUR = (
+    View(name="h1", policy="0.9*ra(2,9) | 0.1*jigsaw(4)", source="s1"),
+    View(name="s1", policy="standard"),
+    View(name="s2", policy="standard"),
+    View(name="h2", policy="ua", source="s2"),
+)
+
+
+def images(count: int, height: int = 32, width: int = 32, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 256, (count, height, width, channels)).astype(np.uint8)
+
+
+def make(maker: ViewMaker, pictures: np.ndarray, indices: np.ndarray, *, epoch: int = 2) -> dict[str, np.ndarray]:
+    plan, out = maker.plan(indices, epoch=epoch), maker.allocate(len(indices))
+    for row, index in enumerate(indices):
+        maker.apply(plan, row, pictures[index], out, row)
+    return out
+
+
+def digest(views: dict[str, np.ndarray]) -> str:
+    return hashlib.blake2b(b"".join(name.encode() + views[name].tobytes() for name in sorted(views))).hexdigest()
+
+
+WHOLE = """
+import sys; sys.path.insert(0, {folder!r})
+from test_maker import FOUR, ViewMaker, digest, images, make
+import numpy as np
+print(digest(make(ViewMaker(FOUR, size=32, seed=3), images(2500), np.arange(2500))))
+"""
+
+
+def test_ten_thousand_views_are_the_same_for_any_batch_thread_order_and_process():
+    pictures = images(2500)
+    maker = ViewMaker(FOUR, size=32, seed=3)
+    whole = make(maker, pictures, np.arange(2500))
+    expected = digest(whole)
+
+    shuffled = np.random.default_rng(1).permutation(2500)
+    parts = maker.allocate(2500)
+
+    def batch(indices: np.ndarray) -> None:
+        plan = maker.plan(indices, epoch=2)
+        for row, index in enumerate(indices):
+            maker.apply(plan, row, pictures[index], parts, int(index))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(batch, np.array_split(shuffled, 350)))
+    assert digest(parts) == expected
+
+    many = maker.allocate(2500)
+    for first in range(0, 2500, 100):
+        plan = maker.plan(np.arange(first, first + 100), epoch=2)
+        maker.apply_many(plan, 0, pictures[first : first + 100], many, first)
+    assert digest(many) == expected
+
+    fewer = ViewMaker([FOUR[3], FOUR[2]], size=32, seed=3)  # another set of views, in another order
+    apart = make(fewer, pictures, np.arange(500))
+    for name in ("s2", "h2"):
+        np.testing.assert_array_equal(apart[name], whole[name][:500])
+
+    code = WHOLE.format(folder=str(Path(__file__).parent))
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert other.stdout.strip() == expected
+
+
+def test_seed_epoch_index_and_view_all_matter():
+    pictures = np.repeat(images(1), 2, axis=0)
+    maker = ViewMaker([View(name="a", policy="standard"), View(name="b", policy="standard")], size=32, seed=0)
+    first = make(maker, pictures, np.array([0, 1]))
+    again = make(maker, pictures, np.array([0, 1]), epoch=3)
+    other = make(ViewMaker([View(name="a", policy="standard")], size=32, seed=1), pictures, np.array([0, 1]))
+    variants = [first["a"][0], first["a"][1], first["b"][0], again["a"][0], other["a"][0]]
+    assert len({variant.tobytes() for variant in variants}) == len(variants)
+
+
+def test_a_derived_view_starts_from_the_pixels_of_its_source():
+    views = [
+        View(name="h", policy="invert", source="s"),
+        View(name="s", policy="standard"),
+        View(name="g", policy="gray", source="h"),
+    ]
+    out = make(ViewMaker(views, size=24, seed=0), images(20), np.arange(20))
+    np.testing.assert_array_equal(out["h"], 255 - out["s"])
+    np.testing.assert_array_equal(out["g"][..., 0], out["g"][..., 2])
+    assert list(out) == ["h", "s", "g"]
+
+
+def test_a_second_crop_crops_the_view():
+    both = ViewMaker([View(name="s", policy="standard"), View(name="c", policy="center", source="s")], size=24, seed=0)
+    out = make(both, images(8), np.arange(8))
+    np.testing.assert_array_equal(out["c"], out["s"])
+    zoomed = ViewMaker([View(name="z", policy="center > crop(0.3,0.3)")], size=24, seed=0)
+    assert not np.array_equal(make(zoomed, images(8), np.arange(8))["z"], out["s"])
+
+
+@pytest.mark.parametrize(
+    ("channels", "normalization"), [(3, CIFAR10), (3, IMAGENET), (1, Normalization((0.5,), (0.25,)))]
+)
+def test_normalised_is_torchvisions(channels: int, normalization: Normalization):
+    # one multiplication and one addition instead of two divisions: at most a few units of float32 apart
+    pictures = images(6, 50, 40, channels)
+    views = [View(name="v", policy="standard")]
+    codes = make(ViewMaker(views, size=40, seed=0, channels=channels), pictures, np.arange(6))["v"]
+    floats = make(
+        ViewMaker(views, size=40, seed=0, channels=channels, normalization=normalization), pictures, np.arange(6)
+    )["v"]
+    assert floats.dtype == np.float32
+    tensor = torch.from_numpy(codes).permute(0, 3, 1, 2).float() / 255
+    expected = functional.normalize(tensor, list(normalization.mean), list(normalization.std)).permute(0, 2, 3, 1)
+    np.testing.assert_allclose(floats, expected.numpy(), atol=1e-6, rtol=0)
+
+
+def test_buffers_of_ones_own_and_images_that_may_not_be_written_to():
+    maker = ViewMaker(FOUR, size=32, seed=3)
+    pictures = images(3)
+    pictures.flags.writeable = False
+    expected = make(maker, pictures, np.arange(3))
+    own = {name: np.zeros((5, 32, 32, 3), np.uint8) for name in maker.names}
+    plan = maker.plan(np.arange(3), epoch=2)
+    for row in range(3):
+        maker.apply(plan, row, np.asfortranarray(pictures[row]), own, row + 2)
+    for name in maker.names:
+        np.testing.assert_array_equal(own[name][2:], expected[name])
+        assert not own[name][:2].any()
+
+
+def test_memory_does_not_grow():
+    maker = ViewMaker([View(name="v", policy="standard > ra(2,9)")], size=16, seed=0)
+    picture, out = images(1)[0], maker.allocate(1)
+    pages = []
+    for batch in range(20_000):
+        plan = maker.plan(np.array([batch]), epoch=0)
+        maker.apply(plan, 0, picture, out, 0)
+        if batch in (1_000, 19_999):
+            pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
+    assert (pages[1] - pages[0]) * os.sysconf("SC_PAGE_SIZE") < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("image", "part"),
+    [
+        (np.zeros((0, 5, 3), np.uint8), "0 x 5 pixels"),
+        (np.zeros((5, 0, 3), np.uint8), "5 x 0 pixels"),
+        (np.zeros((1, 40_000, 3), np.uint8), "1 x 40000 pixels"),
+        (np.zeros((8, 8, 4), np.uint8), "height x width x 3, not of shape (8, 8, 4)"),
+        (np.zeros((8, 8, 1), np.uint8), "height x width x 3"),
+        (np.zeros((8, 8), np.uint8), "height x width x 3"),
+        (np.zeros((8, 8, 3), np.float32), "uint8 array of values 0 to 255, not float32"),
+        ([[1]], "not list"),
+    ],
+)
+def test_a_bad_image_is_refused_before_a_pixel_is_touched(image, part: str):
+    maker = ViewMaker([View(name="v", policy="standard")], size=8, seed=0)
+    out = maker.allocate(1)
+    out["v"][:] = 77
+    with pytest.raises(DsslError, match="image") as caught:
+        maker.apply(maker.plan(np.arange(1), epoch=0), 0, image, out, 0)
+    assert part in str(caught.value)
+    assert (out["v"] == 77).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3000), (3000, 1), (2, 2), (1, 2)])
+def test_thin_images_have_views(shape: tuple[int, int]):
+    maker = ViewMaker(FOUR, size=16, seed=0)
+    picture = np.full((*shape, 3), 200, np.uint8)
+    flat = ViewMaker([View(name="v", policy="crop > flip > blur")], size=16, seed=0)
+    assert (make(flat, picture[None], np.zeros(20, np.int64))["v"] == 200).all()
+    make(maker, picture[None], np.zeros(20, np.int64))
+
+
+def test_views_of_one_and_two_pixels():
+    for size in (1, 2, 3):
+        for operation in ("sharpness(2)", "blur(2,2)", "jigsaw(1)", "rotate(45)", "equalize", "cutout(1)", "ra(8,16)"):
+            maker = ViewMaker([View(name="v", policy=f"crop > {operation}")], size=size, seed=0)
+            assert make(maker, images(4), np.arange(4))["v"].shape == (4, size, size, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"size": 0}, "views of 0 pixels"),
+        ({"size": 8.5}, "whole number"),
+        ({"channels": 4}, "4 channels are not supported"),
+        ({"normalization": Normalization((0.5,), (0.5,))}, "the normalisation has 1 channels and the images 3"),
+        ({"views": []}, "none at all"),
+        ({"views": [View(name="a", policy="standard")] * 2}, "each used once"),
+        ({"views": [View(name="a", policy="standard", source="b")]}, "unknown source of view a 'b'"),
+        ({"views": [View(name="a", policy="ua", source="b"), View(name="b", policy="ua", source="a")]}, "in a circle"),
+        ({"views": [View(name="a", policy="jigsaw(9)")]}, "jigsaw(9) needs views of at least 9 pixels, they have 8"),
+        ({"views": [View(name="a", policy="crop?0.5")]}, "does not always begin with crop"),
+        ({"views": [View(name="a", policy="ua > crop")]}, "does not always begin with crop"),
+        ({"views": [View(name="a", policy="hevy")]}, "did you mean 'heavy'"),
+        ({"policies": {"standard": "flip"}, "views": [View(name="a", policy="ua")]}, "must begin with crop"),
+    ],
+)
+def test_a_bad_maker_is_refused(arguments: dict, part: str):
+    settings = {"views": [View(name="v", policy="standard")], "size": 8, "seed": 0} | arguments
+    with pytest.raises(DsslError) as caught:
+        ViewMaker(settings.pop("views"), **settings)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((float("nan"),), (1.0,)), ((0.5, 0.5), (1.0,)), ((), ())])
+def test_a_bad_normalisation_is_refused(mean, std):
+    with pytest.raises(DsslError, match="normalisation"):
+        Normalization(mean, std)
+
+
+def test_rows_and_buffers_that_do_not_exist_are_refused():
+    maker = ViewMaker([View(name="v", policy="standard")], size=8, seed=0)
+    plan, picture = maker.plan(np.arange(2), epoch=0), images(1)[0]
+    for row, buffers, out_row in (
+        (2, maker.allocate(2), 0),
+        (-1, maker.allocate(2), 0),
+        (0, maker.allocate(2), 2),
+        (0, maker.allocate(2), -1),
+        (0, {"v": np.zeros((2, 8, 8, 3), np.uint8)}, 2),
+        (0, {"v": np.zeros((2, 8, 9, 3), np.uint8)}, 0),
+        (0, {"v": np.zeros((2, 8, 8, 3), np.float32)}, 0),
+        (0, {"w": np.zeros((2, 8, 8, 3), np.uint8)}, 0),
+    ):
+        with pytest.raises(DsslError):
+            maker.apply(plan, row, picture, buffers, out_row)
+    for pictures in (images(3), images(1)[0], images(2)[:, :, :, :2]):
+        with pytest.raises(DsslError):
+            maker.apply_many(plan, 0, pictures, maker.allocate(5), 0)
+
+
+@pytest.mark.parametrize("operation", [row.operation for row in TABLES["monotone14"]])
+def test_monotone14_changes_nothing_at_first_and_then_more_and_more(operation: str):
+    noise = images(48, 12, 12)
+    pictures = np.stack(
+        [np.asarray(Image.fromarray(picture).resize((32, 32), Image.Resampling.BICUBIC)) for picture in noise]
+    )
+    changes = []
+    for magnitude in range(0, 31, 6):
+        maker = ViewMaker([View(name="v", policy=f"resize > op({operation},{magnitude},monotone14)")], size=32, seed=0)
+        views = make(maker, pictures, np.arange(48))["v"]
+        changes.append(float(np.abs(views.astype(int) - pictures).mean()))
+    assert changes[0] == 0
+    if operation != "identity":
+        assert changes == sorted(changes)
+        assert changes[-1] > changes[1] > 0
+
+
+@njit(nogil=True)
+def _roll(source, target, value, draw, other_draw):
+    shift = int(value * draw * source.shape[2])
+    for c in range(source.shape[0]):
+        for y in range(source.shape[1]):
+            for x in range(source.shape[2]):
+                target[c, y, (x + shift) % source.shape[2]] = source[c, y, x]
+
+
+def test_operations_of_ones_own():
+    add_kernel("test-roll", _roll, low=0, high=1)
+    add_function("test-mirror", lambda image: image[::-1])
+    views = [
+        View(name="s", policy="standard"),
+        View(name="r", policy="test-roll(0.5) > invert", source="s"),
+        View(name="m", policy="gray > test-mirror", source="s"),
+        View(name="t", policy="0.5*test-mirror | 0.5*identity", source="m"),
+    ]
+    maker = ViewMaker(views, size=32, seed=0)
+    out = make(maker, images(40), np.arange(40))
+    rolled = 255 - out["r"].astype(int)
+    shifts = set()
+    for s, r, m, t in zip(out["s"], rolled, out["m"], out["t"], strict=True):
+        found = [k for k in range(32) if np.array_equal(np.roll(s, k, axis=1), r)]
+        assert len(found) == 1
+        shifts.add(found[0])
+        assert np.array_equal(m[::-1], make_gray(s))
+        assert np.array_equal(t, m) or np.array_equal(t, m[::-1])
+    assert max(shifts) <= 16
+    assert len(shifts) > 8
+    assert not np.array_equal(out["t"], out["m"])
+    plan, many = maker.plan(np.arange(40), epoch=2), maker.allocate(40)
+    maker.apply_many(plan, 0, images(40), many, 0)
+    assert digest(many) == digest(out)
+
+
+def make_gray(image: np.ndarray) -> np.ndarray:
+    return np.asarray(functional.to_grayscale(functional.to_pil_image(image), 3))
+
+
+def test_bad_operations_of_ones_own_are_refused():
+    for name in ("rotate", "standard", "heavy", "ra", "1st", "a b", ""):
+        with pytest.raises(DsslError):
+            add_function(name, lambda image: image)
+    with pytest.raises(DsslError, match="the smaller"):
+        add_kernel("test-backwards", _roll, low=1, high=0)
+    add_function("test-shrinks", lambda image: image[1:])
+    maker = ViewMaker([View(name="v", policy="resize > test-shrinks")], size=8, seed=0)
+    with pytest.raises(DsslError, match=r"test-shrinks.*returned uint8 of shape \(7, 8, 3\)"):
+        make(maker, images(1), np.arange(1))
