@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "what this machine has, what works, and how long a run would take",
     "views": "look at the views of your images, and at what each policy does to them",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
+    "completion": "print a script that completes commands and flags in the shell",
 }
 
 _HELP_WORDS = ("-h", "--help", "help")
@@ -44,7 +45,7 @@ def _run(name: str, words: list[str]) -> int:
         raise choices("command", name, COMMANDS)
     import tyro
 
-    command = importlib.import_module(f"dssl.commands.{name.replace('-', '_')}")
+    command = importlib.import_module(f"dssl.commands.{module_name(name)}")
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
     parsed = tyro.cli(
@@ -58,6 +59,10 @@ def _run(name: str, words: list[str]) -> int:
     code: int = command.run(parsed)
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
+
+
+def module_name(command: str) -> str:
+    return command.replace("-", "_")
 
 
 def _help() -> str:

@@ -18,11 +18,18 @@ class LossReport:
 
     total: Scalar
     edges: dict[str, Scalar]
-    """The unweighted loss of every active edge, by its name; detached."""
-    spread: dict[str, Scalar]
-    """For every view: standard deviation of its normalised embedding times sqrt(d); 1 is healthy, 0 has collapsed."""
-    embeddings: dict[str, Embedding]
-    """For every view, the projection that the loss compares; detached."""
+    """The unweighted loss of every active edge, by its name; detached, like everything below."""
+    projections: dict[str, Embedding]
+    """For every view that the encoder saw."""
+    predictions: dict[str, Embedding]
+    """z, for every view that predicts."""
+    targets: dict[str, Embedding]
+    """y, for every view that is a target."""
+
+    @property
+    def spread(self) -> dict[str, Scalar]:
+        """For every view: standard deviation of its normalised projection times sqrt(d); 1 is healthy, 0 has collapsed."""
+        return {name: spread(projection) for name, projection in self.projections.items()}
 
 
 class Objective(nn.Module):
@@ -56,15 +63,16 @@ class Objective(nn.Module):
             edge.name: self._loss(edge, predictions[edge.predictor], targets[edge.target]) for edge in self._edges
         }
         weighted = [edge.weight * losses[edge.name] for edge in self._edges]
-        embeddings: dict[str, Tensor] = {
+        projections: dict[str, Tensor] = {
             name: (predictions[name].projection if name in predictions else targets[name]).detach()
             for name in self._encoded
         }
         return LossReport(
             total=sum(weighted[1:], weighted[0]) / self._divisor,
             edges={name: loss.detach() for name, loss in losses.items()},
-            spread={name: spread(embedding) for name, embedding in embeddings.items()},
-            embeddings=embeddings,
+            projections=projections,
+            predictions={name: prediction.prediction.detach() for name, prediction in predictions.items()},
+            targets={name: target.detach() for name, target in targets.items()},
         )
 
     def _loss(self, edge: Edge, prediction: Prediction, target: Embedding) -> Scalar:

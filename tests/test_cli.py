@@ -13,7 +13,9 @@ def dssl(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_needs_neither_torch_nor_tyro() -> None:
-    code = "import sys, dssl.cli; dssl.cli.main(['--help']); print(sorted({'torch', 'tyro', 'numpy'} & set(sys.modules)))"
+    code = (
+        "import sys, dssl.cli; dssl.cli.main(['--help']); print(sorted({'torch', 'tyro', 'numpy'} & set(sys.modules)))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "usage: dssl COMMAND" in result.stdout
     assert result.stdout.rstrip().endswith("[]")
@@ -76,3 +78,22 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     result = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout == "s1<->"
     assert result.stderr == ""
+
+
+def test_the_shell_completes_commands_flags_and_values() -> None:
+    """A real bash runs the script and is asked what it would offer."""
+    asked = {
+        "gr": "graph",
+        "train sh": "shapes",
+        "train shapes --optimizer.ra": "--optimizer.rate",
+        "train shapes --method by": "byol",
+        "train shapes --method.bott": "--method.bottleneck",
+        "train shapes --graph ds": "dssl",
+    }
+    lines = [f'eval "$({sys.executable} -m dssl completion bash)"']
+    for words in asked:
+        array = "dssl " + words
+        lines.append(f"COMP_WORDS=({array}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )); _dssl; echo ${{COMPREPLY[@]}}")
+    result = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=300)
+    assert result.stderr == ""
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(asked.values())

@@ -166,10 +166,11 @@ def test_report_names_every_edge_and_view() -> None:
     graph = named_graph("dssl")
     report = Objective(build("simsiam"), graph)(views_of(graph))
     assert set(report.edges) == {"s1->s2", "s2->s1", "h1->s1", "h2->s2"}
-    assert set(report.spread) == set(report.embeddings) == {"s1", "s2", "h1", "h2"}
+    assert set(report.spread) == set(report.projections) == set(report.predictions) == {"s1", "s2", "h1", "h2"}
+    assert set(report.targets) == {"s1", "s2"}
     values = [report.edges[name].item() for name in ("s1->s2", "s2->s1", "h1->s1", "h2->s2")]
     assert report.total.item() == pytest.approx(sum(values) / 2, rel=1e-12)
-    assert not any(tensor.requires_grad for tensor in [*report.edges.values(), *report.embeddings.values()])
+    assert not any(tensor.requires_grad for tensor in [*report.edges.values(), *report.projections.values()])
 
 
 def test_spread_is_one_for_random_and_zero_for_collapsed_embeddings() -> None:
@@ -199,8 +200,9 @@ def test_autocast_keeps_the_loss_in_float32(name: str) -> None:
 
 
 def test_a_missing_view_is_named() -> None:
+    graph = named_graph("dssl")
+    views = views_of(graph)
+    del views["h2"]
+    objective = Objective(build("simsiam"), graph)
     with pytest.raises(DsslError, match="needs the view h2, but the batch has only h1, s1, s2"):
-        graph = named_graph("dssl")
-        views = views_of(graph)
-        del views["h2"]
-        Objective(build("simsiam"), graph)(views)
+        objective(views)

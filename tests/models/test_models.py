@@ -60,7 +60,7 @@ def test_measuring_the_feature_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("name", ["resnet81", "smal", "squeezenet1_0"])
 def test_an_unknown_name_lists_what_exists(name: str) -> None:
-    with pytest.raises(DsslError, match="resnet18-cifar|resnet18") as caught:
+    with pytest.raises(DsslError, match=r"resnet18-cifar|resnet18") as caught:
         build_encoder(name, image_size=32)
     assert name in str(caught.value)
 

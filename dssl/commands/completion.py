@@ -1,0 +1,61 @@
+"""``dssl completion``: a script that lets the shell complete commands and flags."""
+
+import dataclasses
+import importlib
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dssl.cli import COMMANDS, module_name
+from dssl.config import METHOD_CONFIGS
+from dssl.presets import PRESETS
+from dssl.recipes import RECIPES
+
+_VALUES = {"--method": tuple(METHOD_CONFIGS), "--graph": tuple(PRESETS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Print a completion script: eval "$(dssl completion bash)", in ~/.bashrc or, with zsh, in ~/.zshrc."""
+
+    shell: Literal["bash", "zsh"]
+    """Which shell reads it."""
+
+
+def run(arguments: Arguments) -> int:
+    print(script(arguments.shell))
+    return 0
+
+
+def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
+    """The flags of a dataclass, those of the dataclasses in it with a dot."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name.replace("_", "-")
+        inner = [
+            hint for hint in (hints[field.name], *typing.get_args(hints[field.name])) if dataclasses.is_dataclass(hint)
+        ]
+        for one in inner:
+            yield from flags(one, f"{name}.")
+        if not inner:
+            yield name
+
+
+def script(shell: str) -> str:
+    """A function of bash; zsh runs it through bashcompinit."""
+    lines = ["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []
+    lines += ["_dssl() {", '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words=""']
+    lines += [
+        f'  if [ "$COMP_CWORD" = 1 ]; then words="{" ".join(COMMANDS)} --help --version"; else',
+        '  case "$before" in',
+    ]
+    lines += [f'    {flag}) words="{" ".join(values)}";;' for flag, values in _VALUES.items()]
+    lines += ['    *) case "${COMP_WORDS[1]}" in']
+    for name in COMMANDS:
+        known = sorted({*flags(importlib.import_module(f"dssl.commands.{module_name(name)}").Arguments), "--help"})
+        first = {"train": [*RECIPES, "--config", "--method"], "graph": list(PRESETS)}.get(name, [])
+        lines.append(f'      {name}) words="{" ".join([*first, *known])}";;')
+    lines += ["    esac;;", "  esac; fi"]
+    lines += ['  COMPREPLY=($(compgen -W "$words" -- "$word"))', "}", "complete -o default -F _dssl dssl"]
+    return "\n".join(lines)

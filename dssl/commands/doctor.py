@@ -1,0 +1,96 @@
+"""``dssl doctor``: what this machine has, what works, and how long a run would take."""
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from dssl.recipes import recipe
+from dssl.version import VERSION
+
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "numba",
+    "pillow",
+    "safetensors",
+    "timm",
+    "pycocotools",
+    "onnx",
+    "onnxruntime",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Check versions, devices, bf16, threads and disk, and measure what a run would cost here."""
+
+    recipe: str = "shapes"
+    """The recipe whose speed is measured: shapes, cifar10, imagenet or folder."""
+    method: str = "simsiam"
+    """simsiam, byol or simclr."""
+    images: int | None = None
+    """How many images the run would have; the recipe's usual number by default."""
+    out: Path = Path()
+    """Where the run would be written: its free space is shown."""
+
+
+def run(arguments: Arguments) -> int:
+    import torch
+
+    from dssl.train.estimate import measure_speed
+    from dssl.train.precision import choose_precision, pick_device
+
+    config = recipe(arguments.recipe, method=arguments.method)
+    print(f"dssl {VERSION}, Python {platform.python_version()}, {platform.platform()}")
+    for package in _PACKAGES:
+        print(f"  {package:<12} {_version(package)}")
+    device = pick_device("auto")
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    print(f"device       {device}{': ' + ', '.join(names) if names else ''}")
+    print(f"precision    {choose_precision(device)[1]}")
+    print(f"threads      {os.cpu_count()} cores, torch uses {torch.get_num_threads()}")
+    place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
+    writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
+    print(f"disk         {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}{writable}")
+    print(
+        f"measuring    {arguments.recipe}: {config.encoder}, {arguments.method}, {config.graph}, batch {config.batch_size} ..."
+    )
+    speed = measure_speed(config, device)
+    print(
+        f"views        {speed.views_per_second:,.0f} a second on one thread, "
+        f"from images in memory ({config.image_size} px, decoding not counted)"
+    )
+    print(f"training     {speed.images_per_second:,.0f} images a second ({speed.precision})")
+    print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
+    count = (
+        arguments.images
+        or {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000}[arguments.recipe]
+    )
+    seconds = count * config.epochs / speed.images_per_second
+    print(f"a run        {config.epochs} epochs of {count:,} images: about {_duration(seconds)}")
+    bound = speed.views_per_second * (os.cpu_count() or 1) / len(speed.views)
+    if bound < 1.2 * speed.images_per_second:
+        print(
+            f"warning      views for only {bound:,.0f} images a second: the processor would wait for data; add cores or --threads"
+        )
+    return 0
+
+
+def _version(package: str) -> str:
+    name = {"pillow": "PIL"}.get(package, package)
+    if importlib.util.find_spec(name) is None:
+        return "not installed"
+    return metadata.version(package)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

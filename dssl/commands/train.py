@@ -1,0 +1,95 @@
+"""``dssl train``: from images to a pretrained encoder."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dssl import config_io
+from dssl.config import METHOD_CONFIGS, RunConfig
+from dssl.errors import DsslError, choices
+from dssl.recipes import RECIPES, recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(RunConfig):
+    """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. The same command again continues the run.
+
+    Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images).
+    --method simsiam, byol or simclr picks the method and the settings under method.*. With several processes:
+    torchrun --nproc-per-node 8 -m dssl train ...
+    """
+
+    out: Path = Path("runs")
+    """The run's folder: checkpoints, metrics.jsonl, views.png; runs/RECIPE by default."""
+    write_config: Path | None = None
+    """Only write the configuration to this JSON file, to edit it and give it back with --config."""
+
+
+def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
+    """Take recipe, --config and --method out of the words: they decide which settings exist and what they are."""
+    rest = list(words)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    file, method = _take(rest, "--config"), _take(rest, "--method")
+    if method is not None and method not in METHOD_CONFIGS:
+        raise choices("method", method, METHOD_CONFIGS)
+    if name is not None and file is not None:
+        raise DsslError(f"both the recipe {name} and --config {file} are given; choose one")
+    if file is not None:
+        config = config_io.load(Path(file))
+        if method is not None:
+            raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
+        out = Path("runs") / Path(file).stem
+    elif name is not None:
+        config = recipe(name, method=method or "simsiam")
+        out = Path("runs") / name
+    elif {"-h", "--help"} & set(rest):
+        config, out = recipe("shapes", method=method or "simsiam"), Path("runs/shapes")
+    else:
+        raise DsslError(f"what should be trained? expected a recipe ({', '.join(RECIPES)}) or --config FILE")
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(RunConfig)}
+    return Arguments(**fields, out=out), rest
+
+
+def run(arguments: Arguments) -> int:
+    config = RunConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(RunConfig)})
+    if arguments.write_config is not None:
+        import json
+
+        arguments.write_config.write_text(json.dumps(config_io.to_dict(config), indent=2) + "\n", encoding="utf-8")
+        print(f"configuration written to {arguments.write_config}")
+        return 0
+    if config.data in ("cifar10", "imagenet", "folder") and not Path(config.data).exists():
+        hint = {"cifar10": "cifar10:FOLDER (dssl data cifar10 FOLDER fetches it)"}.get(config.data, "FOLDER")
+        raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("dssl").setLevel(logging.INFO)
+    from dssl.train.loop import train
+
+    result = train(config, arguments.out)
+    if result.checkpoint is not None and result.signal is None and _is_first():
+        accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
+        print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
+    return result.exit_code
+
+
+def _is_first() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _take(words: list[str], flag: str) -> str | None:
+    """Remove ``--flag value`` or ``--flag=value`` and return the value."""
+    for position, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            del words[position]
+            return word.removeprefix(f"{flag}=")
+        if word == flag:
+            if position + 1 >= len(words):
+                raise DsslError(f"{flag} needs a value")
+            value = words[position + 1]
+            del words[position : position + 2]
+            return value
+    return None

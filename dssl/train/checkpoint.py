@@ -1,0 +1,154 @@
+"""Checkpoints that are whole or not there: written atomically, hashed, free of pickle.
+
+A checkpoint is a safetensors file. Its metadata hold one JSON text, ``dssl``, with everything that is not a tensor, and the
+SHA-256 of that text and of every tensor's name, type, shape and bytes. Reading checks it: any changed bit is refused.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dssl.errors import DsslError
+
+FORMAT_VERSION = 1
+_NAME = re.compile(r"step-(\d{9})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a run is at one step: tensors by name (``method.…``, ``optimizer.…``) and everything else as plain data."""
+
+    header: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose name starts with ``prefix.``, without it."""
+        start = f"{prefix}."
+        return {name.removeprefix(start): value for name, value in self.tensors.items() if name.startswith(start)}
+
+
+def content_hash(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over everything that a checkpoint says."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().contiguous().cpu()
+        digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Write a checkpoint so that the path holds the old content or the new, whatever happens; returns its hash."""
+    text = json.dumps({**header, "format_version": FORMAT_VERSION}, sort_keys=True, allow_nan=False)
+    # tensors that share memory (tied weights) are written once each, so they are cloned
+    plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
+    digest = content_hash(text, plain)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # safetensors makes files that only their owner may read
+        save_file(plain, temporary, metadata={"dssl": text, "sha256": digest})
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)  # noqa: PTH105 the system call is the point
+        _sync_folder(path.parent)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        size = sum(value.numel() * value.element_size() for value in plain.values())
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise CheckpointError(
+            f"{path} could not be written ({reason}; it needs {size / 1e6:.1f} MB): earlier checkpoints are untouched; "
+            "make room or mend the disk and run the same command again"
+        ) from error
+    return digest
+
+
+class CheckpointError(DsslError):
+    """A checkpoint that cannot be written, or cannot be trusted."""
+
+
+def read(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint; nothing in it is ever executed."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            text, digest = metadata.get("dssl"), metadata.get("sha256")
+            if text is None or digest is None:
+                raise CheckpointError(
+                    f"{path} is a safetensors file but no checkpoint of dssl: its metadata has no 'dssl'"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as error:
+        if isinstance(error, CheckpointError | FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        raise CheckpointError(f"{path} is damaged or no checkpoint of dssl: {' '.join(str(error).split())}") from None
+    if content_hash(text, tensors) != digest:
+        raise CheckpointError(f"{path} is damaged: its content does not match its SHA-256; use an older checkpoint")
+    header = json.loads(text)
+    version = header.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}, this dssl reads version {FORMAT_VERSION}: use the dssl that wrote it"
+        )
+    return Checkpoint({**header, "sha256": digest}, tensors)
+
+
+def path_at(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.safetensors"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps for which a file is there, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name)))
+
+
+def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
+    """The newest checkpoint that can be trusted, with a line for every newer one that cannot."""
+    complaints: list[str] = []
+    for step in reversed(steps_in(folder)):
+        path = path_at(folder, step)
+        try:
+            return path, read(path), complaints
+        except CheckpointError as error:
+            complaints.append(str(error))
+    if complaints:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start again in another --out, or move them away"
+        )
+    return None
+
+
+def prune(folder: Path, *, keep: int, protected: Iterable[int]) -> None:
+    """Delete all but the newest ``keep`` and the protected ones, and what broken writes left behind."""
+    safe = {*protected, *steps_in(folder)[-keep:]}
+    for step in steps_in(folder):
+        if step not in safe:
+            path_at(folder, step).unlink(missing_ok=True)
+    for leftover in folder.glob(".step-*.tmp"):
+        leftover.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,207 @@
+"""Has the run collapsed, where, and what to do about it: a verdict from the embeddings themselves.
+
+Per view, every few steps: the *spread* of the projections and of the predictions (standard deviation of the normalised vectors
+times sqrt(d): 1 when they fill the sphere, 0 when they are all one) and the *effective rank* (exp of the entropy of the singular
+values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor says the same
+of every image: its predictions are judged too. The thresholds come from real runs, kept in ``tests/train/curves``;
+docs/health.md states what they miss and where they cry wolf.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dssl.graph import Edge, ViewGraph
+from dssl.methods.losses import wide
+from dssl.objective import LossReport
+
+Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged"]
+
+PARTIAL, COLLAPSED = 0.35, 0.2
+"""Below these the median spread of a view, of its projections or its predictions, counts as partly and as wholly collapsed."""
+RANK_SHARE = 0.04
+"""Below this share of the largest possible effective rank a view counts as partly collapsed, whatever its spread."""
+WINDOW = 5
+"""Looks over which the median is taken."""
+SAMPLE = 256
+"""Rows used for the effective rank: its cost grows with the cube."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one step."""
+
+    step: int
+    loss: float
+    edges: dict[str, float]
+    spread: dict[str, float]
+    rank: dict[str, float]
+    """Effective rank of each view's projections, as a share of the largest possible."""
+    source: dict[str, float]
+    """Spread of the predictions."""
+    target: dict[str, float]
+    """Spread of the targets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """A verdict with its reasons, in words."""
+
+    verdict: Verdict
+    step: int
+    view: str = ""
+    edge: str = ""
+    reason: str = ""
+    remedies: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For the console and the log."""
+        if not self.reason:
+            return [self.verdict]
+        head = f"{self.verdict} at step {self.step}: {self.reason}"
+        return [head, *(f"  {number}. {remedy}" for number, remedy in enumerate(self.remedies, 1))]
+
+
+@torch.no_grad()
+def effective_rank(embedding: Tensor) -> float:
+    """exp of the entropy of the normalised singular values (RankMe), as a share of the largest possible."""
+    rows = F.normalize(wide(embedding[:SAMPLE]), dim=1)
+    gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
+    if not bool(torch.isfinite(gram).all()):
+        return math.nan
+    singular = torch.linalg.eigvalsh(gram.float().cpu()).clamp_min(0).sqrt()
+    share = singular / singular.sum().clamp_min(1e-12)
+    return float(torch.exp(-(share * torch.log(share.clamp_min(1e-12))).sum())) / len(singular)
+
+
+@torch.no_grad()
+def look(step: int, report: LossReport) -> Look:
+    """Read the values of a step; this is the only place that waits for the device."""
+    from dssl.methods.losses import spread
+
+    return Look(
+        step=step,
+        loss=float(report.total.detach()),
+        edges={name: float(value) for name, value in report.edges.items()},
+        spread={name: float(value) for name, value in report.spread.items()},
+        rank={name: effective_rank(value) for name, value in report.projections.items()},
+        source={name: float(spread(value)) for name, value in report.predictions.items()},
+        target={name: float(spread(value)) for name, value in report.targets.items()},
+    )
+
+
+@dataclass
+class Health:
+    """The watch over one run; its state is small and travels with the checkpoint."""
+
+    graph: ViewGraph
+    patience: int
+    """Steps before the first verdict: early embeddings wander, and a dip in the second epoch is normal."""
+    predictions: bool = False
+    """Judge the predictions too: for SimSiam, whose projections a last BatchNorm keeps apart whatever they carry. BYOL's
+    predictor learns the mean of its targets first and the images later, so that its predictions start out as one."""
+    spreads: dict[str, deque[float]] = field(default_factory=dict)
+    """What is judged, by view."""
+    ranks: dict[str, deque[float]] = field(default_factory=dict)
+    opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
+
+    def judge(self, now: Look) -> Opinion:
+        """Take one look into account and say how the run is."""
+        values = [now.loss, *now.edges.values(), *now.spread.values()]
+        if not all(value == value and abs(value) != float("inf") for value in values):
+            return self.divergence(now, first=-1)
+        for name, value in now.spread.items():
+            lowest = min(value, now.source.get(name, value)) if self.predictions else value
+            self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(lowest)
+            self.ranks.setdefault(name, deque(maxlen=WINDOW)).append(now.rank[name])
+        if now.step + 1 < self.patience:
+            self.opinion = Opinion("too early", now.step)
+        else:
+            self.opinion = self._verdict(now)
+        return self.opinion
+
+    def divergence(self, now: Look, *, first: int) -> Opinion:
+        """The run is no longer made of numbers; ``first`` is the step at which that began, if it is known."""
+        self.opinion = diverged(now, step=first if first >= 0 else now.step)
+        return self.opinion
+
+    def _verdict(self, now: Look) -> Opinion:
+        spread = {name: median(values) for name, values in self.spreads.items()}
+        rank = {name: median(values) for name, values in self.ranks.items()}
+        # the view that fares worst by the measure that speaks loudest
+        worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / RANK_SHARE))
+        if spread[worst] < COLLAPSED:
+            verdict: Verdict = "collapsed"
+        elif spread[worst] < PARTIAL or rank[worst] < RANK_SHARE:
+            verdict = "partial collapse"
+        else:
+            return Opinion("healthy", now.step)
+        guilty = guilty_edge(self.graph, worst, now.edges)
+        reason = (
+            f"{'predictions' if self.predictions else 'embeddings'} of view {worst} have a "
+            f"spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), effective rank {rank[worst]:.0%} of the largest "
+            f"possible; the edge {guilty.name} looks guilty"
+        )
+        return Opinion(verdict, now.step, worst, guilty.name, reason, remedies(self.graph, guilty))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "spreads": {name: list(values) for name, values in self.spreads.items()},
+            "ranks": {name: list(values) for name, values in self.ranks.items()},
+            "verdict": self.opinion.verdict,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
+        self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
+        self.opinion = Opinion(state["verdict"], 0)
+
+
+def is_heavy(graph: ViewGraph, name: str) -> bool:
+    return not graph.view(name).policy.startswith("standard")
+
+
+def guilty_edge(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
+    """The edge to doubt first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
+    edges = graph.active_edges
+    heavy = [edge for edge in edges if is_heavy(graph, edge.target)]
+    touching = [edge for edge in heavy or edges if view in (edge.predictor, edge.target)]
+    return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
+
+
+def remedies(graph: ViewGraph, guilty: Edge) -> tuple[str, ...]:
+    """Three things to try, the most likely first."""
+    if is_heavy(graph, guilty.target):
+        return (
+            f"give the edge a direction: with --graph dssl a heavy view such as {guilty.target} is pulled and never pulls",
+            "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
+            "take --method byol or simclr, which bear more than SimSiam does",
+        )
+    return (
+        "lower --optimizer.rate by half, or lengthen --optimizer.warmup-epochs",
+        "look at the views with `dssl views`: blank or identical views teach nothing but a constant",
+        "enlarge --batch-size, or take --method byol or simclr",
+    )
+
+
+def diverged(now: Look, *, step: int) -> Opinion:
+    broken = [name for name, value in now.edges.items() if value != value or abs(value) == float("inf")]
+    edge = broken[0] if broken else next(iter(now.edges))
+    return Opinion(
+        "diverged",
+        step,
+        edge=edge,
+        reason=f"the loss is no longer a number (edge {edge})",
+        remedies=(
+            "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
+            "set --optimizer.clip 1",
+            "take --precision fp32",
+        ),
+    )

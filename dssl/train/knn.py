@@ -1,0 +1,78 @@
+"""kNN accuracy while training: the curve of the paper's first figure."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dssl import rng
+from dssl.config import RunConfig
+from dssl.data import Quarantine, Source
+from dssl.evaluate.features import compute_features
+from dssl.evaluate.knn import knn_accuracy
+from dssl.train.prepare import Parts, Subset, open_test_data
+
+BANK, QUERIES = 20_000, 10_000
+"""At most so many training and test images take part: the curve is for watching, `dssl evaluate` for the record."""
+NEIGHBOURS, TEMPERATURE = 200, 0.1
+
+
+class OnlineKnn:
+    """Measures the encoder as it is; says nothing where the data has no labels or no test split."""
+
+    def __init__(self, config: RunConfig, parts: Parts, *, autocast: torch.dtype | None) -> None:
+        self.config, self.parts, self.autocast = config, parts, autocast
+        self.last: float | None = None
+        self._bank: Source | None = None
+        self._queries: Source | None = None
+        if config.knn_every and parts.source.labels is not None and (test := open_test_data(config)) is not None:
+            self._bank = _at_most(parts.source, BANK, config.seed)
+            self._queries = _at_most(test, QUERIES, config.seed)
+
+    def due(self, epoch: int) -> bool:
+        return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
+
+    def measure(self) -> dict[str, Any]:
+        """Accuracy in percent, with its protocol."""
+        assert self._bank is not None
+        assert self._queries is not None
+        bank, queries = (
+            compute_features(
+                self.parts.method.encoder,
+                source,
+                image_size=self.config.image_size,
+                normalization=self.parts.normalization,
+                channels=self.config.channels,
+                autocast=self.autocast,
+                quarantine=Quarantine(source, max_share=1.0) if source is self._bank else None,
+            )
+            for source in (self._bank, self._queries)
+        )
+        bank_labels, labels = self._bank.labels, self._queries.labels
+        assert bank_labels is not None
+        assert labels is not None
+        accuracy = 100 * knn_accuracy(
+            bank.values,
+            torch.from_numpy(bank_labels[bank.rows]),
+            queries.values,
+            torch.from_numpy(labels[queries.rows]),
+            k=NEIGHBOURS,
+            temperature=TEMPERATURE,
+            classes=int(max(bank_labels.max(), labels.max())) + 1,
+        )
+        self.last = accuracy
+        return {
+            "knn": accuracy,
+            "knn_protocol": {
+                "k": NEIGHBOURS,
+                "temperature": TEMPERATURE,
+                "bank": len(bank.rows),
+                "queries": len(queries.rows),
+            },
+        }
+
+
+def _at_most(source: Source, count: int, seed: int) -> Source:
+    if len(source) <= count:
+        return source
+    return Subset(source, np.sort(rng.permutation(rng.key(seed, "knn"), len(source))[:count]))

@@ -1,0 +1,99 @@
+"""Optimisers, their parameter groups, and their state under the names of the parameters."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dssl.config import OptimizerConfig
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD whose step is scaled by |w| / |g + decay w| for each tensor (You, Gitman, Ginsburg 2017).
+
+    g' = trust (g + decay w), with trust = coefficient |w| / |g + decay w| where the group adapts and both norms are positive,
+    else 1; v = momentum v + g'; w = w - rate v.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        trust: float = 1e-3,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
+        super().__init__(list(parameters), defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                update = parameter.grad.add(parameter, alpha=group["weight_decay"])
+                if group["adapt"]:
+                    weight, gradient = parameter.norm(), update.norm()
+                    trust = group["trust"] * weight / gradient
+                    update.mul_(torch.where((weight > 0) & (gradient > 0), trust, torch.ones_like(trust)))
+                velocity = self.state[parameter].get("momentum_buffer")
+                if velocity is None:
+                    velocity = self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+                velocity.mul_(group["momentum"]).add_(update)
+                parameter.sub_(velocity, alpha=group["lr"])
+
+
+def build_optimizer(method: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """One group for each combination of decay and fixed rate; a group's ``fixed_rate`` is read by ``set_learning_rate``."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad:
+            small = parameter.dim() <= 1
+            fixed = config.fixed_predictor_rate and name.startswith("predictor.")
+            groups.setdefault((small, fixed), []).append(parameter)
+    described: list[dict[str, Any]] = [
+        {
+            "params": parameters,
+            "fixed_rate": fixed,
+            "weight_decay": config.weight_decay if config.decay_norms_and_biases or not small else 0.0,
+        }
+        for (small, fixed), parameters in groups.items()
+    ]
+    if config.name == "lars":
+        for group, (small, _) in zip(described, groups, strict=True):
+            group["adapt"] = config.decay_norms_and_biases or not small
+        return LARS(described, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+    if config.name == "adamw":
+        return torch.optim.AdamW(described, lr=config.rate, betas=(config.momentum, 0.999), fused=True)
+    return torch.optim.SGD(described, lr=config.rate, momentum=config.momentum, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, *, fixed: float) -> None:
+    """The scheduled rate for all, the fixed one for the groups that keep it."""
+    for group in optimizer.param_groups:
+        group["lr"] = fixed if group.get("fixed_rate") else rate
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, method: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as ``<parameter name>.<slot>``."""
+    return {
+        f"{name}.{slot}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for name, parameter in method.named_parameters()
+        for slot, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, method: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` gave, in the memory layout of the parameters."""
+    parameters = dict(method.named_parameters())
+    for key, value in tensors.items():
+        name, _, slot = key.rpartition(".")
+        parameter = parameters[name]
+        if value.shape == parameter.shape:
+            value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        optimizer.state[parameter][slot] = value

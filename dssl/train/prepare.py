@@ -1,0 +1,122 @@
+"""From a configuration to the parts of a run: data, views, method and objective."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dssl import rng
+from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
+from dssl.config import RunConfig, method_name
+from dssl.data import Source, measure, open_source
+from dssl.errors import DsslError
+from dssl.graph import ViewGraph
+from dssl.methods import METHODS, Method
+from dssl.models import build_encoder, feature_dim
+from dssl.presets import named_graph
+from dssl.types import Image
+
+logger = logging.getLogger("dssl")
+
+
+class Subset:
+    """Some images of a source, in a given order."""
+
+    def __init__(self, source: Source, indices: NDArray[np.int64]) -> None:
+        self.source, self.indices = source, indices
+        self.name = f"{len(indices):,} images of {source.name}"
+        self.fingerprint = f"{source.fingerprint}/{len(indices)}"
+        self.labels = None if source.labels is None else source.labels[indices]
+        self.classes = source.classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, index: int) -> Image:
+        return self.source.image(int(self.indices[index]))
+
+    def label_of(self, index: int) -> str:
+        return self.source.label_of(int(self.indices[index]))
+
+
+def open_data(config: RunConfig) -> Source:
+    """The training images, or the part of them that the configuration asks for."""
+    source = open_source(config.data, channels=config.channels)
+    if config.limit is None or config.limit >= len(source):
+        return source
+    chosen = rng.permutation(rng.key(config.seed, "limit"), len(source))[: config.limit]
+    return Subset(source, np.sort(chosen))
+
+
+def open_test_data(config: RunConfig) -> Source | None:
+    """The test split, where there is one with labels: what kNN is measured on."""
+    try:
+        source = open_source(config.data, split="test", channels=config.channels)
+    except DsslError:
+        return None
+    return source if source.labels is not None else None
+
+
+def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
+    """Known constants, or mean and deviation of the data itself."""
+    if config.normalization == "measure":
+        assert source is not None
+        measured = measure(source, seed=config.seed)
+        return Normalization(measured.mean, measured.std)
+    known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
+    if config.channels == 1:
+        # the gray value is a weighted sum of the channels; their plain mean is near enough to normalise by
+        return Normalization((float(np.mean(known.mean)),), (float(np.mean(known.std)),))
+    return known
+
+
+def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> ViewMaker:
+    """What makes the views of the graph; without a normalisation, as uint8 to look at."""
+    return ViewMaker(
+        graph.made,
+        size=config.image_size,
+        seed=config.seed,
+        channels=config.channels,
+        policies={"standard": config.standard, "heavy": config.heavy},
+        normalization=normalization,
+    )
+
+
+def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
+    """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
+    torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
+    encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
+    dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
+    if init is not None:  # before the method copies the encoder, as BYOL does
+        from dssl.export.load import load_weights_into
+
+        logger.info(load_weights_into(encoder, init).text())
+    method = METHODS[method_name(config.method)](encoder, feature_dim=dim, **dataclasses.asdict(config.method))
+    assert isinstance(method, nn.Module)
+    return method
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that a run needs and that does not change while it runs."""
+
+    graph: ViewGraph
+    source: Source
+    normalization: Normalization
+    method: Method
+
+
+def prepare(config: RunConfig, *, normalization: Normalization | None, init: Path | None) -> Parts:
+    """Build the parts; a resumed run hands in the normalisation that it started with, and no first weights."""
+    source = open_data(config)
+    return Parts(
+        graph=named_graph(config.graph),
+        source=source,
+        normalization=normalization or normalization_of(config, source),
+        method=build_method(config, init=init),
+    )

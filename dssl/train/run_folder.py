@@ -1,0 +1,103 @@
+"""A run's folder: refuses what is not ours, holds the lock, and keeps what a person looks at."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dssl import config_io
+from dssl.config import RunConfig
+from dssl.errors import DsslError
+
+_OURS = "config.json"
+
+
+class RunFolder:
+    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / _OURS
+        self.metrics_file = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.quarantine_file = path / "quarantine.txt"
+        self.views_file = path / "views.png"
+        self.tensorboard = path / "tensorboard"
+
+    @property
+    def has_run(self) -> bool:
+        return self.config_file.is_file()
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a folder with other things in it, and a run that was started with another configuration."""
+        if self.path.exists() and not self.path.is_dir():
+            raise DsslError(f"--out is {self.path}, which is a file; name a new or empty folder")
+        if not self.has_run:
+            entries = self.path.iterdir() if self.path.is_dir() else ()
+            # what a run that was refused before it began may have left
+            others = [entry.name for entry in entries if entry.name not in (".lock", self.quarantine_file.name)]
+            if others:
+                raise DsslError(
+                    f"--out is {self.path}, which holds {len(others)} other things ({sorted(others)[0]!r} is one) and no run; "
+                    "name a new or empty folder"
+                )
+            return
+        before = config_io.from_dict(self.read_config()["config"], where=str(self.config_file))
+        changed = config_io.difference(before, config)
+        if changed:
+            raise DsslError(
+                f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
+                "give the old values to continue it, or another --out"
+            )
+
+    def read_config(self) -> dict[str, Any]:
+        try:
+            plain = json.loads(self.config_file.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise DsslError(
+                f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
+            ) from None
+        if not isinstance(plain, dict) or "config" not in plain:
+            raise DsslError(f"{self.config_file} is no configuration of a dssl run; name another --out")
+        return plain
+
+    def write_config(self, plain: dict[str, Any]) -> None:
+        """Written once, whole or not at all: from then on the folder is a run."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        temporary = self.config_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(self.config_file)
+
+    def drop_metrics_after(self, step: int) -> None:
+        """A resumed run says again what comes after its checkpoint, so the old lines go."""
+        if not self.metrics_file.is_file():
+            return
+        kept = []
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (json.JSONDecodeError, KeyError, TypeError):
+                continue  # a line cut short by a kill
+        temporary = self.metrics_file.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(self.metrics_file)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process a folder. The system releases the lock when the process dies, so there is no stale one."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise DsslError(
+                    f"{self.path} is in use by another dssl; wait for it, stop it, or name another --out"
+                ) from None
+            yield
+        finally:
+            os.close(handle)

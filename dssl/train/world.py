@@ -1,0 +1,59 @@
+"""The processes of a run: who am I, how many are we, and on which device."""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dssl.errors import DsslError
+from dssl.train.precision import pick_device
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """True on every process when it is true on one."""
+        if self.size == 1:
+            return flag
+        votes = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
+    """One process, or one of those that torchrun started (it sets RANK, WORLD_SIZE, LOCAL_RANK)."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if size == 1:
+        yield World(0, 1, pick_device(device_name))
+        return
+    if batch_size % size or batch_size // size < 2:
+        raise DsslError(
+            f"batch_size is {batch_size}, the global one, and there are {size} processes: expected a multiple of {size} "
+            f"with at least 2 images each, such as {max(2, round(batch_size / size)) * size}"
+        )
+    if torch.cuda.is_available() and device_name in ("auto", "cuda"):
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    device = pick_device(device_name)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
+    try:
+        yield World(rank, size, device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,103 @@
+"""Configurations: strict in, the same out, differences in words."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dssl import config_io
+from dssl.config import BYOLConfig, CheckpointConfig, OptimizerConfig, RunConfig, SimCLRConfig, SimSiamConfig
+from dssl.errors import DsslError
+from dssl.recipes import RECIPES, recipe
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("method", ["simsiam", "byol", "simclr"])
+def test_every_recipe_survives_the_way_through_json(name: str, method: str) -> None:
+    config = recipe(name, method=method)
+    assert config_io.from_dict(config_io.to_dict(config)) == config
+    assert config_io.difference(config, config_io.from_dict(config_io.to_dict(config))) == []
+
+
+def test_recipes_have_the_settings_of_the_paper() -> None:
+    cifar = recipe("cifar10")
+    assert (cifar.encoder, cifar.batch_size, cifar.epochs, cifar.image_size) == ("resnet18-cifar", 512, 800, 32)
+    assert (cifar.optimizer.rate, cifar.optimizer.weight_decay, cifar.optimizer.fixed_predictor_rate) == (
+        0.03,
+        5e-4,
+        False,
+    )
+    assert cifar.method == SimSiamConfig(projector_layers=2, hidden=2048, output=2048, bottleneck=512)
+    imagenet = recipe("imagenet")
+    assert (imagenet.encoder, imagenet.batch_size, imagenet.epochs, imagenet.image_size) == ("resnet50", 512, 100, 224)
+    assert (imagenet.optimizer.rate, imagenet.optimizer.weight_decay) == (0.05, 1e-4)
+    assert imagenet.method == SimSiamConfig(projector_layers=3)
+    assert recipe("cifar10", method="byol").method == BYOLConfig(hidden=4096, output=256, momentum=0.996)
+    # SimCLR: a rate of 4.0 at a batch of 1024 on CIFAR-10 and of 0.6 at 512 on ImageNet, as rate x batch / 256
+    assert recipe("cifar10", method="simclr").optimizer.rate * 1024 / 256 == pytest.approx(4.0)
+    assert recipe("imagenet", method="simclr").optimizer.rate * 512 / 256 == pytest.approx(0.6)
+    assert recipe("imagenet", method="simclr").method == SimCLRConfig(temperature=0.1)
+
+
+def test_toml_with_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('epochs = 3\nmethod = "byol"\n[optimizer]\nrate = 1\nwarmup_epochs = 1\n')
+    config = config_io.load(file)
+    assert config.epochs == 3
+    assert config.method == BYOLConfig()
+    assert config.optimizer == OptimizerConfig(rate=1.0, warmup_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("plain", "part"),
+    [
+        ({"epoch": 3}, "did you mean 'epochs'"),
+        ({"epochs": "3"}, "epochs is '3', expected int"),
+        ({"epochs": 3.0}, "epochs is 3.0, expected int"),
+        ({"seed": True}, "seed is True, expected int"),
+        ({"compile": 1}, "compile is 1, expected bool"),
+        ({"epochs": 0}, "epochs is 0, expected at least 1"),
+        ({"batch_size": 1}, "batch_size is 1, expected at least 2"),
+        ({"optimizer": {"rte": 1}}, "did you mean 'optimizer.rate'"),
+        ({"optimizer": {"rate": float("nan")}}, "optimizer.rate is nan"),
+        ({"optimizer": {"rate": -1.0}}, "optimizer.rate is -1.0"),
+        ({"optimizer": {"momentum": 1.0}}, "optimizer.momentum is 1.0"),
+        ({"optimizer": 3}, "optimizer is 3, expected a table"),
+        ({"optimizer": {"warmup_epochs": 1000}}, "expected at most the 100 epochs"),
+        ({"method": "byl"}, "did you mean 'byol'"),
+        ({"method": {"name": "byol", "bottleneck": 3}}, "unknown setting 'method.bottleneck'"),
+        ({"method": {"name": "simclr", "temperature": 0}}, "method.temperature is 0"),
+        ({"method": 7}, "method is 7"),
+        ({"precision": "fp8"}, "expected one of auto, bf16, fp32, fp64"),
+        ({"channels": 4}, "expected one of 1, 3"),
+        ({"channels": True}, "channels is True"),
+        ({"graph": "s1<->s1"}, "a view cannot be its own target"),
+        ({"graph": "s1<->s2, h1->s1, h1 = rra(2,5)(s1)"}, "did you mean 'ra'"),
+        ({"heavy": "rra(2,5)"}, "did you mean 'ra'"),
+        ({"accumulate": 4}, "BatchNorm in the heads"),
+        ({"normalization": "mine"}, "cifar10, imagenet or measure"),
+        ({"bad_share": 1.5}, "bad_share is 1.5"),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep is 0"),
+        ({"init": 3}, "init is 3, expected Path"),
+    ],
+)
+def test_nonsense_is_refused_by_name(plain: dict[str, object], part: str) -> None:
+    with pytest.raises(DsslError) as caught:
+        config_io.from_dict(plain)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["epochs = ", "[epochs", "epochs = 3\nepochs = 4", "\xff"])
+def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(DsslError, match=r"run\.toml cannot be read"):
+        config_io.load(file)
+
+
+def test_difference_names_what_matters_and_nothing_else() -> None:
+    old = RunConfig()
+    new = replace(old, epochs=200, threads=7, checkpoint=CheckpointConfig(keep=9), optimizer=OptimizerConfig(rate=0.5))
+    assert config_io.difference(old, new) == ["epochs: 100 -> 200", "optimizer.rate: 0.03 -> 0.5"]
+    assert config_io.fingerprint(old) != config_io.fingerprint(new)
+    assert config_io.fingerprint(old) == config_io.fingerprint(replace(old, threads=3, knn_every=1))

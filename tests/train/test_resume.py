@@ -1,0 +1,111 @@
+"""A run that was killed and continued ends as the same run, to the last bit; real processes, real SIGKILL."""
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from dssl.train import checkpoint
+from tests.train.running import command, end_of, kill_at, run, start, wait_for_step
+
+METHODS = ("simsiam", "byol", "simclr")
+STEPS = 24  # 96 images, batches of 16, 4 epochs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_three_kills_change_nothing(method: str, tmp_path: Path) -> None:
+    """Killed in the middle of an epoch, twice in one epoch, and at an epoch's end."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    untouched = run(command(method, whole))
+    assert untouched.returncode in (0, 3), untouched.stderr
+    left = [kill_at(command(method, broken), broken, step) for step in (3, 5, 12)]
+    assert all(step > 0 for step in left)
+    assert left[0] < STEPS, "the first kill came too late to mean anything"
+    last = run(command(method, broken))
+    assert last.returncode == untouched.returncode, last.stderr
+    assert checkpoint.steps_in(whole / "checkpoints")[-1] == STEPS
+    assert end_of(broken) == end_of(whole)
+    assert _metrics(broken) == _metrics(whole)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("method", METHODS)
+def test_twenty_kills_change_nothing(method: str, tmp_path: Path) -> None:
+    """At random moments: in a step, in a save, while starting."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    extra = ("--epochs", "12")
+    assert run(command(method, whole, *extra)).returncode in (0, 3)
+    generator = random.Random(7)
+    step = 0
+    for _ in range(20):
+        step = kill_at(
+            command(method, broken, *extra), broken, step + generator.randrange(1, 4), delay=generator.random() * 0.05
+        )
+    assert run(command(method, broken, *extra)).returncode in (0, 3)
+    assert end_of(broken) == end_of(whole)
+    assert _metrics(broken) == _metrics(whole)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_polite_signal_saves_and_says_so(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command("simsiam", out, "--checkpoint.every-minutes", "1000", "--epochs", "40")
+    process = start(words)
+    wait_for_step(out, 6, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code, errors
+    assert "and saved; the same command continues it" in errors
+    step = checkpoint.steps_in(out / "checkpoints")[-1]
+    assert f"stopped at step {step} of 240" in errors
+
+
+def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(command("simsiam", out, "--epochs", "1")).returncode in (0, 3)
+    before = end_of(out)
+    refused = run(command("simsiam", out, "--epochs", "2", "--seed", "5"))
+    assert refused.returncode == 2
+    assert "epochs: 1 -> 2; seed: 0 -> 5" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert end_of(out) == before
+    again = run(command("simsiam", out, "--epochs", "1", "--threads", "1"))
+    assert again.returncode in (0, 3)
+    assert "this run is finished" in again.stderr
+    assert end_of(out) == before
+
+
+def test_other_data_is_refused(tmp_path: Path) -> None:
+    """The configuration names the same folder, but its images have changed."""
+    from PIL import Image
+
+    images, out = tmp_path / "images", tmp_path / "run"
+    images.mkdir()
+    for number in range(40):
+        Image.effect_noise((40, 40), 60 + number).convert("RGB").save(images / f"{number}.png")
+    words = command("simsiam", out, "--data", str(images), "--epochs", "1")
+    first = run(words)
+    assert first.returncode in (0, 3), first.stderr
+    (images / "7.png").unlink()
+    refused = run(words)
+    assert refused.returncode == 2
+    assert "are not those that" in refused.stderr
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(command("simsiam", out, "--epochs", "100"))
+    wait_for_step(out, 1, process)
+    refused = run(command("simsiam", out, "--epochs", "100"))
+    process.kill()
+    process.communicate()
+    assert refused.returncode == 2
+    assert "is in use by another dssl" in refused.stderr
+
+
+def _metrics(out: Path) -> list[dict[str, object]]:
+    """What was measured, without what depends on the clock."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in line if key not in ("images_per_second", "data_share")} for line in lines]

@@ -1,0 +1,164 @@
+"""The loop as a library call: what a run leaves, how it ends when it goes bad, and what it refuses."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig, SimSiamConfig
+from dssl.errors import DsslError
+from dssl.train import checkpoint
+from dssl.train.loop import train
+
+TINY = RunConfig(
+    data="shapes:64",
+    method=SimSiamConfig(hidden=16, output=16, bottleneck=8),
+    epochs=2,
+    batch_size=16,
+    precision="fp32",
+    knn_every=1,
+    optimizer=OptimizerConfig(warmup_epochs=0),
+    health=HealthConfig(every=2),
+)
+
+
+def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
+    result = train(TINY, tmp_path / "run")
+    assert result.step == result.total == 8
+    names = {entry.name for entry in (tmp_path / "run").iterdir()}
+    assert names >= {"config.json", "metrics.jsonl", "checkpoints", "views.png", "tensorboard"}
+    described = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert described["config"]["graph"] == "dssl"
+    assert described["precision"] == "fp32"
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    looks = [record for record in records if "loss" in record]
+    assert looks[-1]["step"] == 8
+    assert set(looks[0]["edges"]) == {"s1->s2", "s2->s1", "h1->s1", "h2->s2"}
+    assert set(looks[0]["spread"]) == set(looks[0]["rank"]) == {"s1", "s2", "h1", "h2"}
+    knn = [record for record in records if "knn" in record]
+    assert [record["epoch"] for record in knn] == [1, 2]
+    assert knn[0]["knn_protocol"] == {"k": 200, "temperature": 0.1, "bank": 64, "queries": 2000}
+    assert result.knn == knn[-1]["knn"]
+    with Image.open(tmp_path / "run" / "views.png") as picture:
+        assert picture.size[1] > 5 * 96  # originals and four rows of views
+    saved = checkpoint.read(result.checkpoint)  # type: ignore[arg-type]
+    assert saved.header["step"] == 8
+    assert saved.header["normalization"]["mean"] == pytest.approx([0.4914, 0.4822, 0.4465])
+
+
+def test_the_first_weights_and_the_loss_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    def first_loss(name: str, **changes: object) -> float:
+        train(replace(TINY, epochs=1, **changes), tmp_path / name)  # type: ignore[arg-type]
+        return float(json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+
+    one = first_loss("one")
+    torch.manual_seed(99)  # no generator outside of the run has a say
+    assert first_loss("two", threads=1) == one
+    assert first_loss("three", seed=1) != one
+
+
+def test_a_rate_beyond_reason_is_called_divergence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The good checkpoint stays, nothing that is no number is written, the step is named."""
+    out = tmp_path / "run"
+    train(replace(TINY, epochs=1), out)
+    good = checkpoint.newest_good(out / "checkpoints")
+    assert good is not None
+    # the same run, continued by hand with weights that are beyond all numbers after the next step
+    header = dict(good[1].header)
+    del header["sha256"]
+    wild = {name: value.clone() for name, value in good[1].tensors.items()}
+    wild["method.predictor.3.weight"].fill_(3e38)
+    config = replace(TINY, epochs=3)
+    other = tmp_path / "other"
+    (other / "checkpoints").mkdir(parents=True)
+    described = json.loads((out / "config.json").read_text())
+    described["config"]["epochs"] = 3
+    (other / "config.json").write_text(json.dumps(described))
+    checkpoint.write(checkpoint.path_at(other / "checkpoints", 4), header, wild)
+    with caplog.at_level(logging.INFO, logger="dssl"):
+        result = train(config, other)
+    assert result.opinion.verdict == "diverged"
+    assert result.exit_code == 4
+    assert "diverged at step" in caplog.text
+    assert "--optimizer.clip 1" in caplog.text
+    assert checkpoint.steps_in(other / "checkpoints") == [4]
+
+
+def test_learning_rate_of_1e20_diverges(tmp_path: Path) -> None:
+    config = replace(TINY, optimizer=OptimizerConfig(rate=1e20, warmup_epochs=0), checkpoint=CheckpointConfig(keep=9))
+    result = train(config, tmp_path / "run")
+    assert result.opinion.verdict == "diverged"
+    assert result.exit_code == 4
+    for step in checkpoint.steps_in(tmp_path / "run" / "checkpoints"):
+        saved = checkpoint.read(checkpoint.path_at(tmp_path / "run" / "checkpoints", step))
+        assert all(torch.isfinite(value).all() for value in saved.tensors.values())
+
+
+def test_a_folder_of_images_of_every_kind(tmp_path: Path) -> None:
+    """Colour, gray, palette, alpha, 16 bit and a broken one, which is named and replaced."""
+    images = tmp_path / "images"
+    images.mkdir()
+    generator = np.random.Generator(np.random.Philox(0))
+    for number in range(40):
+        pixels = generator.integers(0, 256, (50, 40 + number % 3, 3), dtype=np.uint8)
+        picture = Image.fromarray(pixels)
+        mode = ("RGB", "L", "P", "RGBA", "CMYK")[number % 5]
+        picture.convert(mode).save(images / f"{number}.{'tif' if mode == 'CMYK' else 'png'}")
+    (images / "broken.jpg").write_bytes(b"\xff\xd8\xff no image at all")
+    config = replace(TINY, data=str(images), normalization="measure", epochs=1, batch_size=40, bad_share=0.1)
+    result = train(config, tmp_path / "run")
+    assert result.step == 1
+    listed = (tmp_path / "run" / "quarantine.txt").read_text()
+    assert "broken.jpg" in listed
+    described = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert described["normalization"]["mean"] == pytest.approx([0.5] * 3, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"data": "shapes:8"}, "fewer than the batch"),
+        ({"data": "EMPTY"}, "the folder is empty"),
+        ({"data": "ONE"}, "batch"),
+        ({"data": "/nowhere/at/all"}, "No such file"),
+        ({"data": "BROKEN"}, "cannot be read"),
+        ({"encoder": "resnet81"}, "did you mean"),
+        ({"init": Path("nowhere.safetensors")}, "nowhere.safetensors"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, object], part: str
+) -> None:
+    for name, count in (("EMPTY", 0), ("ONE", 1)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            Image.new("RGB", (40, 40)).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "BROKEN").mkdir()
+    for number in range(30):
+        (tmp_path / "BROKEN" / f"{number}.jpg").write_bytes(b"no image")
+    if str(changes.get("data")) in ("EMPTY", "ONE", "BROKEN"):
+        changes = changes | {"data": str(tmp_path / str(changes["data"]))}
+    with pytest.raises((DsslError, OSError)) as caught:
+        train(replace(TINY, **changes), tmp_path / "run")  # type: ignore[arg-type]
+    assert part in str(caught.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(DsslError, match=r"holds 1 other things \('thesis.tex' is one\) and no run"):
+        train(TINY, tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DsslError, match="which is a file"):
+        train(TINY, tmp_path / "file")
+    with pytest.raises(OSError, match="Not a directory"):
+        train(TINY, tmp_path / "file" / "run")
