@@ -1,6 +1,7 @@
 """Self-supervised visual pretraining with any augmentation, without collapse.
 
-The public API: a view graph, a method, and their objective; everything is imported when it is first used.
+The public API: a view graph, a method and their objective for one's own loop; ``dssl.train.train`` and ``load_encoder`` for the
+whole way. Everything is imported when it is first used.
 """
 
 import importlib
@@ -9,16 +10,22 @@ from typing import TYPE_CHECKING
 from dssl.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from dssl.config import RunConfig
     from dssl.errors import DsslError
+    from dssl.export.load import load_encoder
     from dssl.graph import Edge, View, ViewGraph
     from dssl.methods import BYOL, SimCLR, SimSiam
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
     from dssl.presets import equation6, named_graph, soft
+    from dssl.recipes import recipe
 
 # torch takes seconds to import: `dssl --help` and the graph must not wait for it
 _HOME = {
     "DsslError": "errors",
+    "RunConfig": "config",
+    "load_encoder": "export.load",
+    "recipe": "recipes",
     "Edge": "graph",
     "View": "graph",
     "ViewGraph": "graph",
@@ -41,6 +48,7 @@ __all__ = [
     "Edge",
     "LossReport",
     "Objective",
+    "RunConfig",
     "SimCLR",
     "SimSiam",
     "View",
@@ -50,7 +58,9 @@ __all__ = [
     "encoder_names",
     "equation6",
     "feature_dim",
+    "load_encoder",
     "named_graph",
+    "recipe",
     "soft",
 ]
 

@@ -1,0 +1,83 @@
+"""``dssl embed``: the encoder's vectors of any images, in files."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dssl.commands.evaluate import show_progress
+from dssl.errors import DsslError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Write the embeddings of images: shards in a folder, or one .npz or .csv.
+
+    The same command again goes on where it stopped.
+    """
+
+    weights: Path  # positional
+    """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
+    data: str  # positional
+    """Images: a folder, a list of files, cifar10:FOLDER, shapes."""
+    out: Path = Path("embeddings")
+    """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz or .csv."""
+    shard: int = 10_000
+    """Images in a shard; one shard is in memory at a time."""
+    split: Literal["train", "test"] = "train"
+    """Which split of the source."""
+    encoder: str | None = None
+    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    image_size: int | None = None
+    """The size of images, where the file does not say it, or another than it was trained with."""
+    normalization: Literal["cifar10", "imagenet"] | None = None
+    """What pixels are normalised by, where the file does not say it."""
+    batch_size: int = 256
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the encoder."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    threads: int | None = None
+    """Threads that decode images; as many as there are cores by default."""
+
+
+def run(arguments: Arguments) -> int:
+    import torch
+
+    from dssl.augment import CIFAR10, IMAGENET
+    from dssl.data import open_source
+    from dssl.evaluate.embed import Encoding, embed_file, embed_shards
+    from dssl.export.load import open_weights
+    from dssl.train.precision import pick_device
+
+    if arguments.out.suffix not in ("", ".npz", ".csv"):
+        raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
+    begun = time.perf_counter()
+    known = {"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}
+    loaded = open_weights(
+        arguments.weights,
+        encoder=arguments.encoder,
+        image_size=arguments.image_size,
+        normalization=known[arguments.normalization],
+    )
+    print(loaded.report.text())
+    loaded.encoder.to(pick_device(arguments.device))
+    source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
+    encoding = Encoding(
+        loaded=loaded,
+        batch_size=arguments.batch_size,
+        autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
+        threads=arguments.threads,
+        progress=show_progress if sys.stderr.isatty() else None,
+    )
+    if arguments.out.suffix in (".npz", ".csv"):
+        done = embed_file(encoding, source, arguments.out)
+    else:
+        done = embed_shards(encoding, source, arguments.out, shard=arguments.shard)
+    left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
+    kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
+    print(
+        f"{arguments.out}: {done.images:,} embeddings of {done.dimensions} numbers in {done.files:,} "
+        f"{'file' if done.files == 1 else 'shards'}{kept}{left_out}; {time.perf_counter() - begun:.1f} s"
+    )
+    return 0

@@ -1,0 +1,181 @@
+"""``dssl evaluate``: what an encoder has learnt, under protocols that say everything about themselves."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dssl.errors import DsslError
+
+if TYPE_CHECKING:
+    from dssl.data import Source
+    from dssl.export.load import LoadedEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measure an encoder on labelled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
+
+    Protocols: knn, probe, probe-1 and probe-10 (1 % and 10 % of the labels) need one pass over the images; together they are
+    "quick", the default. linear-sgd, linear-lars, finetune-1, finetune-10, finetune and supervised train on augmented images;
+    with the others they are "all".
+    """
+
+    weights: Path  # positional
+    """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
+    data: str | None = None
+    """Labelled images: cifar10:FOLDER, shapes, a folder with train and val in it; by default those of the run."""
+    test: str | None = None
+    """Test images, where --data has no test split."""
+    protocols: tuple[str, ...] = ("quick",)
+    """What to measure, such as: knn probe linear-sgd."""
+    out: Path | None = None
+    """The folder for evaluation.json, evaluation.html and the features; by default evaluation in the run's folder."""
+    encoder: str | None = None
+    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    image_size: int | None = None
+    """The size of images, where the file does not say it, or another than it was trained with."""
+    normalization: Literal["cifar10", "imagenet"] | None = None
+    """What pixels are normalised by, where the file does not say it."""
+    seed: int = 0
+    """Of splits and training; it does not touch the encoder."""
+    epochs: int | None = None
+    """Epochs of the trained protocols instead of their own, for trying out; it is part of what is written down."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the encoder."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    threads: int | None = None
+    """Threads that decode images; as many as there are cores by default."""
+    page: bool = True
+    """Write the page with the map of the embedding and the nearest neighbours."""
+
+
+def run(arguments: Arguments) -> int:
+    from dssl.evaluate.protocols import chosen_protocols
+
+    protocols = chosen_protocols(arguments.protocols)
+    if arguments.epochs is not None and arguments.epochs < 1:
+        raise DsslError(f"--epochs is {arguments.epochs}: expected at least 1")
+    begun = time.perf_counter()
+    import torch
+
+    from dssl.augment import CIFAR10, IMAGENET
+    from dssl.evaluate import page
+    from dssl.evaluate.protocols import Task
+    from dssl.evaluate.runner import aligned_labels, evaluate
+    from dssl.evaluate.store import FeatureStore
+    from dssl.export.load import open_weights
+    from dssl.report import page as base_page
+    from dssl.train.precision import pick_device
+
+    known = {"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}
+    loaded = open_weights(
+        arguments.weights,
+        encoder=arguments.encoder,
+        image_size=arguments.image_size,
+        normalization=known[arguments.normalization],
+    )
+    print(loaded.report.text())
+    train, test, data = _sources(arguments, loaded)
+    train_labels, test_labels, classes = aligned_labels(train, test)
+    loaded.encoder.to(pick_device(arguments.device))
+    out = arguments.out or default_folder(arguments.weights) / "evaluation"
+    progress = show_progress if sys.stderr.isatty() else None
+    store = FeatureStore(
+        loaded,
+        folder=out / "features",
+        autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
+        threads=arguments.threads,
+        progress=progress,
+    )
+    task = Task(
+        loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
+        classes=classes, seed=arguments.seed, epochs=arguments.epochs, threads=arguments.threads, progress=progress,
+    )  # fmt: skip
+    policy = (loaded.header.get("config") or {}).get("standard")
+    say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
+    evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
+    out.mkdir(parents=True, exist_ok=True)
+    written = out / "evaluation.json"
+    temporary = written.with_name(f".{written.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(evaluation.plain(), indent=2, default=_plain) + "\n", encoding="utf-8")
+    temporary.replace(written)
+    print(page.table(evaluation))
+    print(f"\n{written}")
+    if arguments.page:
+        base_page.write(out / "evaluation.html", page.html(evaluation, task, command=_command(arguments)))
+        print(out / "evaluation.html")
+    print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def default_folder(weights: Path) -> Path:
+    """The run's folder for a run or a checkpoint in it; the current folder for any other file."""
+    if weights.is_dir():
+        return weights.parent if weights.name == "checkpoints" else weights
+    return weights.parent.parent if weights.parent.name == "checkpoints" else Path()
+
+
+def show_progress(done: int, total: int) -> None:
+    """A line that is overwritten, for a terminal."""
+    print(f"\r{done:,} of {total:,}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+
+
+def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, Source, str]":
+    from dssl.data import NoSplitError, open_source
+
+    data = arguments.data or (loaded.header.get("config") or {}).get("data")
+    if data is None:
+        raise DsslError("which images? expected --data, such as cifar10:FOLDER or a folder with train and val in it")
+    train = open_source(data, split="train", channels=loaded.channels)
+    if arguments.test is not None:
+        try:
+            return train, open_source(arguments.test, split="test", channels=loaded.channels), data
+        except NoSplitError:
+            return train, open_source(arguments.test, split="train", channels=loaded.channels), data
+    try:
+        return train, open_source(data, split="test", channels=loaded.channels), data
+    except NoSplitError as error:
+        raise DsslError(f"{error}; or name them with --test") from None
+
+
+def _reference_data(data: str, classes: tuple[str, ...]) -> str:
+    """Which published results are about the same images."""
+    if data.startswith("cifar10:"):
+        return "cifar10"
+    if len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes):
+        return "imagenet"
+    return ""
+
+
+def _plain(value: object) -> object:
+    return str(value)
+
+
+def _command(arguments: Arguments) -> str:
+    """The command that makes the page again."""
+    words = ["dssl", "evaluate", str(arguments.weights)]
+    default = Arguments(weights=arguments.weights)
+    for name in (
+        "data",
+        "test",
+        "out",
+        "encoder",
+        "image_size",
+        "normalization",
+        "seed",
+        "epochs",
+        "precision",
+        "device",
+    ):
+        value = getattr(arguments, name)
+        if value != getattr(default, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if arguments.protocols != default.protocols:
+        words += ["--protocols", *arguments.protocols]
+    return shlex.join(words)

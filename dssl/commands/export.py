@@ -1,0 +1,59 @@
+"""``dssl export``: weights for other programs, each loaded back by the program that will read it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dssl.commands.evaluate import default_folder
+from dssl.errors import DsslError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
+
+    Each file is loaded back by its real client and the features are compared. A format whose client has no such encoder (nobody
+    has the small one, nobody a CIFAR stem) is refused with the lines of code that rebuild it.
+    """
+
+    weights: Path  # positional
+    """The folder of a run, a checkpoint, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
+    formats: tuple[str, ...] = ("safetensors",)
+    """Any of: safetensors torchvision timm detectron2 onnx torch."""
+    out: Path | None = None
+    """The folder for the files; by default export in the run's folder."""
+    encoder: str | None = None
+    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    image_size: int | None = None
+    """The size of images, where the file does not say it."""
+    normalization: Literal["cifar10", "imagenet"] | None = None
+    """What pixels are normalised by, where the file does not say it."""
+
+
+def run(arguments: Arguments) -> int:
+    from dssl.augment import CIFAR10, IMAGENET
+    from dssl.export.card import card, evaluation_of
+    from dssl.export.formats import export
+    from dssl.export.load import open_weights
+
+    if not arguments.formats:
+        raise DsslError("--formats is empty: expected some, such as safetensors torchvision")
+    known = {"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}
+    loaded = open_weights(
+        arguments.weights,
+        encoder=arguments.encoder,
+        image_size=arguments.image_size,
+        normalization=known[arguments.normalization],
+    )
+    print(loaded.report.text())
+    base = default_folder(arguments.weights)
+    out = arguments.out or base / "export"
+    exported = export(loaded, out, formats=arguments.formats)
+    for one in exported:
+        print(one.text())
+        for line in one.code:
+            print(f"    {line}")
+    evaluation = evaluation_of(loaded, base / "evaluation" / "evaluation.json")
+    (out / "README.md").write_text(card(loaded, exported, evaluation=evaluation), encoding="utf-8")
+    print(f"{out / 'README.md'}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
+    return 0

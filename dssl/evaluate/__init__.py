@@ -1,0 +1,1 @@
+"""Evaluation that one can trust: every number with its protocol, every sample counted, the backbone verified frozen."""

@@ -1,0 +1,110 @@
+"""Features of every image of a source: none dropped, none padded, nothing random."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dssl.augment import Normalization
+from dssl.data import Source
+from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
+from dssl.data.quarantine import Quarantine
+from dssl.errors import DsslError
+
+Progress = Callable[[int, int], None]
+"""Called with how many images are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Rows of features (float32, on the CPU) and the index in its source of the image of each row."""
+
+    values: Tensor
+    rows: NDArray[np.int64]
+    unreadable: int = 0
+    """How many images could not be read and have no row; always 0 unless that was allowed."""
+
+
+def compute_features(
+    encoder: nn.Module,
+    source: Source,
+    *,
+    image_size: int,
+    normalization: Normalization,
+    channels: int = 3,
+    indices: NDArray[np.int64] | None = None,
+    batch_size: int = 256,
+    crop_ratio: float = CROP_RATIO,
+    autocast: torch.dtype | None = None,
+    threads: int | None = None,
+    quarantine: Quarantine | None = None,
+    progress: Progress | None = None,
+) -> Features:
+    """The encoder's vector of every image (or of those at ``indices``), in order, computed where the encoder's weights are.
+
+    The encoder is in evaluation mode meanwhile and is given back as it was. An image that cannot be read is an error, unless
+    there is a ``quarantine`` (for training images only: a test set of which some are missing is another test set).
+    """
+    batches = EvaluationBatches(
+        source,
+        size=image_size,
+        batch_size=batch_size,
+        channels=channels,
+        normalization=normalization,
+        crop_ratio=crop_ratio,
+        indices=indices,
+        threads=threads,
+        quarantine=quarantine,
+    )
+    wanted = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
+    parts: list[Tensor] = []
+    rows: list[NDArray[np.int64]] = []
+    done = 0
+    with batches, evaluating(encoder):
+        for batch in batches:
+            parts.append(forward(encoder, batch.images, autocast=autocast))
+            rows.append(batch.indices)
+            done += len(batch.indices)
+            if progress is not None:
+                progress(done, len(wanted))
+    if not parts:
+        raise DsslError(f"{source.name}: none of its images can be read: there is nothing to compute features of")
+    values, found = torch.cat(parts), np.concatenate(rows)
+    if quarantine is not None:
+        wanted = wanted[[int(index) not in quarantine for index in wanted]]
+    check_complete(values, found, wanted, name=source.name)
+    return Features(values=values, rows=found, unreadable=batches.count - len(found))
+
+
+def check_complete(values: Tensor, rows: NDArray[np.int64], wanted: NDArray[np.int64], *, name: str) -> None:
+    """Refuse features that are not one row for each wanted image, in their order."""
+    if len(values) != len(wanted) or not np.array_equal(rows, wanted):
+        raise DsslError(f"{name}: {len(values)} features for {len(wanted)} images: samples were dropped or repeated")
+
+
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module has the mode that it had."""
+    modes = {module: module.training for module in encoder.modules()}
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def forward(encoder: nn.Module, images: Tensor, *, autocast: torch.dtype | None = None) -> Tensor:
+    """The features of a batch, float32 on the CPU, computed where and in the type in which the weights are."""
+    weight = next(encoder.parameters(), images)
+    with nullcontext() if autocast is None else torch.autocast(weight.device.type, dtype=autocast):
+        values = encoder(images.to(weight.device, weight.dtype, non_blocking=True))
+    if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(images):
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise DsslError(f"the encoder maps {len(images)} images to {found}, expected one vector for each")
+    return values.float().cpu()

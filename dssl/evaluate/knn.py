@@ -1,0 +1,119 @@
+"""Weighted k-nearest-neighbour classification: cosine similarity, votes of weight exp(similarity / temperature)."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dssl.errors import DsslError
+
+_TRAIN_BLOCK = 65_536
+
+
+def neighbours(
+    train_features: Tensor, test_features: Tensor, *, k: int, block: int = 256, train_block: int = _TRAIN_BLOCK
+) -> tuple[Tensor, Tensor]:
+    """Cosine similarities and indices of the ``k`` nearest training rows of each test row, nearest first: M x k each.
+
+    Features need not be normalised. At most ``block`` x ``train_block`` similarities exist at a time. With fewer than
+    ``k`` training rows all of them are neighbours.
+    """
+    _check(train_features, test_features, k=k)
+    k = min(k, len(train_features))
+    train = _normalised(train_features)
+    similarities = torch.empty(len(test_features), k, dtype=train.dtype, device=train.device)
+    indices = torch.empty(len(test_features), k, dtype=torch.int64, device=train.device)
+    for start in range(0, len(test_features), block):
+        test = _normalised(test_features[start : start + block].to(train.device))
+        best, place = test.new_empty(len(test), 0), torch.empty(len(test), 0, dtype=torch.int64, device=test.device)
+        for value, index in _per_train_block(train, test, k=k, train_block=train_block):
+            best, order = torch.cat([best, value], dim=1).topk(min(k, best.shape[1] + value.shape[1]), dim=1)
+            place = torch.cat([place, index], dim=1).gather(1, order)
+        similarities[start : start + block], indices[start : start + block] = best, place
+    return similarities, indices
+
+
+def vote(similarities: Tensor, labels: Tensor, *, temperature: float, classes: int) -> Tensor:
+    """The class with the largest sum of exp(similarity / temperature) over the neighbours' ``labels`` (M x k both)."""
+    if temperature <= 0:
+        raise DsslError(f"the temperature is {temperature}: expected a number above 0, such as 0.1")
+    # relative to the nearest neighbour: the same winner, and no overflow at small temperatures
+    weights = ((similarities - similarities[:, :1]) / temperature).exp()
+    scores = torch.zeros(len(labels), classes, dtype=weights.dtype, device=weights.device)
+    return scores.scatter_add_(1, labels, weights).argmax(dim=1)
+
+
+def knn_predict(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    *,
+    k: int | Sequence[int],
+    temperature: float,
+    classes: int,
+    block: int = 256,
+) -> Tensor | list[Tensor]:
+    """Predicted classes of the test rows; a list of predictions for several ``k``, which share one search."""
+    if len(train_labels) != len(train_features):
+        raise DsslError(
+            f"there are {len(train_features)} training features and {len(train_labels)} labels: expected as many"
+        )
+    counts = [k] if isinstance(k, int) else list(k)
+    similarities, indices = neighbours(train_features, test_features, k=max(counts), block=block)
+    labels = train_labels.to(indices.device)[indices]
+    predictions = [
+        vote(similarities[:, :count], labels[:, :count], temperature=temperature, classes=classes) for count in counts
+    ]
+    return predictions[0] if isinstance(k, int) else predictions
+
+
+def knn_accuracy(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    k: int,
+    temperature: float,
+    classes: int,
+    block: int = 256,
+) -> float:
+    """The share of test rows that get their own label, from 0 to 1; with fewer than ``k`` training rows all of them vote."""
+    if len(test_labels) != len(test_features) or len(test_labels) == 0:
+        raise DsslError(
+            f"there are {len(test_features)} test features and {len(test_labels)} labels: expected as many, at least 1"
+        )
+    predicted = knn_predict(
+        train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, block=block
+    )
+    assert isinstance(predicted, Tensor)
+    return int((predicted == test_labels.to(predicted.device)).sum()) / len(test_labels)
+
+
+def _per_train_block(train: Tensor, test: Tensor, *, k: int, train_block: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(train), train_block):
+        part = train[start : start + train_block]
+        value, index = (test @ part.T).topk(min(k, len(part)), dim=1)
+        yield value, index + start
+
+
+def _normalised(features: Tensor) -> Tensor:
+    precise = features if features.dtype == torch.float64 else features.float()
+    return F.normalize(precise, dim=1)
+
+
+def _check(train: Tensor, test: Tensor, *, k: int) -> None:
+    if k < 1:
+        raise DsslError(f"k is {k}: expected at least 1 neighbour")
+    if len(train) == 0 or len(test) == 0:
+        raise DsslError(f"kNN needs at least one training and one test image, not {len(train)} and {len(test)}")
+    if train.dim() != 2 or test.dim() != 2 or train.shape[1] != test.shape[1]:
+        raise DsslError(
+            f"features of shapes {tuple(train.shape)} and {tuple(test.shape)} cannot be compared: expected rows of one length"
+        )
+    for name, features in (("training", train), ("test", test)):
+        if not bool(torch.isfinite(features).all()):
+            raise DsslError(
+                f"the {name} features hold NaN or infinite values: the encoder is broken, look at its training"
+            )

@@ -1,0 +1,114 @@
+"""Pictures of an embedding: images laid out in the plane by their features, and the nearest neighbours of some."""
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from torch import Tensor
+
+from dssl import rng
+from dssl.data import Source, UnreadableImage
+from dssl.evaluate.knn import neighbours
+from dssl.report.figures import COLORS
+from dssl.report.pictures import to_pillow
+from dssl.types import Image
+
+Points = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Places in the plane, and how they were found."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval:
+    """An image and the images nearest to it, by their index in the source, with their similarities."""
+
+    query: int
+    found: tuple[tuple[int, float], ...]
+
+
+def pca(features: Tensor, *, dimensions: int = 2) -> Points:
+    """The main axes of the normalised, centred features; signs are fixed, so that the same features give the same map."""
+    unit = F.normalize(features.double(), dim=1)
+    centred = unit - unit.mean(dim=0)
+    _, axes = torch.linalg.eigh(centred.T @ centred)
+    axes = axes[:, -min(dimensions, axes.shape[1]) :].flip(1)
+    largest = axes.abs().argmax(dim=0)
+    points = centred @ (axes * axes[largest, torch.arange(axes.shape[1])].sign())
+    return points.numpy() if points.shape[1] >= 2 else np.pad(points.numpy(), ((0, 0), (0, 1)))
+
+
+def layouts(features: Tensor, *, seed: int) -> list[Layout]:
+    """PCA always; UMAP, or else t-SNE, where it is installed and there are enough images for it."""
+    found = [Layout(name="PCA", points=pca(features))]
+    if len(features) < 50:
+        return found
+    reduced = pca(features, dimensions=50)
+    state = rng.key(seed, "map") % 2**31
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other people's programs
+        try:
+            from umap import UMAP  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            pass
+        else:
+            points = UMAP(random_state=state, metric="cosine").fit_transform(reduced)
+            return [*found, Layout(name="UMAP", points=np.asarray(points, np.float64))]
+        try:
+            from sklearn.manifold import TSNE
+        except ImportError:
+            return found
+        points = TSNE(random_state=state, init="pca", perplexity=min(30, len(features) // 4)).fit_transform(reduced)
+        return [*found, Layout(name="t-SNE", points=np.asarray(points, np.float64))]
+
+
+def map_picture(
+    layout: Layout, images: list[Image], *, cells: tuple[int, int] = (29, 20), side: int = 36
+) -> Pillow.Image:
+    """Thumbnails at their places, on a grid so that none hides another; the first image of a cell stands for it."""
+    columns, rows = cells
+    canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
+    # outliers would squeeze the rest into a corner: the outermost hundredth goes to the rim
+    low, high = np.quantile(layout.points, 0.01, axis=0), np.quantile(layout.points, 0.99, axis=0)
+    place = np.clip((layout.points - low) / np.where(high > low, high - low, 1.0), 0, 1)
+    taken: set[tuple[int, int]] = set()
+    for (x, y), image in zip(place, images, strict=True):
+        cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
+        if cell in taken:
+            continue
+        taken.add(cell)
+        thumbnail = to_pillow(image).convert("RGB")
+        scale = (side - 2) / max(thumbnail.size)
+        size = max(1, round(thumbnail.width * scale)), max(1, round(thumbnail.height * scale))
+        canvas.paste(thumbnail.resize(size, Pillow.Resampling.BILINEAR), (cell[0] * side + 1, cell[1] * side + 1))
+    return canvas
+
+
+def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: int, seed: int) -> list[Retrieval]:
+    """Some images, chosen by the seed, with their nearest neighbours among all others."""
+    if len(features) < 2:
+        return []
+    chosen = np.sort(rng.permutation(rng.key(seed, "retrieval"), len(features))[:queries])
+    similarities, indices = neighbours(features, features[torch.from_numpy(chosen)], k=count + 1)
+    sheets = []
+    for place, values, nearest in zip(chosen.tolist(), similarities.tolist(), indices.tolist(), strict=True):
+        others = [(int(rows[one]), value) for one, value in zip(nearest, values, strict=True) if one != place]
+        sheets.append(Retrieval(query=int(rows[place]), found=tuple(others[:count])))
+    return sheets
+
+
+def readable(source: Source, index: int) -> Image | None:
+    """An image to show, or None where it cannot be read."""
+    try:
+        return source.image(index)
+    except UnreadableImage:
+        return None

@@ -1,0 +1,217 @@
+"""Every protocol by name: what it does with one encoder and two labelled splits, and the number it gives."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dssl import rng
+from dssl.data import Source
+from dssl.errors import DsslError, choices
+from dssl.evaluate import classifier
+from dssl.evaluate.classifier import Setting, Training
+from dssl.evaluate.features import Progress
+from dssl.evaluate.knn import knn_predict
+from dssl.evaluate.probe import Problem, choose_strength
+from dssl.evaluate.result import Result, count_correct
+from dssl.evaluate.store import FeatureStore
+from dssl.export.load import LoadedEncoder
+from dssl.models import build_encoder
+from dssl.train.prepare import Subset
+
+NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One encoder, a labelled training split and a labelled test split with the same classes."""
+
+    loaded: LoadedEncoder
+    store: FeatureStore
+    train: Source
+    test: Source
+    train_labels: NDArray[np.int64]
+    test_labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    seed: int
+    epochs: int | None = None
+    """Instead of a protocol's own number of epochs; for trying things out."""
+    threads: int | None = None
+    progress: Progress | None = None
+
+    def features(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Training features and labels, test features and labels; unreadable training images are left out."""
+        train = self.store.of(self.train, allow_unreadable=True)
+        test = self.store.of(self.test, allow_unreadable=False)
+        return (
+            train.values,
+            torch.from_numpy(self.train_labels[train.rows]),
+            test.values,
+            torch.from_numpy(self.test_labels[test.rows]),
+        )
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(
+            image_size=self.loaded.image_size,
+            channels=self.loaded.channels,
+            normalization=self.loaded.normalization,
+            seed=self.seed,
+            crop_ratio=self.store.crop_ratio,
+            autocast=self.store.autocast,
+            threads=self.threads,
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """CIFAR's settings are for small images, ImageNet's for the rest."""
+        return self.loaded.image_size <= 64
+
+    def result(self, name: str, predicted: Tensor, *, used: int, protocol: dict[str, Any]) -> Result:
+        """The number with all that it depends on; predictions are of the whole test set, in order."""
+        labels = torch.from_numpy(self.test_labels)
+        about = {
+            "train_images": used,
+            "test_images": len(self.test),
+            "train_data": self.train.name,
+            "test_data": self.test.name,
+            "train_fingerprint": self.train.fingerprint,
+            "test_fingerprint": self.test.fingerprint,
+            "classes": len(self.classes),
+            "seed": self.seed,
+            "checkpoint": self.loaded.protocol(),
+            "crop_ratio": self.store.crop_ratio,
+            "precision": "float32" if self.store.autocast is None else str(self.store.autocast).removeprefix("torch."),
+        }
+        return Result(name=name, correct=count_correct(predicted, labels), total=len(labels), protocol=about | protocol)
+
+
+_FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only then says so
+_TRAINED = {"backbone": "trained"}
+
+
+def _knn(task: Task) -> list[Result]:
+    train, train_labels, test, _ = task.features()
+    predictions = knn_predict(
+        train, train_labels, test, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(task.classes)
+    )
+    results: dict[int, Result] = {}
+    for k, predicted in zip(NEIGHBOURS, predictions, strict=True):
+        k = min(k, len(train))  # with fewer training images all of them vote
+        protocol = {"kind": "knn", "k": k, "temperature": TEMPERATURE, "similarity": "cosine", **_FROZEN}
+        results[k] = task.result(f"knn k={k}", predicted, used=len(train), protocol=protocol)
+    return list(results.values())
+
+
+def _probe(task: Task, share: float) -> list[Result]:
+    train, labels, test, _ = task.features()
+    if share < 1:
+        rows = classifier.share_of_labels(labels.numpy(), share, seed=task.seed)
+        train, labels = train[rows], labels[rows]
+    choice = choose_strength(train, labels, classes=len(task.classes), seed=task.seed)
+    solved = Problem(train, labels, classes=len(task.classes)).solve(choice.strength)
+    protocol = {
+        "kind": "linear",
+        "solver": "L-BFGS to the optimum, on features of unaugmented images",
+        "labels_share": share,
+        "regularisation": choice.strength,
+        "chosen_on": f"{choice.held_out} held-out training images" if choice.held_out else "default: too few images",
+        "regularisation_tried": [list(one) for one in choice.accuracies],
+        "objective": solved.objective,
+        "largest_gradient": solved.gradient,
+        **_FROZEN,
+    }
+    name = "linear probe" if share == 1 else f"linear probe, {share:.0%} of the labels"
+    return [task.result(name, solved.predict(test), used=len(train), protocol=protocol)]
+
+
+def _linear(task: Task, optimizer: str) -> list[Result]:
+    small, large = {
+        "sgd": (classifier.LINEAR_CIFAR_SGD, classifier.LINEAR_IMAGENET_SGD),
+        "lars": (classifier.LINEAR_CIFAR_LARS, classifier.LINEAR_IMAGENET_LARS),
+    }[optimizer]
+    test = task.store.of(task.test, allow_unreadable=False).values
+    head = classifier.new_head(test.shape[1], len(task.classes), seed=task.seed)
+    training = _training(task, small if task.is_small else large)
+    used = classifier.train_classifier(
+        task.loaded.encoder, head, task.train, labels=task.train_labels, training=training, setting=task.setting,
+        freeze=True, progress=task.progress,
+    )  # fmt: skip
+    protocol = {"kind": "linear", "labels_share": 1.0, "training": dataclasses.asdict(used), **_FROZEN}
+    name = f"linear, {optimizer.upper()}, augmented"
+    return [task.result(name, classifier.predict_features(head, test), used=len(task.train), protocol=protocol)]
+
+
+def _finetune(task: Task, share: float) -> list[Result]:
+    rows = classifier.share_of_labels(task.train_labels, share, seed=task.seed) if share < 1 else None
+    source = task.train if rows is None else Subset(task.train, rows)
+    labels = task.train_labels if rows is None else task.train_labels[rows]
+    encoder = deepcopy(task.loaded.encoder)  # the next protocol gets the weights as they were
+    dim = task.store.of(task.test, allow_unreadable=False).values.shape[1]
+    head = classifier.new_head(dim, len(task.classes), seed=task.seed)
+    base = classifier.FINETUNE if share > 0.01 else dataclasses.replace(classifier.FINETUNE, epochs=60)
+    used = classifier.train_classifier(
+        encoder, head, source, labels=labels, training=_training(task, base), setting=task.setting, freeze=False,
+        progress=task.progress,
+    )  # fmt: skip
+    protocol = {"kind": "fine-tuned", "labels_share": share, "training": dataclasses.asdict(used), **_TRAINED}
+    name = "fine-tuned" if share == 1 else f"fine-tuned, {share:.0%} of the labels"
+    predicted = classifier.predict(encoder, head, task.test, setting=task.setting)
+    return [task.result(name, predicted, used=len(source), protocol=protocol)]
+
+
+def _supervised(task: Task) -> list[Result]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
+        encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
+    encoder.to(next(task.loaded.encoder.parameters()).device)
+    dim = task.store.of(task.test, allow_unreadable=False).values.shape[1]
+    head = classifier.new_head(dim, len(task.classes), seed=task.seed)
+    used = classifier.train_classifier(
+        encoder, head, task.train, labels=task.train_labels, training=_training(task, classifier.SUPERVISED),
+        setting=task.setting, freeze=False, progress=task.progress,
+    )  # fmt: skip
+    protocol = {"kind": "supervised", "labels_share": 1.0, "training": dataclasses.asdict(used), **_TRAINED}
+    predicted = classifier.predict(encoder, head, task.test, setting=task.setting)
+    name = "supervised from scratch (no pretraining)"
+    return [task.result(name, predicted, used=len(task.train), protocol=protocol)]
+
+
+def _training(task: Task, training: Training) -> Training:
+    return training if task.epochs is None else dataclasses.replace(training, epochs=task.epochs)
+
+
+PROTOCOLS: dict[str, Callable[[Task], list[Result]]] = {
+    "knn": _knn,
+    "probe": partial(_probe, share=1.0),
+    "probe-1": partial(_probe, share=0.01),
+    "probe-10": partial(_probe, share=0.1),
+    "linear-sgd": partial(_linear, optimizer="sgd"),
+    "linear-lars": partial(_linear, optimizer="lars"),
+    "finetune-1": partial(_finetune, share=0.01),
+    "finetune-10": partial(_finetune, share=0.1),
+    "finetune": partial(_finetune, share=1.0),
+    "supervised": _supervised,
+}
+"""The first four need only features; the others train on augmented images, which takes a GPU or patience."""
+
+QUICK = ("knn", "probe", "probe-1", "probe-10")
+
+
+def chosen_protocols(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of protocols in the order of the table; ``quick`` and ``all`` stand for several."""
+    wanted: set[str] = set()
+    for name in names:
+        if name not in (*PROTOCOLS, "quick", "all"):
+            raise choices("protocol", name, (*PROTOCOLS, "quick", "all"))
+        wanted |= set({"quick": QUICK, "all": tuple(PROTOCOLS)}.get(name, (name,)))
+    if not wanted:
+        raise DsslError("no protocol is named: expected some, such as knn probe, or quick, or all")
+    return tuple(name for name in PROTOCOLS if name in wanted)

@@ -1,0 +1,81 @@
+"""A number with everything that it depends on: its interval, its protocol, and proof that the backbone did not move."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from dssl.errors import DsslError
+from dssl.train.checkpoint import content_hash
+
+_NORMAL_95 = 1.959963984540054
+
+
+def wilson(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson's score), from 0 to 1; honest also for one image or for none right."""
+    if not 0 <= correct <= total or total < 1:
+        raise DsslError(f"{correct} right of {total}: expected a part of at least one image")
+    share, z2 = correct / total, _NORMAL_95**2
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = _NORMAL_95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
+    low = 0.0 if correct == 0 else max(0.0, middle - half)
+    return low, 1.0 if correct == total else min(1.0, middle + half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Top-1 accuracy on a whole test set under one protocol."""
+
+    name: str
+    correct: int
+    total: int
+    protocol: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100 * self.correct / self.total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, in percent."""
+        low, high = wilson(self.correct, self.total)
+        return 100 * low, 100 * high
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "name": self.name,
+            "accuracy": self.accuracy,
+            "interval_95": list(self.interval),
+            "correct": self.correct,
+            "total": self.total,
+            "protocol": self.protocol,
+        }
+
+
+def count_correct(predicted: Tensor, labels: Tensor) -> int:
+    """How many predictions are right; a prediction for each label, or it is refused."""
+    if predicted.shape != labels.shape:
+        raise DsslError(f"{len(predicted)} predictions for {len(labels)} test images: samples were dropped or repeated")
+    return int((predicted.cpu() == labels.cpu()).sum())
+
+
+def weights_hash(module: nn.Module) -> str:
+    """SHA-256 of every parameter and buffer."""
+    return content_hash("weights", module.state_dict())
+
+
+@contextmanager
+def frozen(encoder: nn.Module) -> Iterator[str]:
+    """Hashes the weights before and after, and refuses whatever was measured when they differ; gives the hash."""
+    before = weights_hash(encoder)
+    yield before
+    if weights_hash(encoder) != before:
+        raise DsslError(
+            "the backbone changed while it was evaluated (its weights or running statistics have another hash): "
+            "it was not frozen, so the number is void"
+        )

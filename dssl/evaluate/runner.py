@@ -1,0 +1,122 @@
+"""One encoder, two splits, any number of protocols: `evaluate` does it all and gives back what was measured."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.data import Source, require_labels
+from dssl.data.decode import printable
+from dssl.errors import DsslError
+from dssl.evaluate.protocols import PROTOCOLS, Task
+from dssl.evaluate.quality import Quality, quality
+from dssl.evaluate.references import Reference, references_for
+from dssl.evaluate.result import Result, frozen
+from dssl.version import VERSION
+
+__all__ = ["Evaluation", "Task", "aligned_labels", "evaluate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Everything that was measured."""
+
+    results: tuple[Result, ...]
+    quality: Quality
+    references: tuple[Reference, ...]
+    notes: tuple[str, ...]
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "dssl_version": VERSION,
+            "checkpoint": self.checkpoint,
+            "results": [result.plain() for result in self.results],
+            "quality": dataclasses.asdict(self.quality),
+            "references": [dataclasses.asdict(one) for one in self.references],
+            "notes": list(self.notes),
+        }
+
+
+def aligned_labels(train: Source, test: Source) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+    """Labels of both splits under the training split's classes; raises where that cannot be done."""
+    train_labels, classes = require_labels(train)
+    if test.labels is None or test.classes is None:
+        raise DsslError(f"{test.name}: no labels: a test set needs a folder for each class, or a list with labels")
+    if len(test) == 0:
+        raise DsslError(f"{test.name}: the test set is empty")
+    position = {name: number for number, name in enumerate(classes)}
+    used = [test.classes[number] for number in np.unique(test.labels)]
+    unknown = [name for name in used if name not in position]
+    if unknown:
+        shown = ", ".join(repr(name) for name in unknown[:3]) + (" and more" if len(unknown) > 3 else "")
+        raise DsslError(
+            f"the test set has {len(unknown)} of {len(used)} classes that the training set lacks ({shown}): "
+            f"expected classes of {train.name}"
+        )
+    absent = [name for name in used if not (train_labels == position[name]).any()]
+    if absent:
+        raise DsslError(f"no training image has the class {absent[0]!r} of the test set: nothing could learn it")
+    of_test = np.array([position.get(name, -1) for name in test.classes], np.int64)
+    return train_labels, of_test[test.labels], classes
+
+
+def evaluate(
+    task: Task,
+    protocols: Sequence[str],
+    *,
+    data: str = "",
+    policy: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """Run the protocols one after the other; the encoder is the same before and after each, or the number is refused.
+
+    ``data`` (cifar10, imagenet) picks the published references, ``policy`` the views by which alignment is measured.
+    """
+    results: list[Result] = []
+    for name in protocols:
+        if say is not None:
+            say(name)
+        with frozen(task.loaded.encoder) as digest:
+            found = PROTOCOLS[name](task)
+        results += [_verified(result, digest) for result in found]
+    with frozen(task.loaded.encoder):
+        measured = quality(task, policy=policy)
+    kinds = {str(result.protocol["kind"]) for result in results}
+    return Evaluation(
+        results=tuple(results),
+        quality=measured,
+        references=tuple(references_for(data=data, kinds=kinds)),
+        notes=tuple(_notes(task)),
+        checkpoint=task.loaded.protocol(),
+    )
+
+
+def _verified(result: Result, digest: str) -> Result:
+    """What the hashes have shown, in words; only a protocol that leaves the backbone alone may say it."""
+    if result.protocol["backbone"] != "frozen":
+        return result
+    about = {"backbone": "frozen: verified", "backbone_sha256": digest}
+    return dataclasses.replace(result, protocol=result.protocol | about)
+
+
+def _notes(task: Task) -> list[str]:
+    """What whoever reads the numbers should know."""
+    notes = []
+    if len(task.test) < 100:
+        count = "only 1 image" if len(task.test) == 1 else f"only {len(task.test)} images"
+        notes.append(f"the test set has {count}: see the width of the intervals before believing any number")
+    if len(np.unique(task.test_labels)) == 1:
+        only = printable(task.classes[int(task.test_labels[0])])
+        notes.append(f"every test image is of the class {only!r}: the accuracy is that class's recall")
+    train = task.store.of(task.train, allow_unreadable=True)
+    if train.unreadable:
+        notes.append(f"{train.unreadable} training images could not be read and were left out")
+    verdict = task.loaded.header.get("verdict")
+    if verdict is not None and "collapse" in str(verdict).lower():
+        notes.append(f"the run's own verdict is: {verdict}")
+    return notes

@@ -1,0 +1,105 @@
+"""Features that are computed once for an encoder and a split, and kept in a file that knows what it is of."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dssl.data import Source
+from dssl.data.evaluation import CROP_RATIO
+from dssl.data.quarantine import Quarantine
+from dssl.evaluate.features import Features, Progress, compute_features
+from dssl.export.load import LoadedEncoder
+from dssl.train.checkpoint import content_hash
+
+
+class FeatureStore:
+    """Features of sources under one encoder: in memory, and in ``folder`` where one is given."""
+
+    def __init__(
+        self,
+        loaded: LoadedEncoder,
+        *,
+        folder: Path | None = None,
+        crop_ratio: float = CROP_RATIO,
+        autocast: torch.dtype | None = None,
+        batch_size: int = 256,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.loaded, self.folder, self.crop_ratio, self.autocast = loaded, folder, crop_ratio, autocast
+        self.batch_size, self.threads, self.progress = batch_size, threads, progress
+        self.computed = 0
+        """How many images went through the encoder; the rest came from memory or from a file."""
+        self._known: dict[str, Features] = {}
+
+    def of(self, source: Source, *, allow_unreadable: bool) -> Features:
+        """Features of every image of a source; unreadable training images may be left out, test images may not."""
+        about = self._about(source, allow_unreadable)
+        key = hashlib.sha256(about.encode()).hexdigest()[:16]
+        if key not in self._known:
+            path = None if self.folder is None else self.folder / f"features-{key}.safetensors"
+            found = None if path is None else _read(path, about)
+            if found is None:
+                found = compute_features(
+                    self.loaded.encoder,
+                    source,
+                    image_size=self.loaded.image_size,
+                    normalization=self.loaded.normalization,
+                    channels=self.loaded.channels,
+                    batch_size=self.batch_size,
+                    crop_ratio=self.crop_ratio,
+                    autocast=self.autocast,
+                    threads=self.threads,
+                    quarantine=Quarantine(source, max_share=1.0) if allow_unreadable else None,
+                    progress=self.progress,
+                )
+                self.computed += len(found.rows)
+                if path is not None:
+                    _write(path, about, found)
+            self._known[key] = found
+        return self._known[key]
+
+    def _about(self, source: Source, allow_unreadable: bool) -> str:
+        about: dict[str, Any] = {
+            "weights": self.loaded.sha256,
+            "encoder": self.loaded.name,
+            "image_size": self.loaded.image_size,
+            "normalization": [self.loaded.normalization.mean, self.loaded.normalization.std],
+            "crop_ratio": self.crop_ratio,
+            "autocast": str(self.autocast),
+            "source": source.fingerprint,
+            "images": len(source),
+            "allow_unreadable": allow_unreadable,
+        }
+        return json.dumps(about, sort_keys=True)
+
+
+def _write(path: Path, about: str, features: Features) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {"values": features.values.contiguous(), "rows": torch.from_numpy(features.rows)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    digest = content_hash(about, tensors)
+    metadata = {"about": about, "unreadable": str(features.unreadable), "sha256": digest}
+    save_file(tensors, temporary, metadata=metadata)
+    temporary.replace(path)
+
+
+def _read(path: Path, about: str) -> Features | None:
+    """The kept features, or None where there are none, or the file is damaged or of something else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in ("values", "rows")}
+    except (OSError, SafetensorError):
+        return None
+    if metadata.get("about") != about or content_hash(about, tensors) != metadata.get("sha256"):
+        return None
+    rows = tensors["rows"].numpy().astype(np.int64)
+    return Features(values=tensors["values"], rows=rows, unreadable=int(metadata["unreadable"]))

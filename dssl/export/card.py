@@ -1,0 +1,72 @@
+"""The model card: what the weights are, what they were made from, how, and what was measured."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dssl.export.formats import Exported
+from dssl.export.load import LoadedEncoder
+from dssl.version import VERSION
+
+
+def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None) -> str:
+    """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights."""
+    config = loaded.header.get("config") or {}
+    lines = [f"# {loaded.name}, pretrained without labels", ""]
+    lines += _table(
+        ("", ""),
+        [
+            ("encoder", loaded.name),
+            ("input", f"{loaded.channels} x {loaded.image_size} x {loaded.image_size}, values 0 to 1, then normalised"),
+            ("mean", ", ".join(f"{value:g}" for value in loaded.normalization.mean)),
+            ("deviation", ", ".join(f"{value:g}" for value in loaded.normalization.std)),
+            ("data", str(config.get("data", "unknown"))),
+            ("data's fingerprint", str(loaded.header.get("fingerprint", "unknown"))),
+            ("method", str((config.get("method") or {}).get("name", "unknown"))),
+            ("view graph", f"`{config['graph']}`" if "graph" in config else "unknown"),
+            ("standard policy", f"`{config['standard']}`" if "standard" in config else "unknown"),
+            ("heavy policy", f"`{config['heavy']}`" if "heavy" in config else "unknown"),
+            ("epoch", str(loaded.header.get("epoch", "unknown"))),
+            ("seed", str(config.get("seed", "unknown"))),
+            ("verdict of the run", str(loaded.header.get("verdict", "unknown"))),
+            ("made with", f"dssl {loaded.header.get('dssl_version', 'unknown')}, exported by dssl {VERSION}"),
+            ("SHA-256 of the source", loaded.sha256),
+        ],
+    )
+    lines += ["", "## Files", ""]
+    for one in exported:
+        lines += [
+            f"`{one.path.name}`: every tensor was loaded by {one.client}; largest difference {one.difference:.3g}."
+        ]
+        lines += ["", "```python", *one.code, "```", ""]
+    lines += ["## Numbers", ""]
+    if evaluation is None:
+        lines.append("None were measured. `dssl evaluate` measures them; export again afterwards and they stand here.")
+    else:
+        rows = [
+            (
+                one["name"],
+                f"{one['accuracy']:.2f} %",
+                "{:.2f} to {:.2f}".format(*one["interval_95"]),
+                f"{one['protocol']['train_images']} / {one['protocol']['test_images']}",
+                one["protocol"]["backbone"],
+            )
+            for one in evaluation["results"]
+        ]
+        lines += _table(("protocol", "top-1", "95 % interval", "train / test images", "backbone"), rows)
+    return "\n".join(lines) + "\n"
+
+
+def evaluation_of(loaded: LoadedEncoder, path: Path) -> dict[str, Any] | None:
+    """What `dssl evaluate` wrote, if it is about these weights."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if found["checkpoint"]["sha256"] == loaded.sha256 else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *escaped)]

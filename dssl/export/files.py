@@ -1,0 +1,117 @@
+"""Weights out of files of other programs: tensors by name, and never any code."""
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dssl.errors import DsslError
+
+# what NumPy's arrays are made of inside a pickle; each of these only builds an array
+_HARMLESS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy.core.numeric", "_frombuffer"),
+    ("numpy._core.numeric", "_frombuffer"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "scalar"),
+    ("_codecs", "encode"),
+    ("collections", "OrderedDict"),
+}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Detectron2's files are pickles of NumPy arrays: anything else that a pickle asks for is refused by name."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _HARMLESS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of a file under its dotted name, and the file's metadata (safetensors only).
+
+    Reads safetensors, what torch.save writes, and Detectron2's pickles of arrays. A file that would run code is refused.
+    """
+    if path.is_dir():
+        raise DsslError(f"{path} is a folder: expected a file of weights, or the folder of a run")
+    if not path.is_file():
+        raise DsslError(f"{path}: there is no such file; expected weights (.safetensors, .pt, .pth, .ckpt, .pkl)")
+    with path.open("rb") as file:
+        start = file.read(16)
+    metadata: dict[str, str] = {}
+    content: Any
+    if path.suffix == ".safetensors":
+        content, metadata = _safetensors(path)
+    elif start.startswith(b"PK\x03\x04") or b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in start:
+        content = _torch(path)
+    elif start[:1] == b"\x80":
+        content = _pickle(path)
+    else:
+        raise DsslError(
+            f"{path} is no file of weights: expected safetensors, a file of torch.save, or Detectron2's .pkl"
+        )
+    tensors = dict(_flat(content, ""))
+    if not tensors:
+        raise DsslError(f"{path} holds no tensors: expected a state dict, alone or inside a checkpoint")
+    return tensors, metadata
+
+
+def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
+    except (SafetensorError, ValueError, RuntimeError, TypeError) as error:
+        raise DsslError(f"{path} is damaged or no safetensors file: {_line(error)}; get it again") from None
+
+
+def _torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        wanted = _line(error).partition("Unsupported global: GLOBAL ")[2].partition(" ")[0]
+        asks = f"it asks for {wanted}" if wanted else "it holds more than tensors and plain data"
+        raise DsslError(
+            f"{path} is refused, since reading it could run code ({asks}): where you trust it, keep only its state dict with "
+            "torch.save(checkpoint['state_dict'], ...)"
+        ) from None
+    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
+        raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+
+
+def _pickle(path: Path) -> Any:
+    try:
+        return _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except pickle.UnpicklingError as error:
+        raise DsslError(f"{path} is refused, since reading it could run code ({_line(error)})") from None
+    except Exception as error:  # a pickle can fail in every way that exists
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; get it again") from None
+
+
+def _flat(content: Any, prefix: str) -> list[tuple[str, Tensor]]:
+    """The tensors inside of nested dicts; everything else (epochs, names, settings) is left out."""
+    if isinstance(content, Tensor):
+        return [(prefix, content)] if prefix else []
+    if isinstance(content, np.ndarray) and content.dtype.kind in "fiu":
+        return [(prefix, torch.from_numpy(np.array(content)))]
+    if not isinstance(content, Mapping):
+        return []
+    found = []
+    for key, value in content.items():
+        found += _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _line(error: Exception) -> str:
+    """The first sentence of what went wrong."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."

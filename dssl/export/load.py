@@ -1,0 +1,132 @@
+"""Encoders out of files: one's own checkpoints and exports with everything they know, foreign weights with a report."""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from dssl.augment import CIFAR10, IMAGENET, Normalization
+from dssl.errors import DsslError
+from dssl.export.files import read_tensors
+from dssl.export.infer import infer_encoder
+from dssl.export.match import MatchReport, match
+from dssl.models import build_encoder
+from dssl.train.checkpoint import Checkpoint, content_hash, newest_good, read
+
+ENCODER_KEY = "dssl_encoder"
+"""The entry of an exported file's metadata that says how to build the encoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEncoder:
+    """An encoder with its weights, and all that is known about it."""
+
+    encoder: nn.Module
+    name: str
+    """As ``build_encoder`` knows it."""
+    image_size: int
+    channels: int
+    normalization: Normalization
+    path: Path
+    sha256: str
+    """Of the file's content."""
+    report: MatchReport
+    header: dict[str, Any]
+    """A checkpoint's header, or what an export kept of it; empty for foreign weights."""
+
+    def protocol(self) -> dict[str, Any]:
+        """What every number that is measured with this encoder must say."""
+        kept = ("step", "epoch", "dssl_version", "fingerprint", "verdict")
+        config = self.header.get("config") or {}
+        return {
+            "file": str(self.path),
+            "sha256": self.sha256,
+            "encoder": self.name,
+            "image_size": self.image_size,
+            "normalization": dataclasses.asdict(self.normalization),
+            **{name: self.header[name] for name in kept if name in self.header},
+            "training_seed": config.get("seed"),
+            "weights": self.report.text(),
+        }
+
+
+def load_encoder(path: str | Path, *, encoder: str | None = None, image_size: int | None = None) -> nn.Module:
+    """The trained encoder of a run's folder, a checkpoint, an export, or a file of foreign weights; in evaluation mode.
+
+    ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are no ResNet).
+    """
+    return open_weights(Path(path), encoder=encoder, image_size=image_size).encoder
+
+
+def load_weights_into(encoder: nn.Module, path: Path) -> MatchReport:
+    """Load weights from anywhere into an encoder that exists; every tensor must fit, or nothing is changed."""
+    tensors, _, _ = _content(path)
+    chosen, report = match(encoder, tensors, path=path)
+    encoder.load_state_dict(chosen, strict=True)
+    return report
+
+
+def open_weights(
+    path: Path,
+    *,
+    encoder: str | None = None,
+    image_size: int | None = None,
+    normalization: Normalization | None = None,
+) -> LoadedEncoder:
+    """Build the encoder that a file describes and load it; what is given here goes before what the file says."""
+    tensors, header, digest = _content(path)
+    config = header.get("config") or {}
+    name = encoder or header.get("encoder") or config.get("encoder") or infer_encoder(tensors)
+    if name is None:
+        raise DsslError(f"{path} does not say which encoder it holds: name it, such as --encoder resnet50 or timm:NAME")
+    small = name == "small" or name.endswith("-cifar")
+    size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
+    channels = int(header.get("channels") or config.get("channels") or 3)
+    if normalization is None and (known := header.get("normalization")):
+        normalization = Normalization(tuple(known["mean"]), tuple(known["std"]))
+    built = build_encoder(name, image_size=size, channels=channels)
+    chosen, report = match(built, tensors, path=path)
+    built.load_state_dict(chosen, strict=True)
+    return LoadedEncoder(
+        encoder=built.eval(),
+        name=name,
+        image_size=size,
+        channels=channels,
+        normalization=normalization or (CIFAR10 if small else IMAGENET),
+        path=path,
+        sha256=digest,
+        report=report,
+        header=header,
+    )
+
+
+def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Tensors, header and hash of whatever the path names."""
+    if path.is_dir():
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        newest = newest_good(folder)
+        if newest is None:
+            raise DsslError(f"{path} holds no checkpoint: expected the folder of a run, or a file of weights")
+        return _of_checkpoint(newest[1])
+    tensors, metadata = read_tensors(path)
+    if "dssl" in metadata:
+        return _of_checkpoint(read(path))
+    if text := metadata.get(ENCODER_KEY):
+        digest = content_hash(text, tensors)
+        if digest != metadata.get("sha256"):
+            raise DsslError(f"{path} is damaged: its content does not match its SHA-256; export it again")
+        return tensors, json.loads(text), digest
+    with path.open("rb") as file:
+        return tensors, {}, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    # only the online encoder: a target network's twin and the optimiser are not what was asked for
+    tensors = {f"method.encoder.{name}": value for name, value in checkpoint.part("method.encoder").items()}
+    if not tensors:
+        raise DsslError("the checkpoint holds no encoder: expected tensors named method.encoder.…")
+    return tensors, checkpoint.header, str(checkpoint.header["sha256"])

@@ -1,0 +1,191 @@
+"""Which tensor of a file is which of an encoder: by prefix and by the names that other programs use."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dssl.errors import DsslError
+
+_COUNTER = "num_batches_tracked"
+_SECOND = re.compile(r"momentum|target|teacher|ema|encoder_k|_k\b|key|old|optimizer", re.IGNORECASE)
+_STAGES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
+
+
+def _numbered(positions: Mapping[str, str]) -> Callable[[str], str]:
+    def rename(name: str) -> str:
+        first, dot, rest = name.partition(".")
+        return f"{positions[first]}{dot}{rest}" if first in positions else name
+
+    return rename
+
+
+def from_detectron2(name: str) -> str:
+    """``res2.0.conv1.norm.weight`` is torchvision's ``layer1.0.bn1.weight``."""
+    name = name.removeprefix("backbone.").removeprefix("bottom_up.").removeprefix("stem.")
+    name = re.sub(r"^res(\d)\.", lambda match: f"layer{int(match[1]) - 1}.", name)
+    name = name.replace("shortcut.norm.", "downsample.1.").replace("shortcut.weight", "downsample.0.weight")
+    return re.sub(r"conv(\d)\.norm\.", r"bn\1.", name)
+
+
+def to_detectron2(name: str) -> str:
+    """torchvision's ``layer1.0.bn1.weight`` is ``res2.0.conv1.norm.weight``."""
+    name = re.sub(r"bn(\d)\.", r"conv\1.norm.", name)
+    name = name.replace("downsample.0.", "shortcut.").replace("downsample.1.", "shortcut.norm.")
+    if name.startswith("layer"):
+        return f"res{int(name[5]) + 1}{name[6:]}"
+    return f"stem.{name}"
+
+
+_DIALECTS: dict[str, Callable[[str], str]] = {
+    "the encoder's own names": lambda name: name,
+    "numbered children of a torchvision ResNet": _numbered(dict(zip("014567", _STAGES, strict=True))),
+    "numbered children of a ResNet without max-pool": _numbered(dict(zip("012345", _STAGES, strict=True))),
+    "Detectron2's names": from_detectron2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchReport:
+    """What of a file became which part of an encoder."""
+
+    path: Path
+    prefix: str
+    """What stands before the names in the file."""
+    names: str
+    """Whose names they are."""
+    loaded: int
+    total: int
+    """Tensors that were loaded, and that the encoder has; they differ only by counters of BatchNorm."""
+    ignored: tuple[str, ...]
+    """What else is in the file: heads, a second network, an optimiser."""
+    other_prefixes: tuple[str, ...] = ()
+    """Where the file holds the encoder once more: a momentum encoder."""
+
+    def text(self) -> str:
+        """One line for people."""
+        where = f" under {self.prefix!r}" if self.prefix else ""
+        line = f"{self.path}: {self.loaded} of {self.total} tensors loaded{where} ({self.names})"
+        if self.loaded < self.total:
+            line += f"; the {self.total - self.loaded} counters {_COUNTER} are not in the file and do not matter"
+        if self.other_prefixes:
+            line += f"; also there, not used: {', '.join(self.other_prefixes)}"
+        if self.ignored:
+            groups = sorted({name.removeprefix(self.prefix).split(".")[0] for name in self.ignored})
+            shown = ", ".join(groups[:6]) + (", ..." if len(groups) > 6 else "")
+            line += f"; {len(self.ignored)} others ignored ({shown})"
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    prefix: str
+    dialect: str
+    names: dict[str, str]
+    """The encoder's name to the file's."""
+    fitting: int
+
+    @property
+    def rank(self) -> tuple[int, bool, bool, int]:
+        """More tensors that fit in shape, then more in name, then the network that is trained, then the shortest prefix."""
+        return self.fitting, not _SECOND.search(self.prefix), self.dialect == next(iter(_DIALECTS)), -len(self.prefix)
+
+
+def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> tuple[dict[str, Tensor], MatchReport]:
+    """The encoder's state dict out of a file's tensors; raises unless every tensor of the encoder is there and fits."""
+    wanted = encoder.state_dict()
+    candidates = _candidates(wanted, tensors)
+    if not candidates:
+        raise DsslError(
+            f"{path} holds no weights of this encoder: none of its {len(tensors)} tensors (such as {next(iter(tensors))!r}) "
+            f"has a name like {next(iter(wanted))!r}; choose the encoder that the file was made with"
+        )
+    best = max(candidates, key=lambda candidate: candidate.rank)
+    _refuse_misfit(encoder, wanted, tensors, best, path)
+    chosen = {name: tensors[best.names[name]] for name in wanted if name in best.names}
+    broken = [
+        name for name, value in chosen.items() if value.is_floating_point() and not bool(torch.isfinite(value).all())
+    ]
+    if broken:
+        raise DsslError(
+            f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken, take an older checkpoint"
+        )
+    twins = tuple(
+        dict.fromkeys(
+            one.prefix for one in candidates if one.fitting == best.fitting and one.prefix != best.prefix
+            and "optimizer" not in one.prefix
+        )
+    )  # fmt: skip
+    used = set(best.names.values())
+    ignored = tuple(name for name in tensors if name not in used and not name.startswith(twins or ("\0",)))
+    report = MatchReport(
+        path=path,
+        prefix=best.prefix,
+        names=best.dialect,
+        loaded=len(chosen),
+        total=len(wanted),
+        ignored=ignored,
+        other_prefixes=twins,
+    )
+    return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
+
+
+def _candidates(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[_Candidate]:
+    """Every prefix of the file under which some name of the encoder stands, in each dialect."""
+    prefixes = {""}
+    for name in tensors:
+        parts = name.split(".")
+        prefixes |= {".".join(parts[:count]) + "." for count in range(1, min(len(parts), 7))}
+    found = []
+    for prefix in sorted(prefixes, key=len):
+        inside = [name for name in tensors if name.startswith(prefix)]
+        for dialect, rename in _DIALECTS.items():
+            names: dict[str, str] = {}
+            for name in inside:
+                own = rename(name.removeprefix(prefix))
+                own = own if own in wanted else own.replace(".shortcut.", ".downsample.")
+                if own in wanted:
+                    names[own] = name
+            fitting = sum(tensors[name].shape == wanted[own].shape for own, name in names.items())
+            if fitting:
+                found.append(_Candidate(prefix, dialect, names, fitting))
+    return found
+
+
+def _refuse_misfit(
+    encoder: nn.Module, wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], best: _Candidate, path: Path
+) -> None:
+    missing = [name for name in wanted if name not in best.names and not name.endswith(_COUNTER)]
+    shaped = [name for name, there in best.names.items() if tensors[there].shape != wanted[name].shape]
+    rest = [name.removeprefix(best.prefix) for name in tensors if name.startswith(best.prefix)]
+    used = set(best.names.values())
+    surplus = [
+        name
+        for name in rest
+        if best.prefix + name not in used and _belongs(encoder, wanted, _DIALECTS[best.dialect](name))
+    ]
+    problems = []
+    if missing:
+        problems.append(f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]!r}")
+    if shaped:
+        name = shaped[0]
+        there, here = tuple(tensors[best.names[name]].shape), tuple(wanted[name].shape)
+        problems.append(f"{len(shaped)} have another shape, such as {name!r} {there} instead of {here}")
+    if surplus:
+        problems.append(f"{len(surplus)} are more than the encoder has, such as {surplus[0]!r}")
+    if problems:
+        raise DsslError(
+            f"{path} does not fit the encoder: {'; '.join(problems)}; choose the encoder that the file was made with"
+        )
+
+
+def _belongs(encoder: nn.Module, wanted: Mapping[str, Tensor], name: str) -> bool:
+    """Whether a tensor that the encoder lacks would be part of it: ``layer1.2.…`` is, a classifier that was removed is not."""
+    first = name.partition(".")[0]
+    if not any(own.partition(".")[0] == first for own in wanted):
+        return False
+    removed = [path for path, module in encoder.named_modules() if isinstance(module, nn.Identity) and path]
+    return not any(name.startswith(f"{path}.") for path in removed)

@@ -1,0 +1,67 @@
+"""The lines of code that build an encoder again in another program, and whether that program has it at all."""
+
+from dssl.errors import DsslError
+from dssl.export.load import LoadedEncoder
+
+
+def base_name(loaded: LoadedEncoder) -> str:
+    """The name without dssl's own prefix and suffix."""
+    return loaded.name.removeprefix("timm:").removesuffix("-cifar")
+
+
+def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
+    """Raise, with the lines that rebuild the encoder, where a client has no such model."""
+    lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
+    if loaded.name == "small":
+        raise DsslError(
+            f"{client} has no small encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
+        )
+    if loaded.name.endswith("-cifar"):
+        raise DsslError(
+            f"{client} has no {base_name(loaded)} with a CIFAR stem: it cannot load these weights strictly; "
+            f"use --formats safetensors and rebuild it with: {lines}"
+        )
+    if loaded.channels != 3 and client != "timm":
+        raise DsslError(
+            f"{client} has no {base_name(loaded)} for {loaded.channels} channel: use --formats safetensors and: {lines}"
+        )
+
+
+def rebuild_lines(loaded: LoadedEncoder, file: str) -> list[str]:
+    """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
+    if loaded.name == "small" or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
+        return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
+    name = base_name(loaded)
+    if loaded.name.startswith("timm:"):
+        size = f", img_size={loaded.image_size}" if name.startswith(("vit", "deit", "swin", "beit", "eva")) else ""
+        channels = f", in_chans={loaded.channels}" if loaded.channels != 3 else ""
+        return [
+            "import safetensors.torch, timm",
+            f'encoder = timm.create_model("{name}", num_classes=0{size}{channels})',
+            f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)",
+        ]
+    build = f'encoder = torchvision.models.get_model("{name}")'
+    removed = f"encoder.{_indexed(classifier_path(loaded))}"
+    load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"
+    if loaded.name.endswith("-cifar"):
+        identities = "encoder.maxpool = encoder.fc = torch.nn.Identity()"
+        stem = f"encoder.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False); {identities}"
+        return ["import safetensors.torch, torch, torchvision", build, stem, load]
+    return ["import safetensors.torch, torch, torchvision", build, f"{removed} = torch.nn.Identity()", load]
+
+
+def classifier_path(loaded: LoadedEncoder) -> str:
+    """Where torchvision has its classifier: the last Linear layer, which is an Identity in the encoder."""
+    import torch
+    import torchvision
+
+    with torch.device("meta"):
+        original = torchvision.models.get_model(base_name(loaded), weights=None)
+    *_, last = (path for path, module in original.named_modules() if isinstance(module, torch.nn.Linear))
+    return str(last)
+
+
+def _indexed(path: str) -> str:
+    """``classifier.2`` as Python writes it: ``classifier[2]``."""
+    parts = path.split(".")
+    return parts[0] + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts[1:])

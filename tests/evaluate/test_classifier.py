@@ -1,0 +1,160 @@
+"""Training of classifiers: updates by hand, freezing, seeds, shares of labels."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dssl.augment import CIFAR10
+from dssl.data.shapes import Shapes
+from dssl.errors import DsslError
+from dssl.evaluate import classifier
+from dssl.evaluate.classifier import Setting, Training
+from dssl.evaluate.result import weights_hash
+
+SETTING = Setting(image_size=32, channels=3, normalization=CIFAR10, seed=3, threads=1)
+
+
+def reference_sgd(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, training: Training) -> None:
+    """One step by the formula: g + decay w, momentum, Nesterov."""
+    g = g + training.weight_decay * w
+    v *= training.momentum
+    v += g
+    w -= rate * (g + training.momentum * v if training.nesterov else v)
+
+
+def reference_lars(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, training: Training) -> None:
+    """One step by the formula of You, Gitman and Ginsburg; biases keep the plain rate."""
+    g = g + training.weight_decay * w
+    if w.ndim > 1:
+        g = g * (0.001 * np.linalg.norm(w) / np.linalg.norm(g))
+    v *= training.momentum
+    v += g
+    w -= rate * v
+
+
+@pytest.mark.parametrize(
+    ("training", "reference"),
+    [
+        (classifier.LINEAR_CIFAR_SGD, reference_sgd),
+        (classifier.LINEAR_IMAGENET_SGD, reference_sgd),
+        (classifier.FINETUNE, reference_sgd),
+        (classifier.SUPERVISED, reference_sgd),
+        (classifier.LINEAR_IMAGENET_LARS, reference_lars),
+        (dataclasses.replace(classifier.LINEAR_CIFAR_LARS, weight_decay=0.01), reference_lars),
+    ],
+)
+def test_updates_equal_the_formula_for_several_steps(training: Training, reference: Any) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(5, 4).double()
+    features, labels = torch.randn(6, 8, 5, dtype=torch.float64), torch.randint(4, (6, 8))
+    arrays = [one.detach().numpy().copy() for one in head.parameters()]
+    velocities = [np.zeros_like(one) for one in arrays]
+    optimizer = classifier.build_optimizer(list(head.parameters()), training, rate=0.0)
+    for step in range(6):
+        rate = classifier.rate_at(step, peak=0.3, total=6, decay=training.decay)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        F.cross_entropy(head(features[step]), labels[step]).backward()
+        optimizer.step()
+        # the gradient of softmax regression, by hand
+        x, (w, b) = features[step].numpy(), arrays
+        logits = x @ w.T + b
+        share = np.exp(logits - logits.max(1, keepdims=True))
+        share /= share.sum(1, keepdims=True)
+        error = (share - np.eye(4)[labels[step].numpy()]) / 8
+        for array, gradient, velocity in zip(arrays, (error.T @ x, error.sum(0)), velocities, strict=True):
+            reference(array, gradient, velocity, rate=rate, training=training)
+        for parameter, array in zip(head.parameters(), arrays, strict=True):
+            np.testing.assert_allclose(parameter.detach().numpy(), array, rtol=1e-10, atol=1e-12)
+
+
+def test_rates_fall_to_zero() -> None:
+    cosine = [classifier.rate_at(step, peak=2, total=4, decay="cosine") for step in range(5)]
+    assert cosine == pytest.approx([2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5, 0])
+    assert [classifier.rate_at(step, peak=2, total=4, decay="linear") for step in range(5)] == [2, 1.5, 1, 0.5, 0]
+
+
+def test_the_papers_settings() -> None:
+    assert (classifier.LINEAR_IMAGENET_LARS.rate * 4096 / 256, classifier.LINEAR_IMAGENET_LARS.epochs) == (1.6, 90)
+    assert (classifier.LINEAR_IMAGENET_LARS.decay, classifier.LINEAR_IMAGENET_SGD.decay) == ("cosine", "linear")
+    cifar = classifier.LINEAR_CIFAR_SGD
+    assert (cifar.rate, cifar.batch_size, cifar.epochs, cifar.weight_decay) == (30, 256, 100, 0)
+
+
+def quick(**changes: Any) -> Training:
+    return dataclasses.replace(Training(rate=0.5, batch_size=64, epochs=3, decay="cosine"), **changes)
+
+
+def trained(encoder: nn.Module, *, freeze: bool, seed: int = 3) -> tuple[nn.Linear, nn.Module]:
+    source, own = Shapes(128), copy.deepcopy(encoder)
+    head = classifier.new_head(256, 10, seed=seed)
+    setting = dataclasses.replace(SETTING, seed=seed)
+    assert source.labels is not None
+    classifier.train_classifier(
+        own, head, source, labels=source.labels, training=quick(), setting=setting, freeze=freeze
+    )
+    return head, own
+
+
+def test_a_frozen_backbone_stays_and_a_trained_one_moves(encoder: nn.Module) -> None:
+    head, own = trained(encoder, freeze=True)
+    assert weights_hash(own) == weights_hash(encoder)
+    assert weights_hash(head) != weights_hash(classifier.new_head(256, 10, seed=3))
+    _, own = trained(encoder, freeze=False)
+    assert weights_hash(own) != weights_hash(encoder)
+    assert not own.training
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(encoder: nn.Module) -> None:
+    first, again, other = (trained(encoder, freeze=True, seed=seed)[0] for seed in (3, 3, 4))
+    assert weights_hash(first) == weights_hash(again)
+    assert weights_hash(first) != weights_hash(other)
+
+
+class Drifting(nn.Module):
+    """A backbone that claims to be frozen and changes a buffer."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen += len(images)
+        return self.encoder(images)
+
+
+def test_a_backbone_that_is_not_frozen_is_refused(encoder: nn.Module) -> None:
+    with pytest.raises(DsslError, match="not frozen"):
+        trained(Drifting(copy.deepcopy(encoder)), freeze=True)
+
+
+def test_predictions_cover_the_whole_test_set(encoder: nn.Module) -> None:
+    head, source = classifier.new_head(256, 10, seed=0), Shapes(301, split="test")
+    assert len(classifier.predict(encoder, head, source, setting=SETTING)) == 301
+
+
+def test_a_rate_that_explodes_is_one_line(encoder: nn.Module) -> None:
+    source = Shapes(128)
+    assert source.labels is not None
+    with pytest.raises(DsslError, match="too high"):
+        classifier.train_classifier(
+            copy.deepcopy(encoder), classifier.new_head(256, 10, seed=0), source, labels=source.labels,
+            training=quick(rate=1e30), setting=SETTING, freeze=False,
+        )  # fmt: skip
+
+
+def test_a_share_of_the_labels_is_balanced_and_nested() -> None:
+    labels = np.repeat(np.arange(3), [1000, 500, 20])
+    one, ten = (classifier.share_of_labels(labels, share, seed=0) for share in (0.01, 0.1))
+    assert np.bincount(labels[one]).tolist() == [10, 5, 1]
+    assert np.bincount(labels[ten]).tolist() == [100, 50, 2]
+    assert set(one) <= set(ten)
+    assert set(one) != set(classifier.share_of_labels(labels, 0.01, seed=1))

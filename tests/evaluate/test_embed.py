@@ -1,0 +1,89 @@
+"""Embeddings in files: complete, resumable, never mixed."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from torch import nn
+
+from dssl.augment import CIFAR10
+from dssl.commands.embed import Arguments, run
+from dssl.data.shapes import Shapes
+from dssl.errors import DsslError
+from dssl.evaluate.features import compute_features
+
+
+@pytest.fixture
+def expected(encoder: nn.Module) -> torch.Tensor:
+    return compute_features(encoder, Shapes(25), image_size=32, normalization=CIFAR10).values
+
+
+def test_shards_hold_every_image_and_a_second_run_goes_on(
+    run_folder: Callable[..., Path], tmp_path: Path, expected: torch.Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = Arguments(weights=run_folder(), data="shapes:25", out=tmp_path / "out", shard=10, threads=1)
+    run(arguments)
+    parts = [np.load(tmp_path / "out" / f"embeddings-{number:05d}.npy") for number in range(3)]
+    assert [len(part) for part in parts] == [10, 10, 5]
+    np.testing.assert_allclose(np.concatenate(parts), expected.numpy(), rtol=1e-4, atol=1e-5)
+    names = (tmp_path / "out" / "names-00002.txt").read_text().splitlines()
+    assert names == [f"shapes train {number}" for number in range(20, 25)]
+    # as a kill between the two files of a shard would leave it
+    (tmp_path / "out" / "names-00001.txt").unlink()
+    untouched = (tmp_path / "out" / "embeddings-00000.npy").stat().st_mtime_ns
+    run(arguments)
+    assert "(15 were there already)" in capsys.readouterr().out
+    assert (tmp_path / "out" / "embeddings-00000.npy").stat().st_mtime_ns == untouched
+    assert len((tmp_path / "out" / "names-00001.txt").read_text().splitlines()) == 10
+
+
+def test_other_weights_images_or_things_are_not_mixed(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run_folder()
+    run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "out", threads=1))
+    with pytest.raises(DsslError, match="source, images"):
+        run(Arguments(weights=folder, data="shapes:26", out=tmp_path / "out", threads=1))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("x")
+    with pytest.raises(DsslError, match="holds other things"):
+        run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "full", threads=1))
+    for out in ("a.npy", "b.parquet"):
+        with pytest.raises(DsslError, match=r"\.npz or \.csv"):
+            run(Arguments(weights=folder, data="shapes:25", out=tmp_path / out))
+
+
+def test_small_files_hold_the_same(run_folder: Callable[..., Path], tmp_path: Path, expected: torch.Tensor) -> None:
+    folder = run_folder()
+    run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "e.npz", threads=1))
+    with np.load(tmp_path / "e.npz", allow_pickle=False) as found:
+        np.testing.assert_allclose(found["embeddings"], expected.numpy(), rtol=1e-4, atol=1e-5)
+        assert found["names"][24] == "shapes train 24"
+        assert json.loads(str(found["about"]))["encoder"] == "small"
+        embeddings = found["embeddings"]
+    run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "e.csv", threads=1))
+    with (tmp_path / "e.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:2] == ["name", "d0"]
+    assert len(rows) == 26
+    again = np.array([[float(cell) for cell in row[1:]] for row in rows[1:]], np.float32)
+    assert np.array_equal(again, embeddings)  # every bit survives the text
+
+
+def test_unreadable_images_have_no_row_and_are_named(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(5):
+        Pillow.fromarray(np.full((40, 40, 3), 50 * number, np.uint8)).save(images / f"{number}.png")
+    content = (images / "3.png").read_bytes()
+    (images / "3.png").write_bytes(content[: len(content) // 2])
+    run(Arguments(weights=run_folder(), data=str(images), out=tmp_path / "out", threads=1))
+    assert "1 images could not be read" in capsys.readouterr().out
+    assert (tmp_path / "out" / "names-00000.txt").read_text().split() == ["0.png", "1.png", "2.png", "4.png"]
+    assert len(np.load(tmp_path / "out" / "embeddings-00000.npy")) == 4
+    assert "3.png" in (tmp_path / "out" / "unreadable.txt").read_text()

@@ -1,0 +1,240 @@
+"""The whole command on the built-in images: protocols, hashes, JSON, kept features, and every clear sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from torch import nn
+
+from dssl.commands.evaluate import Arguments, run
+from dssl.data.shapes import Shapes
+from dssl.errors import DsslError
+from dssl.evaluate import page, protocols
+from dssl.evaluate.protocols import PROTOCOLS, Task, chosen_protocols
+from dssl.evaluate.references import REFERENCES, references_for
+from dssl.evaluate.result import Result
+from dssl.evaluate.runner import aligned_labels, evaluate
+from dssl.evaluate.store import FeatureStore
+from dssl.export.load import open_weights
+
+
+@pytest.fixture
+def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
+    def build(train: Any = None, test: Any = None, **changes: Any) -> Task:
+        folder = run_folder()
+        loaded = open_weights(folder)
+        train, test = train or Shapes(200), test or Shapes(101, split="test")
+        train_labels, test_labels, classes = aligned_labels(train, test)
+        store = FeatureStore(loaded, folder=folder / "features", threads=1)
+        settings = {"seed": 0, "epochs": 1, "threads": 1, **changes}
+        return Task(
+            loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
+            classes=classes, **settings,
+        )  # fmt: skip
+
+    return build
+
+
+def test_the_command_writes_numbers_with_their_protocol(
+    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "MAPPED", 100)  # t-SNE of more takes long
+    folder = run_folder()
+    assert run(Arguments(weights=folder, threads=1)) == 0
+    output = capsys.readouterr().out
+    assert "72 of 72 tensors loaded" in output
+    assert "2,300 features computed" in output
+    written = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    names = [one["name"] for one in written["results"]]
+    assert names == [
+        "knn k=20", "knn k=200", "linear probe", "linear probe, 1% of the labels", "linear probe, 10% of the labels",
+    ]  # fmt: skip
+    for one in written["results"]:
+        assert one["name"] in output
+        about = one["protocol"]
+        assert one["total"] == about["test_images"] == 2000
+        assert about["backbone"] == "frozen: verified"
+        assert about["checkpoint"]["epoch"] == 10.0
+        assert len(about["checkpoint"]["sha256"]) == len(about["backbone_sha256"]) == 64
+        assert about["seed"] == 0
+        low, high = one["interval_95"]
+        assert low < one["accuracy"] < high
+    assert [one["protocol"]["train_images"] for one in written["results"]] == [300, 300, 300, 10, 30]
+    assert (written["results"][0]["protocol"]["k"], written["results"][0]["protocol"]["temperature"]) == (20, 0.1)
+    text = (folder / "evaluation" / "evaluation.html").read_text()
+    assert "The map of the embedding" in text
+    assert "Nearest neighbours" in text
+    assert "http" not in text.replace("http-equiv", "")
+
+    # features are kept: the second time nothing goes through the encoder, and every number is the same
+    assert run(Arguments(weights=folder, threads=1, page=False, protocols=("knn", "probe"))) == 0
+    assert "\n0 features computed" in capsys.readouterr().out
+    again = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    assert again["results"] == written["results"][:3]
+
+
+def test_trained_protocols_all_run_and_leave_the_encoder_alone(task: Callable[..., Task]) -> None:
+    one = task()
+    names = ("linear-sgd", "linear-lars", "finetune-10", "finetune", "supervised")
+    found = evaluate(one, names)
+    assert [result.total for result in found.results] == [101] * 5
+    backbones = [result.protocol["backbone"] for result in found.results]
+    assert backbones == ["frozen: verified"] * 2 + ["trained"] * 3
+    assert [result.protocol["train_images"] for result in found.results] == [200, 200, 20, 200, 200]
+    for result in found.results:
+        assert result.protocol["training"]["epochs"] == 1
+    assert found.results[0].protocol["training"]["batch_size"] == 200  # as many as there are
+    assert {one.kind for one in found.references} == set()
+
+
+def test_a_protocol_that_moves_the_backbone_is_refused(
+    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(task: Task) -> list[Result]:
+        task.loaded.encoder.train()
+        with torch.no_grad():
+            task.loaded.encoder(torch.randn(8, 3, 32, 32))  # running statistics move
+        return [task.result("x", torch.zeros(101), used=1, protocol={"kind": "knn", "backbone": "frozen"})]
+
+    monkeypatch.setitem(PROTOCOLS, "knn", careless)
+    with pytest.raises(DsslError, match="not frozen"):
+        evaluate(task(), ["knn"])
+
+
+def test_a_dropped_test_batch_is_refused(task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch) -> None:
+    original = protocols.knn_predict
+
+    def drops(*arguments: Any, **settings: Any) -> Any:
+        return [found[:64] for found in original(*arguments, **settings)]
+
+    monkeypatch.setattr(protocols, "knn_predict", drops)
+    with pytest.raises(DsslError, match="64 predictions for 101 test images"):
+        evaluate(task(), ["knn"])
+
+
+def test_damaged_or_foreign_features_are_computed_again(task: Callable[..., Task]) -> None:
+    one = task()
+    first = one.store.of(one.test, allow_unreadable=False)
+    (path,) = one.store.folder.glob("*.safetensors")  # type: ignore[union-attr]
+    fresh = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
+    assert torch.equal(fresh.of(one.test, allow_unreadable=False).values, first.values)
+    assert fresh.computed == 0
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    mended = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
+    assert torch.equal(mended.of(one.test, allow_unreadable=False).values, first.values)
+    assert mended.computed == 101
+    other = FeatureStore(one.loaded, folder=one.store.folder, threads=1, crop_ratio=1.0)
+    other.of(one.test, allow_unreadable=False)
+    assert other.computed == 101  # another crop is another feature
+
+
+# --- clear sentences ---------------------------------------------------------------------------------------------------
+
+
+IMAGES = np.zeros((6, 32, 32, 3), np.uint8)
+
+
+def test_labels_missing_or_of_one_class(memory: Any) -> None:
+    good = memory(IMAGES, [0, 0, 0, 1, 1, 1], ("cat", "dog"))
+    with pytest.raises(DsslError, match="no labels"):
+        aligned_labels(memory(IMAGES, None, None), good)
+    with pytest.raises(DsslError, match="no labels"):
+        aligned_labels(good, memory(IMAGES, None, None))
+    with pytest.raises(DsslError, match="only one class, 'cat'"):
+        aligned_labels(memory(IMAGES, [0] * 6, ("cat",)), good)
+
+
+def test_classes_that_differ_between_the_splits(memory: Any) -> None:
+    train = memory(IMAGES, [0, 0, 1, 1, 2, 2], ("ant", "cat", "dog"))
+    other = memory(IMAGES, [0, 0, 0, 1, 1, 1], ("cat", "zebra"))
+    with pytest.raises(DsslError, match=r"1 of 2 classes that the training set lacks \('zebra'\)"):
+        aligned_labels(train, other)
+    # the same classes under other numbers are the same classes
+    fewer = memory(IMAGES[:2], [0, 1], ("cat", "dog"))
+    assert aligned_labels(train, fewer)[1].tolist() == [1, 2]
+    empty = memory(IMAGES, [0, 0, 1, 1, 0, 0], ("ant", "cat", "dog"))
+    with pytest.raises(DsslError, match="no training image has the class 'dog'"):
+        aligned_labels(empty, train)
+
+
+def test_a_test_set_of_one_image_says_so(task: Callable[..., Task], memory: Any) -> None:
+    one = task(test=memory(np.full((1, 32, 32, 3), 99, np.uint8), [1], ("disk", "star")), train=memory(
+        np.arange(40 * 32 * 32 * 3, dtype=np.int64).reshape(40, 32, 32, 3).astype(np.uint8), [0, 1] * 20, ("disk", "star")
+    ))  # fmt: skip
+    found = evaluate(one, ["knn", "probe"])
+    assert found.quality.alignment is None
+    assert "alignment not measured" in page.table(found)
+    assert any("only 1 image" in note for note in found.notes)
+    assert any("class 'star'" in note for note in found.notes)
+    low, high = found.results[0].interval
+    assert high - low > 79
+    assert found.results[0].protocol["k"] == 20
+    assert found.results[1].name == "knn k=40"  # as many as there are
+
+
+def folder_of_images(root: Path, layout: dict[str, int]) -> Path:
+    for place, count in layout.items():
+        (root / place).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            Pillow.fromarray(np.full((40, 40, 3), 20 * number, np.uint8)).save(root / place / f"{number}.png")
+    return root
+
+
+def test_sentences_of_the_command(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run_folder()
+
+    def refused(match: str, **settings: Any) -> None:
+        with pytest.raises(DsslError, match=match) as caught:
+            run(Arguments(weights=folder, threads=1, **settings))
+        assert "\n" not in str(caught.value)
+
+    flat = folder_of_images(tmp_path / "flat", {"cat": 3, "dog": 3})
+    refused("name them with --test", data=str(flat))
+    differing = folder_of_images(tmp_path / "differing", {"train/cat": 3, "train/dog": 3, "val/cat": 1, "val/zebra": 1})
+    refused("zebra", data=str(differing))
+    plain = folder_of_images(tmp_path / "plain", {"train": 3, "val": 3})
+    refused("no labels", data=str(plain))
+    single = folder_of_images(tmp_path / "single", {"train/cat": 3, "val/cat": 3})
+    refused("only one class", data=str(single))
+    refused("did you mean 'probe'", protocols=("prob",))
+    refused("expected at least 1", epochs=0)
+    refused("no protocol", protocols=())
+    foreign = tmp_path / "w.pt"
+    torch.save(nn.Linear(2, 2).state_dict(), foreign)
+    with pytest.raises(DsslError, match="name it"):
+        run(Arguments(weights=foreign))
+
+
+def test_another_folder_can_be_the_test_set(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = folder_of_images(tmp_path / "a", {"cat": 4, "dog": 4})
+    test = folder_of_images(tmp_path / "b", {"dog": 3})
+    folder = run_folder()
+    assert (
+        run(Arguments(weights=folder, data=str(train), test=str(test), protocols=("knn",), page=False, threads=1)) == 0
+    )
+    assert "3 images" in capsys.readouterr().out
+
+
+def test_protocols_by_name() -> None:
+    assert chosen_protocols(["probe", "knn"]) == ("knn", "probe")
+    assert set(chosen_protocols(["all"])) == set(PROTOCOLS)
+    assert chosen_protocols(["quick"])[:2] == ("knn", "probe")
+
+
+def test_references_are_of_the_same_data_and_kind() -> None:
+    assert references_for(data="", kinds={"linear"}) == []
+    kinds = {one.kind for one in references_for(data="cifar10", kinds={"linear", "knn", "supervised"})}
+    assert kinds == {"linear", "knn", "supervised"}
+    assert {one.data for one in REFERENCES} == {"cifar10", "imagenet"}
+    assert all(30 < accuracy < 100 for one in REFERENCES for _, accuracy in one.accuracies)
+    paper = references_for(data="cifar10", kinds={"linear"})[0]
+    assert dict(paper.accuracies)["simsiam dssl"] == 94.5

@@ -1,0 +1,106 @@
+"""Every image has its row; the encoder is left as it was."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+from torch import nn
+
+from dssl.augment import CIFAR10
+from dssl.data import Quarantine, open_source
+from dssl.data.evaluation import EvaluationBatches
+from dssl.data.shapes import Shapes
+from dssl.errors import DsslError
+from dssl.evaluate.features import compute_features
+from dssl.evaluate.result import weights_hash
+
+
+class Mean(nn.Module):
+    """An encoder whose feature can be computed by hand, and which remembers how many images it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.norm = nn.BatchNorm1d(3)
+        self.seen: list[int] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(images))
+        assert not torch.is_grad_enabled()
+        assert not self.training
+        return self.norm(images.mean(dim=(2, 3)) * self.scale)
+
+
+def by_hand(source: Shapes) -> torch.Tensor:
+    images = torch.from_numpy(source._images).double().mean(dim=(1, 2)) / 255
+    return (images - torch.tensor(CIFAR10.mean)) / torch.tensor(CIFAR10.std)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 1000])
+def test_every_sample_has_its_own_row_in_order(batch_size: int) -> None:
+    source, encoder = Shapes(101), Mean()
+    encoder.train()
+    encoder.norm.eval()  # a module with a mode of its own gets it back
+    features = compute_features(encoder, source, image_size=32, normalization=CIFAR10, batch_size=batch_size)
+    torch.testing.assert_close(features.values.double(), by_hand(source), rtol=1e-4, atol=1e-4)
+    assert sum(encoder.seen) == 101  # none twice, none padded
+    assert features.rows.tolist() == list(range(101))
+    assert encoder.training
+    assert not encoder.norm.training
+
+
+def test_running_statistics_do_not_move(encoder: nn.Module) -> None:
+    before = weights_hash(encoder)
+    encoder.train()
+    try:
+        compute_features(encoder, Shapes(64), image_size=32, normalization=CIFAR10)
+        assert encoder.training
+    finally:
+        encoder.eval()
+    assert weights_hash(encoder) == before
+
+
+def test_precision_follows_the_weights_and_autocast(encoder: nn.Module) -> None:
+    source = Shapes(20)
+    plain = compute_features(encoder, source, image_size=32, normalization=CIFAR10).values
+    double = compute_features(encoder.double(), source, image_size=32, normalization=CIFAR10).values
+    encoder.float()
+    half = compute_features(encoder, source, image_size=32, normalization=CIFAR10, autocast=torch.bfloat16).values
+    assert plain.dtype == double.dtype == half.dtype == torch.float32
+    torch.testing.assert_close(plain, double, rtol=1e-3, atol=1e-4)
+    assert 0 < (plain - half).abs().max() < 0.1 * plain.abs().max()
+
+
+@pytest.mark.parametrize("fault", ["drop last", "repeat"])
+def test_a_dropped_or_repeated_batch_is_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = EvaluationBatches.__iter__
+
+    def broken(batches: EvaluationBatches) -> Any:
+        every = list(original(batches))
+        return iter(every[:-1] if fault == "drop last" else [*every, every[0]])
+
+    monkeypatch.setattr(EvaluationBatches, "__iter__", broken)
+    with pytest.raises(DsslError, match="dropped or repeated"):
+        compute_features(Mean(), Shapes(50), image_size=32, normalization=CIFAR10, batch_size=20)
+
+
+def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: Path) -> None:
+    for number in range(5):
+        Pillow.fromarray(np.full((40, 50, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
+    source = open_source(str(tmp_path), cache=False)
+    (tmp_path / "2.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(DsslError, match=r"2\.png"):
+        compute_features(Mean(), source, image_size=32, normalization=CIFAR10)
+    quarantine = Quarantine(source, max_share=1.0)
+    features = compute_features(Mean(), source, image_size=32, normalization=CIFAR10, quarantine=quarantine)
+    assert features.rows.tolist() == [0, 1, 3, 4]
+    assert features.unreadable == 1
+    assert features.values[:, 0].diff().min() > 0  # the gray values rise
+
+
+def test_an_encoder_that_gives_no_vectors_is_one_line() -> None:
+    with pytest.raises(DsslError, match="one vector for each"):
+        compute_features(nn.Conv2d(3, 2, 3), Shapes(4), image_size=32, normalization=CIFAR10)

@@ -1,0 +1,97 @@
+"""kNN against scikit-learn with the same weights, and its edges."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.neighbors import KNeighborsClassifier
+
+from dssl.errors import DsslError
+from dssl.evaluate.knn import knn_accuracy, knn_predict, neighbours
+
+
+def sklearn_predictions(real: Any, k: int, temperature: float) -> torch.Tensor:
+    train, test = (F.normalize(part.double(), dim=1).numpy() for part in (real.train, real.test))
+    # |a - b|² = 2 - 2 cos for vectors of length 1
+    model = KNeighborsClassifier(
+        n_neighbors=k, algorithm="brute", metric="euclidean", weights=lambda d: np.exp((1 - d**2 / 2) / temperature)
+    )
+    return torch.from_numpy(model.fit(train, real.train_labels.numpy()).predict(test))
+
+
+@pytest.mark.parametrize("k", [1, 20, 200])
+@pytest.mark.parametrize("temperature", [0.1, 0.02])
+def test_every_prediction_equals_scikit_learn(k: int, temperature: float, real: Any) -> None:
+    expected = sklearn_predictions(real, k, temperature)
+    settings = {"k": k, "temperature": temperature, "classes": 6}
+    precise = knn_predict(real.train.double(), real.train_labels, real.test.double(), **settings)
+    assert torch.equal(precise, expected)
+    single = knn_predict(real.train, real.train_labels, real.test, **settings)
+    assert (single == expected).double().mean() >= 0.999
+    assert 0.3 < (expected == real.test_labels).double().mean() < 1  # the features say something, and not all
+
+
+@pytest.mark.parametrize(("block", "train_block"), [(1, 7), (512, 64), (3, 100_000), (10_000, 199)])
+def test_blocks_change_nothing(block: int, train_block: int, real: Any) -> None:
+    train, test = real.train.double(), real.test[:50].double()
+    whole, where = neighbours(train, test, k=30, block=10_000, train_block=10_000)
+    value, index = neighbours(train, test, k=30, block=block, train_block=train_block)
+    torch.testing.assert_close(value, whole, rtol=0, atol=1e-12)
+    assert torch.equal(index, where)
+
+
+def test_memory_is_bounded_by_the_blocks(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 0
+    original = torch.Tensor.__matmul__
+
+    def watched(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        result = original(one, other)
+        largest = max(largest, result.numel())
+        return result
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    neighbours(real.train, real.test, k=5, block=16, train_block=128)
+    assert largest == 16 * 128
+
+
+def test_several_k_share_a_search(real: Any) -> None:
+    both = knn_predict(real.train, real.train_labels, real.test, k=[20, 200], temperature=0.1, classes=6)
+    assert isinstance(both, list)
+    for k, found in zip((20, 200), both, strict=True):
+        alone = knn_predict(real.train, real.train_labels, real.test, k=k, temperature=0.1, classes=6)
+        assert torch.equal(found, alone)
+
+
+def test_accuracy_counts_every_test_row() -> None:
+    train = torch.eye(4)
+    labels = torch.arange(4)
+    test = torch.eye(4)[[0, 1, 2, 3, 0, 1, 2]]
+    wrong = torch.tensor([0, 1, 2, 3, 0, 1, 0])  # only the last is wrong: it must count
+    assert knn_accuracy(train, labels, test, wrong, k=1, temperature=0.1, classes=4) == 6 / 7
+
+
+def test_fewer_training_rows_than_k_let_all_vote_and_small_temperatures_do_not_overflow() -> None:
+    train, labels = torch.eye(3), torch.tensor([0, 1, 1])
+    assert knn_accuracy(train, labels, torch.eye(3)[:1], torch.tensor([0]), k=200, temperature=1e-4, classes=2) == 1.0
+    assert knn_accuracy(train, labels, torch.eye(3)[:1], torch.tensor([1]), k=200, temperature=100, classes=2) == 1.0
+
+
+def test_nonsense_is_one_line() -> None:
+    good, labels = torch.eye(3), torch.arange(3)
+    call = {"k": 1, "temperature": 0.1, "classes": 3}
+    for train, test, extra, match in [
+        (good * float("nan"), good, {}, "NaN"),
+        (good, good[:0], {}, "at least one"),
+        (good, torch.eye(4), {}, "one length"),
+        (good, good, {"k": 0}, "k is 0"),
+        (good, good, {"temperature": 0.0}, "temperature is 0"),
+    ]:
+        with pytest.raises(DsslError, match=match):
+            knn_predict(train, labels, test, **{**call, **extra})
+    with pytest.raises(DsslError, match="as many"):
+        knn_predict(good, labels[:2], good, **call)
+    with pytest.raises(DsslError, match="as many"):
+        knn_accuracy(good, labels, good, labels[:2], **call)

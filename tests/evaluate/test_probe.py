@@ -1,0 +1,84 @@
+"""The probe against scikit-learn's LogisticRegression on real features."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from dssl.errors import DsslError
+from dssl.evaluate.probe import DEFAULT_STRENGTH, Problem, choose_strength, scaling_of, split
+
+
+@pytest.mark.parametrize("strength", [1e-2, 1e-4, 1e-6])
+def test_objective_and_accuracy_equal_scikit_learn(strength: float, real: Any) -> None:
+    problem = Problem(real.train, real.train_labels, classes=6)
+    probe = problem.solve(strength)
+    scaled = ((real.train.double() - real.train.double().mean(0)) / probe.scaling.scale).numpy()
+    labels = real.train_labels.numpy()
+    model = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-8, max_iter=20_000)
+    model.fit(scaled, labels)
+
+    def objective(weight: np.ndarray, bias: np.ndarray) -> float:
+        logits = scaled @ weight.T + bias
+        logits -= logits.max(axis=1, keepdims=True)
+        loss = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels]
+        return float(loss.mean() + 0.5 * strength * (weight**2).sum())
+
+    theirs = objective(model.coef_, model.intercept_)
+    ours = objective(probe.weight.double().numpy(), probe.bias.double().numpy())
+    assert ours <= theirs * 1.001
+    assert abs(ours - theirs) <= 0.001 * theirs
+    assert ours == pytest.approx(probe.objective, rel=1e-4)
+    test = ((real.test.double() - real.train.double().mean(0)) / probe.scaling.scale).numpy()
+    right = [
+        (found == real.test_labels.numpy()).mean() for found in (model.predict(test), probe.predict(real.test).numpy())
+    ]
+    assert abs(right[0] - right[1]) <= 0.002
+    assert right[1] > 0.3  # chance is 0.17
+
+
+def test_the_optimum_does_not_depend_on_start_or_rotation_or_scale(real: Any) -> None:
+    problem = Problem(real.train, real.train_labels, classes=6, dtype=torch.float64)
+    cold = problem.solve(1e-4, tolerance=1e-9)
+    warm = problem.solve(1e-4, start=problem.solve(1e-2), tolerance=1e-9)
+    assert warm.objective == pytest.approx(cold.objective, rel=1e-8)
+    assert cold.gradient < 1e-7
+    torch.manual_seed(0)
+    turn, _ = torch.linalg.qr(torch.randn(256, 256, dtype=torch.float64))
+    turned = Problem(7 * real.train.double() @ turn, real.train_labels, classes=6, dtype=torch.float64).solve(1e-4)
+    assert turned.objective == pytest.approx(cold.objective, rel=1e-5)
+
+
+def test_strength_is_chosen_on_a_part_of_the_training_set_alone(real: Any) -> None:
+    choice = choose_strength(real.train, real.train_labels, classes=6, seed=0)
+    assert choice.held_out == pytest.approx(200, abs=6)
+    best = max(accuracy for _, accuracy in choice.accuracies)
+    assert dict(choice.accuracies)[choice.strength] == best
+    # labels without any meaning want the strongest regularisation that says as much as the best
+    shuffled = real.train_labels[torch.from_numpy(np.random.default_rng(0).permutation(2000))]
+    assert len(choose_strength(real.train, shuffled, classes=6, seed=0).accuracies) == 7
+
+
+def test_split_takes_its_share_of_every_class_and_depends_on_the_seed() -> None:
+    labels = np.repeat([0, 1, 2, 3], [100, 50, 2, 1])
+    fit, judge = split(labels, seed=0)
+    assert sorted([*fit, *judge]) == list(range(153))
+    assert np.bincount(labels[judge], minlength=4).tolist() == [10, 5, 1, 0]
+    assert judge.tolist() != split(labels, seed=1)[1].tolist()
+    assert judge.tolist() == split(labels, seed=0)[1].tolist()
+
+
+def test_too_few_images_take_the_default() -> None:
+    choice = choose_strength(torch.eye(4), torch.tensor([0, 1, 0, 1]), classes=2, seed=0)
+    assert (choice.strength, choice.held_out) == (DEFAULT_STRENGTH, 0)
+
+
+def test_constant_features_and_broken_ones() -> None:
+    flat = Problem(torch.ones(20, 3), torch.tensor([0, 1, 1, 1] * 5), classes=2).solve(1e-4)
+    assert flat.predict(torch.ones(2, 3)).tolist() == [1, 1]  # the larger class, by the bias alone
+    with pytest.raises(DsslError, match="NaN"):
+        scaling_of(torch.full((2, 2), float("nan")))
+    with pytest.raises(DsslError, match="as many"):
+        Problem(torch.ones(2, 2), torch.zeros(3), classes=2)

@@ -1,0 +1,72 @@
+"""Measures without labels, against their formulae."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.decomposition import PCA
+
+from dssl.evaluate.map import layouts, map_picture, pca, retrieve
+from dssl.evaluate.quality import alignment, effective_rank, spread, uniformity
+
+
+def test_effective_rank_is_that_of_the_singular_values(real: Any) -> None:
+    singular = np.linalg.svd(real.train.double().numpy(), compute_uv=False)
+    shares = singular / singular.sum()
+    shares = shares[shares > 0]
+    assert effective_rank(real.train) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()), rel=1e-3)
+    assert effective_rank(torch.ones(50, 8)) == pytest.approx(1)
+    assert effective_rank(torch.eye(8).repeat(3, 1)) == pytest.approx(8)
+    assert effective_rank(torch.zeros(4, 3)) == 0
+
+
+def test_uniformity_is_over_pairs_of_different_images(real: Any) -> None:
+    unit = F.normalize(real.test[:60].double(), dim=1)
+    pairs = [float((-2 * (unit[i] - unit[j]).square().sum()).exp()) for i in range(60) for j in range(60) if i != j]
+    assert uniformity(real.test[:60], block=7) == pytest.approx(math.log(np.mean(pairs)), rel=1e-9)
+    assert uniformity(torch.ones(5, 3)) == pytest.approx(0, abs=1e-9)
+
+
+def test_alignment_and_spread_at_their_ends() -> None:
+    one = torch.eye(4)
+    assert alignment(one, 3 * one) == pytest.approx(0)
+    assert alignment(one, -one) == pytest.approx(4)
+    assert alignment(one, one.flip(0)) == pytest.approx(2)
+    assert spread(torch.ones(10, 4)) == pytest.approx(0, abs=1e-6)
+    torch.manual_seed(0)
+    assert spread(torch.randn(20_000, 16)) == pytest.approx(1, abs=0.02)
+
+
+def test_map_axes_are_those_of_scikit_learn(real: Any) -> None:
+    ours = pca(real.test)
+    theirs = PCA(n_components=2, svd_solver="full").fit_transform(F.normalize(real.test.double(), dim=1).numpy())
+    for axis in range(2):
+        assert abs(np.corrcoef(ours[:, axis], theirs[:, axis])[0, 1]) == pytest.approx(1, abs=1e-6)
+    assert np.array_equal(ours, pca(real.test))
+    assert pca(torch.randn(5, 1)).shape == (5, 2)
+
+
+def test_layouts_and_picture(real: Any) -> None:
+    found = layouts(real.test[:80], seed=0)
+    assert found[0].name == "PCA"
+    assert len(found) == 2  # scikit-learn is there, so t-SNE is, or UMAP
+    assert [one.name for one in layouts(real.test[:10], seed=0)] == ["PCA"]
+    images = [np.full((8, 6, 3), number, np.uint8) for number in range(80)]
+    drawn = map_picture(found[0], images, cells=(10, 5), side=20)
+    assert drawn.size == (200, 100)
+    assert len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 10
+
+
+def test_retrieval_finds_the_nearest_others() -> None:
+    angles = torch.tensor([0.0, 0.1, 0.3, 2.0, 2.1])
+    features = torch.stack([angles.cos(), angles.sin()], dim=1)
+    rows = np.array([10, 11, 12, 13, 14])
+    sheets = {one.query: one for one in retrieve(features, rows, queries=5, count=2, seed=0)}
+    assert {query: [index for index, _ in one.found] for query, one in sheets.items()} == {
+        10: [11, 12], 11: [10, 12], 12: [11, 10], 13: [14, 12], 14: [13, 12],
+    }  # fmt: skip
+    assert sheets[10].found[0][1] == pytest.approx(math.cos(0.1))
+    assert retrieve(features[:1], rows[:1], queries=5, count=2, seed=0) == []

@@ -1,0 +1,269 @@
+"""Every format, loaded by its real client in the way that its own lines of code say."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dssl.commands.export import Arguments, run
+from dssl.errors import DsslError
+from dssl.export import formats
+from dssl.export.formats import FORMATS, export, probe_images
+from dssl.export.load import LoadedEncoder, load_encoder, open_weights
+from dssl.export.match import from_detectron2, to_detectron2
+from dssl.export.rebuild import rebuild_lines
+from dssl.models import build_encoder
+
+IMAGES = torch.linspace(-2, 2, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).mul(37).sin()
+
+
+@pytest.fixture(scope="module", params=["resnet18", "resnet50"])
+def loaded(request: Any, shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> LoadedEncoder:
+    path = tmp_path_factory.mktemp("weights") / "weights.pth"
+    torch.save(shaken(build_encoder(request.param, image_size=64)).state_dict(), path)
+    return open_weights(path, image_size=64)
+
+
+def features(encoder: nn.Module, images: Tensor = IMAGES) -> Tensor:
+    encoder.eval()
+    with torch.no_grad():
+        return encoder(images)  # type: ignore[no-any-return]
+
+
+def execute(lines: tuple[str, ...] | list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)  # the lines are ours; that they run is what is tested
+    return names
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm", "safetensors"])
+def test_round_trip_by_the_printed_lines(
+    name: str, loaded: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (done,) = export(loaded, tmp_path, formats=[name])
+    assert done.difference == 0.0
+    assert "every tensor loaded" in done.text()
+    assert "largest difference 0.0" in done.text()
+    lines = list(done.code)
+    if name == "safetensors":
+        lines = ["from dssl.export.load import load_encoder", lines[1].replace("dssl.load", "load")]
+    again = execute(lines, tmp_path, monkeypatch)["encoder"]
+    assert torch.equal(features(again), features(loaded.encoder))
+    assert done.tensors == len(loaded.encoder.state_dict())
+
+
+def test_clients_load_strictly_without_our_lines(loaded: LoadedEncoder, tmp_path: Path) -> None:
+    export(loaded, tmp_path, formats=["torchvision", "timm"])
+    theirs = torchvision.models.get_model(loaded.name, weights=None)
+    result = theirs.load_state_dict(torch.load(tmp_path / "encoder-torchvision.pth", weights_only=True), strict=False)
+    assert set(result.missing_keys) == {"fc.weight", "fc.bias"}
+    assert result.unexpected_keys == []
+    pyramid = timm.create_model(loaded.name, pretrained=False, features_only=True)
+    pyramid.load_state_dict(load_file(tmp_path / "encoder-timm.safetensors"), strict=True)
+    pyramid.eval()
+    with torch.no_grad():
+        last = pyramid(IMAGES)[-1]
+    torch.testing.assert_close(last.mean(dim=(2, 3)), features(loaded.encoder), rtol=1e-4, atol=1e-5)
+
+
+def detectron2_names(depth: int) -> set[str]:
+    """The names of Detectron2's ResNet, from its rule: stem, res2 to res5, convolutions with a norm inside each."""
+
+    def conv(name: str) -> set[str]:
+        return {f"{name}.weight"} | {
+            f"{name}.norm.{part}" for part in ("weight", "bias", "running_mean", "running_var")
+        }
+
+    blocks, convs = {18: ((2, 2, 2, 2), 2), 50: ((3, 4, 6, 3), 3)}[depth]
+    names = conv("stem.conv1")
+    for stage, count in enumerate(blocks, start=2):
+        for block in range(count):
+            for number in range(1, convs + 1):
+                names |= conv(f"res{stage}.{block}.conv{number}")
+        if stage > 2 or depth == 50:
+            names |= conv(f"res{stage}.0.shortcut")
+    return names
+
+
+def test_detectron2_names(loaded: LoadedEncoder, tmp_path: Path) -> None:
+    (done,) = export(loaded, tmp_path, formats=["detectron2"])
+    with done.path.open("rb") as file:
+        content = pickle.load(file, encoding="latin1")  # noqa: S301 as Detectron2 itself does; the file is ours
+    assert content["matching_heuristics"] is True
+    assert isinstance(content["__author__"], str)
+    assert set(content["model"]) == detectron2_names(int(loaded.name.removeprefix("resnet")))
+    assert all(isinstance(value, np.ndarray) for value in content["model"].values())
+    own = loaded.encoder.state_dict()
+    assert all(np.array_equal(value, own[from_detectron2(name)].numpy()) for name, value in content["model"].items())
+    assert "without Detectron2" in done.text()
+
+
+def test_names_there_and_back(loaded: LoadedEncoder) -> None:
+    for name in loaded.encoder.state_dict():
+        assert from_detectron2(to_detectron2(name)) == name
+
+
+def test_onnx_is_one_file_with_a_free_batch(
+    shaken: Callable[..., nn.Module], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    weights = tmp_path_factory.mktemp("weights") / "w.pth"
+    torch.save(shaken(build_encoder("resnet18", image_size=64)).state_dict(), weights)
+    loaded = open_weights(weights, image_size=64)
+    (done,) = export(loaded, tmp_path, formats=["onnx"])
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.onnx"]
+    session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
+    for images in (IMAGES, IMAGES[:1], torch.cat([IMAGES] * 3)):
+        (found,) = session.run(["features"], {"images": images.numpy()})
+        expected = features(loaded.encoder, images)
+        assert (torch.from_numpy(found) - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert done.difference < 1e-4
+
+
+@pytest.mark.slow
+def test_onnx_and_torch_of_resnet50(shaken: Callable[..., nn.Module], tmp_path: Path) -> None:
+    torch.save(shaken(build_encoder("resnet50", image_size=64)).state_dict(), tmp_path / "w.pth")
+    for done in export(open_weights(tmp_path / "w.pth", image_size=64), tmp_path / "out", formats=["onnx", "torch"]):
+        assert done.difference < 1e-4
+
+
+def test_torch_export(small_checkpoint: Path, tmp_path: Path) -> None:
+    small = open_weights(small_checkpoint)
+    (done,) = export(small, tmp_path, formats=["torch"])
+    again = torch.export.load(tmp_path / "encoder.pt2").module()
+    images = probe_images(small, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(again(images), features(small.encoder, images), rtol=1e-6, atol=1e-6)
+    assert done.difference <= 1e-6
+
+
+def test_safetensors_keep_the_configuration(small_checkpoint: Path, tmp_path: Path) -> None:
+    small = open_weights(small_checkpoint)
+    export(small, tmp_path, formats=["safetensors"])
+    again = open_weights(tmp_path / "encoder.safetensors")
+    assert (again.name, again.image_size, again.normalization) == (small.name, small.image_size, small.normalization)
+    assert again.header["config"] == small.header["config"]
+    assert again.header["exported_from"] == small.sha256
+    with safe_open(tmp_path / "encoder.safetensors", framework="pt") as file:
+        assert "optimizer" not in " ".join(file.keys())
+    content = bytearray((tmp_path / "encoder.safetensors").read_bytes())
+    content[-3] ^= 4
+    (tmp_path / "encoder.safetensors").write_bytes(content)
+    with pytest.raises(DsslError, match="damaged"):
+        load_encoder(tmp_path / "encoder.safetensors")
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm", "detectron2"])
+def test_encoders_that_a_client_cannot_hold(
+    name: str, small_checkpoint: Path, shaken: Callable[..., nn.Module], tmp_path: Path
+) -> None:
+    with pytest.raises(DsslError, match="no small encoder"):
+        export(open_weights(small_checkpoint), tmp_path / "out", formats=[name])
+    torch.save(shaken(build_encoder("resnet18-cifar", image_size=32)).state_dict(), tmp_path / "w.pth")
+    cifar = open_weights(tmp_path / "w.pth")
+    with pytest.raises(DsslError, match="CIFAR stem") as caught:
+        export(cifar, tmp_path / "out", formats=[name])
+    assert "Conv2d(3, 64, 3, padding=1, bias=False)" in str(caught.value)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_lines_that_rebuild_a_cifar_encoder_work(
+    shaken: Callable[..., nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(shaken(build_encoder("resnet18-cifar", image_size=32)).state_dict(), tmp_path / "w.pth")
+    cifar = open_weights(tmp_path / "w.pth")
+    (done,) = export(cifar, tmp_path, formats=["safetensors"])
+    lines = rebuild_lines(cifar, done.path.name)
+    assert len(lines) == 4  # the import and three lines
+    again = execute(lines, tmp_path, monkeypatch)["encoder"]
+    images = probe_images(cifar)
+    assert torch.equal(features(again, images), features(cifar.encoder, images))
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5"])
+def test_other_torchvision_models(
+    name: str, tmp_path: Path, shaken: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save(shaken(build_encoder(name, image_size=64)).state_dict(), tmp_path / "w.pth")
+    other = open_weights(tmp_path / "w.pth", encoder=name, image_size=64)
+    (done,) = export(other, tmp_path, formats=["torchvision"])
+    again = execute(done.code, tmp_path, monkeypatch)["encoder"]
+    assert torch.equal(features(again), features(other.encoder))
+    for refused in ("timm", "detectron2"):
+        with pytest.raises(DsslError, match=r"timm has no|names only ResNets"):
+            export(other, tmp_path, formats=[refused])
+
+
+def test_a_timm_encoder_goes_back_to_timm(
+    tmp_path: Path, shaken: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "timm:mobilenetv3_small_050"
+    torch.save(shaken(build_encoder(name, image_size=64)).state_dict(), tmp_path / "w.pth")
+    other = open_weights(tmp_path / "w.pth", encoder=name, image_size=64)
+    (done,) = export(other, tmp_path, formats=["timm"])
+    again = execute(done.code, tmp_path, monkeypatch)["encoder"]
+    assert torch.equal(features(again), features(other.encoder))
+    with pytest.raises(DsslError, match="torchvision has no timm:"):
+        export(other, tmp_path, formats=["torchvision"])
+
+
+def test_a_client_that_gives_other_features_voids_the_file(
+    loaded: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = formats.save_file
+
+    def careless(state: dict[str, Tensor], path: Path) -> None:
+        original({name: value * 1.001 if name == "conv1.weight" else value for name, value in state.items()}, path)
+
+    monkeypatch.setattr(formats, "save_file", careless)
+    monkeypatch.setattr(formats, "_features_only", lambda *_: "")
+    with pytest.raises(DsslError, match=r"differ by .* the file was removed"):
+        export(loaded, tmp_path, formats=["timm"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_formats(small_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(DsslError, match="did you mean 'onnx'"):
+        export(open_weights(small_checkpoint), tmp_path, formats=["onn"])
+    assert set(FORMATS) == {"safetensors", "torchvision", "timm", "detectron2", "onnx", "torch"}
+
+
+def test_the_command_prints_what_was_verified_and_writes_a_card(
+    small_checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = small_checkpoint.parent.parent
+    assert run(Arguments(weights=folder)) == 0
+    output = capsys.readouterr().out
+    assert "every tensor loaded (72)" in output
+    assert "largest difference 0.0" in output
+    card = (folder / "export" / "README.md").read_text()
+    for part in ("view graph | `dssl`", "heavy policy | `ra(2,5)`", "shapes", "epoch | 3.0", "None were measured"):
+        assert part in card
+    with pytest.raises(DsslError, match="--formats is empty"):
+        run(Arguments(weights=folder, formats=()))
+
+
+def test_the_card_holds_the_numbers_of_the_same_weights_only(small_checkpoint: Path) -> None:
+    folder = small_checkpoint.parent.parent
+    digest = open_weights(folder).sha256
+    result = {
+        "name": "knn k=20", "accuracy": 41.5, "interval_95": [40.0, 43.0],
+        "protocol": {"train_images": 300, "test_images": 100, "backbone": "frozen: verified"},
+    }  # fmt: skip
+    (folder / "evaluation").mkdir()
+    for sha256, shown in ((digest, True), ("0" * 64, False)):
+        content = {"checkpoint": {"sha256": sha256}, "results": [result]}
+        (folder / "evaluation" / "evaluation.json").write_text(json.dumps(content))
+        run(Arguments(weights=folder))
+        assert ("41.50 %" in (folder / "export" / "README.md").read_text()) == shown
