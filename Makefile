@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## run the main job on built-in data
-	$(BIN)/dssl graph dssl
+	$(BIN)/dssl demo
 
 test: $(STAMP) lint types ## lint, types and the test suite (at most 10 minutes on two cores)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not faults"

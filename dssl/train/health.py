@@ -117,15 +117,20 @@ class Health:
         values = [now.loss, *now.edges.values(), *now.spread.values()]
         if not all(value == value and abs(value) != float("inf") for value in values):
             return self.divergence(now, first=-1)
-        for name, value in now.spread.items():
-            lowest = min(value, now.source.get(name, value)) if self.predictions else value
-            self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(lowest)
+        for name, value in self.judged(now).items():
+            self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(value)
             self.ranks.setdefault(name, deque(maxlen=WINDOW)).append(now.rank[name])
         if now.step + 1 < self.patience:
             self.opinion = Opinion("too early", now.step)
         else:
             self.opinion = self._verdict(now)
         return self.opinion
+
+    def judged(self, now: Look) -> dict[str, float]:
+        """The spread that counts, by view."""
+        if not self.predictions:
+            return now.spread
+        return {name: min(value, now.source.get(name, value)) for name, value in now.spread.items()}
 
     def divergence(self, now: Look, *, first: int) -> Opinion:
         """The run is no longer made of numbers; ``first`` is the step at which that began, if it is known."""

@@ -36,6 +36,7 @@ class Log:
         self.verdict = ""
         """The last verdict that was written down."""
         self._knn = ""
+        self._spread = 1.0
         if not active:
             return
         self._file = folder.metrics_file.open("a", encoding="utf-8", buffering=1)
@@ -51,8 +52,8 @@ class Log:
         if self.active:
             self._bar.update(1)
 
-    def look(self, now: Look, opinion: Opinion, *, rate: float) -> None:
-        """Write down what was seen; says a changed verdict aloud."""
+    def look(self, now: Look, opinion: Opinion, *, rate: float, spread: float) -> None:
+        """Write down what was seen; says a changed verdict aloud. ``spread`` is the lowest of those that are judged."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
         images = steps * self.batch_size / max(seconds, 1e-9)
@@ -60,7 +61,7 @@ class Log:
         self._since, self._since_step, self._waited = time.perf_counter(), now.step + 1, 0.0
         if not self.active:
             return
-        spread = min(now.spread.values())
+        self._spread = spread
         record = asdict(now) | {
             "step": now.step + 1,
             "epoch": (now.step + 1) / self.steps_per_epoch,
@@ -88,8 +89,7 @@ class Log:
         """Where there is no progress bar, one line an epoch."""
         if self.active and self._bar.disable and now is not None:
             self.say(
-                f"epoch {epoch}/{epochs}  loss {now.loss:.3f}  spread {min(now.spread.values()):.2f}  "
-                f"{self.verdict}{self._knn}"
+                f"epoch {epoch}/{epochs}  loss {now.loss:.3f}  spread {self._spread:.2f}  {self.verdict}{self._knn}"
             )
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:

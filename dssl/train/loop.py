@@ -162,7 +162,7 @@ def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
                 opinion = health.judge(now)
                 if int(bad_step) >= 0 or opinion.verdict == "diverged":
                     opinion = health.divergence(now, first=int(bad_step))
-                log.look(now, opinion, rate=rate)
+                log.look(now, opinion, rate=rate, spread=min(health.judged(now).values()))
                 hopeless = opinion.verdict == "diverged" or (config.health.stop and opinion.verdict == "collapsed")
                 if world.any(hopeless):  # each process sees its own part of the batch, and they stop together
                     break

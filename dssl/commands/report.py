@@ -1,0 +1,87 @@
+"""``dssl report``: one page about one or more runs."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dssl.errors import DsslError
+
+if TYPE_CHECKING:
+    from dssl.reproduce.table import ResultTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Make one HTML page about runs: curves, verdicts, what differs between them, views, speed and a map of the embeddings.
+
+    The page is one file that works offline. Runs may still be running: the page shows how far they are.
+    """
+
+    runs: tuple[Path, ...]  # positional
+    """Folders of runs (the --out of dssl train), or folders that hold runs, such as results/cpu/runs."""
+    out: Path = Path("report.html")
+    """The page."""
+    tables: Path | None = None
+    """A folder of dssl reproduce, such as results/cpu: its tables go onto the page."""
+    images: int = 600
+    """Test images on the map of the embeddings; 0 for no map."""
+
+
+def run(arguments: Arguments) -> int:
+    if not arguments.runs:
+        raise DsslError("which runs? expected the folder of a run, or one that holds runs")
+    if arguments.out.suffix != ".html":
+        raise DsslError(f"--out is {arguments.out}: expected a name that ends in .html")
+    if arguments.images < 0:
+        raise DsslError(f"--images is {arguments.images}: expected 0 or more")
+    from dssl.report import page, run_report
+    from dssl.report.run_data import find_runs
+    from dssl.report.run_maps import embedding_maps
+
+    runs = find_runs(arguments.runs)
+    tables = [] if arguments.tables is None else _tables(arguments.tables)
+    maps, classes, notes = embedding_maps(runs, images=arguments.images) if arguments.images else ([], (), [])
+    made = run_report.html(runs, command=_command(arguments), tables=tables, maps=maps, classes=classes, notes=notes)
+    page.write(arguments.out, made)
+    print(run_report.summary(runs))
+    for note in notes:
+        print(f"note: {note}")
+    print(f"\n{arguments.out}")
+    return 0
+
+
+def _tables(folder: Path) -> "list[ResultTable]":
+    """The tables that stand in a folder, made anew from its cells."""
+    from dssl.reproduce import outcome, table
+    from dssl.reproduce.paper import targets
+    from dssl.reproduce.scales import named_scale
+
+    outcomes = {path.stem: outcome.read(path) for path in sorted((folder / "cells").glob("*.json"))}
+    found = []
+    for name, target in targets().items():
+        path = folder / f"{name}.json"
+        if path.is_file():
+            try:
+                plain = json.loads(path.read_text(encoding="utf-8"))
+                scale, seeds = named_scale(plain["scale"]), tuple(plain["seeds"])
+            except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+                raise DsslError(
+                    f"{path} is no table of dssl reproduce ({error}): delete it and make it again"
+                ) from None
+            found.append(table.build(target, scale, seeds=seeds, outcomes=outcomes))
+    if not found:
+        raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
+    return found
+
+
+def _command(arguments: Arguments) -> str:
+    words = ["dssl", "report", *map(str, arguments.runs)]
+    if arguments.tables is not None:
+        words += ["--tables", str(arguments.tables)]
+    if arguments.images != 600:
+        words += ["--images", str(arguments.images)]
+    if arguments.out != Path("report.html"):
+        words += ["--out", str(arguments.out)]
+    return shlex.join(words)

@@ -1,0 +1,153 @@
+"""What the paper states: ``paper.toml`` as strict data."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dssl.errors import DsslError, choices
+
+WORDS = ("collapse", "diverges", "converges", "unknown")
+"""What stands in the place of a number."""
+DATA_SETS = ("cifar10", "imagenet")
+METHODS = ("simsiam", "byol", "simclr", "supervised")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is trained; everything that a scale does not decide."""
+
+    data: str
+    method: str
+    graph: str = ""
+    """A preset's name or text; empty for supervised training."""
+    standard: str = ""
+    """The policy of standard views; empty is the data set's own."""
+    heavy: str = ""
+    """The policy of heavy views; empty where the graph has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperCell:
+    """One place of a table or figure."""
+
+    row: str
+    column: str
+    paper: str
+    """The number with the paper's digits, or one of ``WORDS``."""
+    reported: bool = False
+    """Quoted from another paper."""
+    experiment: Experiment | None = None
+    """None where nothing can be run: reported numbers, and boxes of which nothing is known."""
+
+    @property
+    def number(self) -> float | None:
+        return None if self.paper in WORDS else float(self.paper)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A table or figure of the paper."""
+
+    name: str
+    also: tuple[str, ...]
+    """Other names that one may type."""
+    label: str
+    """Its label in the paper's LaTeX source."""
+    title: str
+    measure: str
+    readings: tuple[str, ...] = ()
+    """How something that the paper leaves open is read here."""
+    missing: tuple[str, ...] = ()
+    """What the paper's text does not state."""
+    compare_rows: tuple[tuple[str, str], ...] = ()
+    """Pairs of rows whose difference is the table's point; and of columns."""
+    compare_columns: tuple[tuple[str, str], ...] = ()
+    cells: tuple[PaperCell, ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(cell.column for cell in self.cells))
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """Every table and figure by name, in the paper's order."""
+    return load(Path(__file__).with_name("paper.toml"))
+
+
+def chosen_targets(name: str) -> tuple[Target, ...]:
+    """The target of a name, an alias or a LaTeX label; ``all`` is every one that has something to run."""
+    every = targets()
+    if name == "all":
+        return tuple(target for target in every.values() if any(cell.experiment for cell in target.cells))
+    for target in every.values():
+        if name in (target.name, target.label, *target.also):
+            return (target,)
+    raise choices("target", name, [*every, *(also for target in every.values() for also in target.also), "all"])
+
+
+def load(path: Path) -> dict[str, Target]:
+    """Read such a file; a name too many, or a word that is no number, is refused."""
+    # a Decimal keeps the digits that the paper prints: 82.80 is not 82.8
+    plain = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
+    found: dict[str, Target] = {}
+    for table in plain.pop("target"):
+        target = _target(table, path)
+        if target.name in found:
+            raise DsslError(f"{path}: {target.name} stands there twice")
+        found[target.name] = target
+    if plain:
+        raise DsslError(f"{path}: unknown {', '.join(plain)}")
+    return found
+
+
+def _target(table: Mapping[str, Any], path: Path) -> Target:
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    where = f"{path}: {values.get('name')}"
+    _known(values, {field.name for field in fields(Target)}, where)
+    for key in ("compare_rows", "compare_columns"):
+        values[key] = tuple((better, worse) for better, worse in values.get(key, ()))
+    values["cells"] = tuple(_cell(cell, where) for cell in values["cells"])
+    target = Target(**values)
+    places = [(cell.row, cell.column) for cell in target.cells]
+    if len(set(places)) != len(places):
+        raise DsslError(f"{where}: a row and column stand there twice")
+    for key, names in (("compare_rows", target.rows), ("compare_columns", target.columns)):
+        for name in (name for pair in getattr(target, key) for name in pair):
+            if name not in names:
+                raise DsslError(f"{where}: {key}: {choices('name', name, names)}")
+    return target
+
+
+def _cell(table: Mapping[str, Any], where: str) -> PaperCell:
+    about = {field.name for field in fields(Experiment)}
+    place = f"{where}, {table.get('row')}, {table.get('column')}"
+    _known(table, {"row", "column", "paper", "reported", *about}, place)
+    paper = str(table["paper"])
+    if paper not in WORDS and not isinstance(table["paper"], Decimal | int):
+        raise DsslError(f"{place}: paper is {paper!r}, expected a number or one of {', '.join(WORDS)}")
+    given = {key: table[key] for key in about if key in table}
+    experiment = Experiment(**given) if given else None
+    if experiment is not None and (experiment.data not in DATA_SETS or experiment.method not in METHODS):
+        raise DsslError(f"{place}: {experiment.method} on {experiment.data} is not known")
+    return PaperCell(
+        row=table["row"],
+        column=table["column"],
+        paper=paper,
+        reported=bool(table.get("reported", False)),
+        experiment=experiment,
+    )
+
+
+def _known(values: Mapping[str, Any], names: set[str], where: str) -> None:
+    for name in values:
+        if name not in names:
+            raise DsslError(f"{where}: {choices('key', name, names)}")

@@ -1,0 +1,219 @@
+"""The paper's table with our numbers beside its own: mean and spread over seeds, collapse, and what cannot be compared."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev, variance
+from typing import Literal
+
+from dssl.reproduce.outcome import Outcome
+from dssl.reproduce.paper import PaperCell, Target
+from dssl.reproduce.plan import job
+from dssl.reproduce.scales import Scale
+
+State = Literal["measured", "collapse", "diverged", "open", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCell:
+    """One place: the paper's word, and what came out here."""
+
+    paper: str
+    state: State
+    """open: not run yet; none: nothing here runs it."""
+    ours: str
+    """For people."""
+    mean: float | None = None
+    error: float | None = None
+    """Half of the 95 % interval of the mean: from the test images, and from the seeds where the table has several."""
+    knn: float | None = None
+    seeds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One difference that the table is about, in the paper and here."""
+
+    where: str
+    paper: str
+    ours: str
+    verdict: Literal["agrees", "disagrees", "cannot be told", "not measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultTable:
+    """A target's table; equal results give equal tables."""
+
+    name: str
+    label: str
+    title: str
+    measure: str
+    scale: str
+    seeds: tuple[int, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: dict[tuple[str, str], TableCell]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+
+def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]) -> ResultTable:
+    """The table of a target from the results that are there, by name of their job."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for cell in target.cells:
+        names = [] if cell.experiment is None else [job(cell.experiment, scale, seed=seed).name for seed in seeds]
+        found[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
+    seed_error = _seed_error(list(found.values()))
+    cells = {
+        (cell.row, cell.column): _cell(
+            cell, found[cell.row, cell.column], asked=len(seeds), coco=target.name == "table4", seed_error=seed_error
+        )
+        for cell in target.cells
+    }
+    return ResultTable(
+        name=target.name,
+        label=target.label,
+        title=target.title,
+        measure=target.measure,
+        scale=scale.name,
+        seeds=tuple(seeds),
+        rows=target.rows,
+        columns=target.columns,
+        cells=cells,
+        comparisons=_comparisons(target, cells),
+        notes=_notes(target, scale, cells),
+    )
+
+
+def _kind(one: Outcome) -> str:
+    return "linear" if one.training is None else "supervised"
+
+
+def _seed_error(cells: Sequence[Sequence[Outcome]]) -> float:
+    """Half of the 95 % interval of one run by its seed alone, pooled over the healthy cells; 0 where none has two seeds."""
+    squares, freedom = 0.0, 0
+    for found in cells:
+        values = [one.accuracies[_kind(one)].accuracy for one in found if _kind(one) in one.accuracies]
+        if len(values) > 1 and not any(one.collapsed for one in found):
+            squares += (len(values) - 1) * variance(values)
+            freedom += len(values) - 1
+    if freedom == 0:
+        return 0.0
+    student = _STUDENT_95.get(freedom, 1.96 + 2.5 / freedom)
+    return student * math.sqrt(squares / freedom)
+
+
+def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, seed_error: float) -> TableCell:
+    if cell.experiment is None:
+        return TableCell(paper=cell.paper, state="none", ours="quoted" if cell.reported else "–")
+    if not found:
+        return TableCell(paper=cell.paper, state="open", ours="not run")
+    if coco:
+        return TableCell(paper=cell.paper, state="none", ours="pretrained", seeds=len(found))
+    measured = [one.accuracies[_kind(one)] for one in found if _kind(one) in one.accuracies]
+    if not measured:
+        return TableCell(paper=cell.paper, state="diverged", ours="diverged", seeds=len(found))
+    values = [one.accuracy for one in measured]
+    mean = fmean(values)
+    chance = fmean([(one.interval[1] - one.interval[0]) / 2 for one in measured]) / math.sqrt(len(values))
+    text = f"{mean:.1f}"
+    error = math.hypot(chance, seed_error / math.sqrt(len(values)))
+    if len(values) > 1:
+        text += f" ± {stdev(values):.1f}"
+    collapsed = [one for one in found if one.collapsed]
+    diverged = sum(one.verdict == "diverged" for one in found)
+    state: State = "collapse" if collapsed else "measured"
+    if collapsed:
+        word = "collapse" if any(one.verdict == "collapsed" for one in collapsed) else "partial collapse"
+        some = "" if len(collapsed) == len(found) else f" in {len(collapsed)} of {len(found)}"
+        text = f"{word}{some} ({text})"
+    if diverged:
+        text += f", {diverged} of {len(found)} diverged"
+    if len(found) < asked:
+        text += f" [{len(found)} of {asked} seeds]"
+    knns = [one.accuracies["knn"].accuracy for one in found if "knn" in one.accuracies]
+    return TableCell(
+        paper=cell.paper,
+        state=state,
+        ours=text,
+        mean=mean,
+        error=error,
+        knn=fmean(knns) if knns else None,
+        seeds=len(found),
+    )
+
+
+_STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23}
+"""Student's t by degrees of freedom; beyond them 1.96 + 2.5 / freedom is right to a hundredth."""
+
+
+def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> tuple[Comparison, ...]:
+    found = []
+    pairs = [
+        ((a, column), (b, column), f"{column}: {a} over {b}")
+        for column in target.columns
+        for a, b in target.compare_rows
+    ]
+    pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in target.rows for a, b in target.compare_columns]
+    for first, second, where in pairs:
+        if first in cells and second in cells:
+            found.append(_compare(cells[first], cells[second], where))
+    return tuple(found)
+
+
+_BROKEN = ("collapse", "diverges")
+
+
+def _compare(first: TableCell, second: TableCell, where: str) -> Comparison:
+    """The sign of a difference; a collapse counts as lower than any number, and two of them as equal."""
+    paper_sign, paper = _paper_difference(first.paper, second.paper)
+    if first.mean is None or second.mean is None:
+        return Comparison(where=where, paper=paper, ours="–", verdict="not measured")
+    broken = (first.state == "collapse", second.state == "collapse")
+    difference = first.mean - second.mean
+    error = math.hypot(first.error or 0.0, second.error or 0.0)
+    ours = f"{difference:+.1f} (chance: ±{error:.1f})"
+    if broken[0] != broken[1]:
+        sign: int | None = -1 if broken[0] else 1
+        ours = f"{'first' if broken[0] else 'second'} collapsed; {ours}"
+    elif all(broken):
+        sign, ours = 0, f"both collapsed; {ours}"
+    else:
+        sign = None if abs(difference) <= error else (1 if difference > 0 else -1)
+    if paper_sign is None or sign is None:
+        return Comparison(where=where, paper=paper, ours=ours, verdict="cannot be told")
+    return Comparison(where=where, paper=paper, ours=ours, verdict="agrees" if sign == paper_sign else "disagrees")
+
+
+def _paper_difference(first: str, second: str) -> tuple[int | None, str]:
+    if first == "unknown" or second == "unknown":
+        return None, "unknown"
+    broken = (first in _BROKEN, second in _BROKEN)
+    if all(broken):
+        return 0, "both collapse"
+    if any(broken):
+        return (-1, f"first {first}") if broken[0] else (1, f"second {second}")
+    if first == "converges" or second == "converges":
+        return None, f"{first} against {second}"
+    difference = float(first) - float(second)
+    return (difference > 0) - (difference < 0), f"{difference:+.2f}".removesuffix("0")
+
+
+def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCell]) -> tuple[str, ...]:
+    notes = [f"Not comparable with the paper in absolute terms ({scale.name}): {text}." for text in scale.differs]
+    if any(cell.state == "collapse" for cell in cells.values()):
+        notes.append(
+            "Collapse is the verdict of the watch over the run (docs/health.md), not a guess from the accuracy, "
+            "which stands in brackets."
+        )
+    if any(cell.seeds == 1 for cell in cells.values()):
+        notes.append("Where there is no ±, there is one seed; chance is that of the choice of test images alone.")
+    if any(cell.seeds > 1 for cell in cells.values()):
+        notes.append(
+            "Chance is the 95 % interval from the choice of test images and from the seeds, whose variance is pooled over the "
+            "healthy cells of the table."
+        )
+        notes.append(
+            "± is the standard deviation over seeds; another seed also takes other training images where the scale limits them."
+        )
+    return (*notes, *(f"Reading: {text}" for text in target.readings), *(f"Missing: {text}" for text in target.missing))

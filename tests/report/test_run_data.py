@@ -1,0 +1,94 @@
+"""Runs read back from their folders: whole, half done, cut short, diverged."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dssl.errors import DsslError
+from dssl.report.run_data import find_runs, read_run
+from tests.report.run_folders import write_run
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "one", "dssl"))
+    assert (run.name, run.method, run.steps, run.total, run.finished) == ("one", "simsiam", 96, 96, True)
+    assert run.opinion.verdict == "healthy"
+    assert run.curve("loss")[0] == pytest.approx((0.5, -0.9 * (1 - 2.718281828 ** (-12 / 96))))
+    assert [epoch for epoch, _ in run.curve("knn")] == [2, 4, 6, 8, 10, 12]
+    assert run.knn == run.curve("knn")[-1][1]
+    assert run.knn_images == 2000
+    assert run.images_per_second == 640
+    assert run.views_per_second == 4 * 640
+    # 92 steps of 128 images at 640 a second, and the first four at 80
+    assert run.seconds == pytest.approx(92 * 128 / 640 + 4 * 128 / 80)
+    thinned = run.thinned("loss", 7)
+    assert len(thinned) <= 7
+    assert thinned[-1] == run.curve("loss")[-1]
+
+
+def test_the_worst_view_counts_and_a_prediction_that_is_narrower_than_its_projection(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", "dssl")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in lines:
+        if "spread" in record:
+            record["spread"] = {"s1": 0.9, "s2": 0.8, "h1": 0.7, "h2": 0.9}
+            record["source"] = {"s1": 0.5, "s2": 0.95}
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = read_run(folder)
+    assert run.spread == 0.5
+    assert {value for _, value in run.curve("spread")} == {0.5}
+
+
+def test_a_collapsed_run_says_which_view_and_what_to_do(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "one", "heavy", floor=0.1, verdict="collapsed"))
+    assert run.opinion.verdict == "collapsed"
+    assert "h1" in run.opinion.reason
+    assert any("dssl" in remedy for remedy in run.opinion.remedies)
+    # a verdict by other rules than today's is believed, without today's reasons
+    other = read_run(write_run(tmp_path / "two", "heavy", floor=0.95, verdict="collapsed"))
+    assert (other.opinion.verdict, other.opinion.reason) == ("collapsed", "")
+
+
+def test_a_run_in_the_middle_of_a_line_and_before_its_first_look(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "half", share=0.5)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 52, "epoch": 6.5, "lo')
+    run = read_run(folder)
+    assert (run.steps, run.finished) == (48, False)
+    (folder / "metrics.jsonl").unlink()
+    empty = read_run(folder)
+    assert (empty.steps, empty.knn, empty.spread, empty.images_per_second, empty.seconds) == (0, None, None, None, 0)
+    assert empty.opinion.verdict == "too early"
+
+
+def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "nan", "standard", verdict="healthy")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-2])
+    last |= {"loss": float("nan"), "spread": dict.fromkeys(last["spread"], float("nan")), "verdict": "diverged"}
+    (folder / "metrics.jsonl").write_text("\n".join([*lines[:-2], json.dumps(last)]))
+    run = read_run(folder)
+    assert run.opinion.verdict == "diverged"
+    assert "no longer a number" in run.opinion.reason
+    assert all(value == value for name in ("loss", "spread") for _, value in run.curve(name))
+
+
+def test_folders_of_runs_and_names_that_would_be_equal(tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        write_run(tmp_path / parent / "same")
+    assert [run.name for run in find_runs([tmp_path / "a"])] == ["same"]
+    both = find_runs([tmp_path / "a" / "same", tmp_path / "b", tmp_path / "a"])
+    assert [run.name for run in both] == ["a/same", "b/same"]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"config": {"epocs": 3}, "images": 1, "precision": "fp32"}'])
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x").mkdir()
+    with pytest.raises(DsslError, match="no run"):
+        find_runs([tmp_path / "x"])
+    (tmp_path / "x" / "config.json").write_text(content)
+    with pytest.raises(DsslError, match=r"config\.json"):
+        read_run(tmp_path / "x")
+    with pytest.raises(DsslError, match="no folder"):
+        find_runs([tmp_path / "nowhere"])

@@ -1,0 +1,136 @@
+"""The page of ``dssl report`` in a real browser, with names full of markup."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dssl.commands import report as command
+from dssl.errors import DsslError
+from dssl.report import page, run_report
+from dssl.report.run_data import find_runs, read_run
+from dssl.report.run_figures import EmbeddingMap
+from dssl.reproduce.paper import targets
+from dssl.reproduce.scales import SCALES
+from dssl.reproduce.table import build
+from tests.report.run_folders import write_run
+
+HOSTILE = "$x_y$<script>document.title='owned'<_script><img src=x onerror=\"document.title='owned'\">' {{7*7}}"
+
+
+def _map(name: str) -> EmbeddingMap:
+    generator = np.random.Generator(np.random.Philox(3))
+    return EmbeddingMap(
+        run=name, points=generator.normal(size=(60, 2)), labels=np.arange(60, dtype=np.int64) % 10, variance=0.31
+    )
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "standard", "standard", knn=43.0)
+    write_run(folder / HOSTILE, "heavy", floor=0.1, knn=24.0, verdict="collapsed", views_png=False)
+    write_run(folder / ("long-" * 30), "dssl", share=0.5, knn=None, heavy="ra(2,9,monotone14)")
+    for number in range(6):
+        write_run(folder / f"more {number}", "standard", knn=30.0 + number, seed=number, views_png=number == 0)
+    Image.new("RGB", (3000, 900), "red").save(folder / "more 0" / "views.png")
+    (folder / "more 1" / "views.png").write_bytes(b"no picture")
+    runs = find_runs([folder])
+    path = folder / "page" / "report.html"
+    made = run_report.html(
+        runs,
+        command=f"dssl report '{HOSTILE}'",
+        tables=[build(targets()[name], SCALES["cpu"], seeds=(0,), outcomes={}) for name in ("table2", "figure5")],
+        maps=[_map(run.name) for run in runs[:4]],
+        classes=[HOSTILE, *(f"class {number}" for number in range(9))],
+        notes=[f"{HOSTILE}: no map"],
+        sentences=[f"{HOSTILE} has 20.0 %."],
+    )
+    page.write(path, made)
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light")])
+def test_the_page_renders_and_nothing_overflows(browser, report: Path, width: int, scheme: str) -> None:
+    browser.open(report, width=width, scheme=scheme)
+    assert browser.complaints() == []
+    assert browser.requests() == []
+    assert browser.overflow() == []
+    assert browser.broken_images() == 0
+    assert browser.run("return document.querySelectorAll('.card').length") == 9
+    # two different pictures of views: the one that cannot be read is left out, the one that runs share is shown once
+    assert browser.run("return document.images.length") == 2
+    assert browser.run("return document.querySelectorAll('svg.plot').length") == 2
+
+
+def test_nothing_is_cut_off_on_paper(browser, report: Path) -> None:
+    browser.open(report, width=718, media="print", scheme="dark")
+    assert browser.overflow() == []
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_markup_in_names_stays_text(browser, report: Path) -> None:
+    browser.open(report)
+    assert browser.run("return document.title") == "Report of 9 runs"
+    assert browser.run("return document.scripts.length") == 0
+    assert browser.run("return document.querySelectorAll('[onerror], [style]').length") == 0
+    names = browser.run("return [...document.querySelectorAll('.card h3')].map(e => e.textContent.trim())")
+    assert HOSTILE in names
+    for number, expected in ((0, 1), (1, 2)):  # the curves' legend; the map's title and its class
+        labels = browser.run(
+            f"return [...document.querySelectorAll('svg.plot')[{number}].querySelectorAll('text')].map(e => e.textContent.trim())"
+        )
+        assert sum(label.startswith(HOSTILE[:40]) for label in labels) == expected
+
+
+def test_the_page_says_what_is_wrong_and_what_to_do(browser, report: Path) -> None:
+    browser.open(report)
+    bad = browser.run("return [...document.querySelectorAll('.statement.bad')].map(e => e.textContent)")
+    assert len(bad) == 1
+    assert "h1→h2 looks guilty" in bad[0]
+    tips = browser.run("return [...document.querySelectorAll('.definitions dd')].map(e => e.textContent)")
+    assert any("--graph dssl" in tip for tip in tips)
+    assert "48 of 96 steps" in browser.run("return document.body.textContent")
+    differing = browser.run(
+        "return [...document.querySelectorAll('h2')].find(e => e.textContent.startsWith('What differs'))"
+        ".parentElement.querySelectorAll('tbody th').length"
+    )
+    assert differing == 3  # graph, heavy, seed
+
+
+def test_differences_name_only_what_can_change_a_result(tmp_path: Path) -> None:
+    one = read_run(write_run(tmp_path / "one", threads=1))
+    two = read_run(write_run(tmp_path / "two", threads=2, seed=1))
+    assert run_report.differences([one, two]) == [("seed", ["0", "1"])]
+    assert run_report.differences([one]) == []
+
+
+def test_the_command_writes_the_page_and_says_why_there_is_no_map(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path / "runs" / "a")
+    arguments = command.Arguments(runs=(tmp_path / "runs",), out=tmp_path / "report.html", images=10)
+    assert command.run(arguments) == 0
+    said = capsys.readouterr().out
+    assert "a  " in said
+    assert "no map: " in said  # the folder holds no checkpoint
+    text = (tmp_path / "report.html").read_text()
+    assert "Report of a" in text
+    assert "holds no checkpoint" in text
+    # the same runs give the same bytes
+    assert command.run(arguments) == 0
+    assert (tmp_path / "report.html").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runs": ()}, "which runs"),
+        ({"out": Path("report.pdf")}, r"ends in \.html"),
+        ({"images": -1}, "0 or more"),
+        ({"tables": Path("nowhere")}, "holds no table"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    write_run(tmp_path / "a")
+    with pytest.raises(DsslError, match=message):
+        command.run(command.Arguments(**{"runs": (tmp_path / "a",), "out": tmp_path / "r.html"} | changes))

@@ -1,0 +1,61 @@
+"""The demo says what came out, whatever came out."""
+
+import dataclasses
+
+import pytest
+
+from dssl.reproduce import demo
+from dssl.reproduce.demo import Ended
+
+FINE = Ended(verdict="healthy", spread=0.95, knn=42.0, images=2000)
+GONE = Ended(verdict="collapsed", spread=0.05, knn=20.0, images=2000)
+
+
+def _sentences(standard: Ended, heavy: Ended, dssl: Ended) -> list[str]:
+    return demo.sentences(dict(zip(demo.RUNS, (standard, heavy, dssl), strict=True)))
+
+
+def test_what_the_paper_leads_one_to_expect() -> None:
+    first, second, third = _sentences(FINE, GONE, dataclasses.replace(FINE, knn=43.0))
+    assert "broke the heavy pair (collapsed, spread 0.05)" in first
+    assert "standard pair is fine (healthy, spread 0.95)" in first
+    assert "DSSL learns from the same heavy views and is healthy" in second
+    # 1.96 * sqrt(.43 * .57 / 2000 + .42 * .58 / 2000) = 3.06 points
+    assert "level with the standard pair (42.0 %; chance alone moves the difference by up to 3.1 points)" in third
+    assert "23.0 points above the heavy pair (20.0 %)" in third
+
+
+@pytest.mark.parametrize("verdict", ["collapsed", "partial collapse", "diverged"])
+def test_every_other_outcome_is_said_as_it_is(verdict: str) -> None:
+    broken = dataclasses.replace(GONE, verdict=verdict)
+    assert "did not break" in _sentences(FINE, FINE, FINE)[0]
+    assert "nothing to cure" in _sentences(FINE, FINE, FINE)[1]
+    assert "so did the standard pair" in _sentences(broken, broken, FINE)[0]
+    assert "DSSL broke too" in _sentences(FINE, broken, broken)[1]
+    assert "DSSL learns" not in " ".join(_sentences(FINE, broken, broken))
+    assert "broke the heavy pair" not in " ".join(_sentences(broken, broken, broken))
+
+
+def test_runs_that_are_too_short_are_not_judged() -> None:
+    early = dataclasses.replace(FINE, verdict="too early")
+    said = _sentences(FINE, early, FINE)
+    assert len(said) == 3
+    assert "too short for a verdict" in said[0]
+    assert "heavy pair too early, spread 0.95" in said[1]
+
+
+def test_gain_and_loss_beyond_chance() -> None:
+    better, worse = (dataclasses.replace(FINE, knn=value) for value in (48.0, 35.0))
+    assert "6.0 points above the standard pair" in _sentences(FINE, GONE, better)[2]
+    assert "7.0 points below the standard pair" in _sentences(FINE, GONE, worse)[2]
+    assert "level with the heavy pair" in _sentences(FINE, dataclasses.replace(GONE, knn=42.5), FINE)[2]
+    assert "not measured" in _sentences(FINE, dataclasses.replace(GONE, knn=None), FINE)[2]
+
+
+def test_the_three_runs_differ_in_the_graph_alone() -> None:
+    configs = [demo.settings(graph) for graph in demo.RUNS.values()]
+    assert len(configs) == 3
+    assert {dataclasses.replace(one, graph="dssl") for one in configs} == {configs[2]}
+    # the watch must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
+    steps = demo.IMAGES // demo.BATCH * demo.EPOCHS
+    assert steps > 2 * max(100, 3 * demo.IMAGES // demo.BATCH)

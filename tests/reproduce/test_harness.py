@@ -1,0 +1,129 @@
+"""The harness with real processes: a kill of everything changes nothing, failures are named, finished work is kept."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dssl.errors import DsslError
+from dssl.reproduce import outcome
+from dssl.reproduce.harness import finished, run_jobs
+from dssl.reproduce.paper import Experiment, PaperCell
+from dssl.reproduce.plan import plan
+from dssl.train import checkpoint
+from tests.reproduce import tiny
+
+JOBS = plan([tiny.TARGET], tiny.SCALE, seeds=(0,))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def _start(folder: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "tests.reproduce.tiny", str(folder)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _finish(folder: Path) -> list[str]:
+    said: list[str] = []
+    ended = tiny.run(folder, say=said.append)
+    assert (ended.failed, ended.signal) == ({}, None)
+    return said
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert [line.split()[0] for line in _finish(whole)] == ["starting", "finished"] * 2
+
+    process = _start(broken)
+    second = broken / "runs" / JOBS[1].name / "checkpoints"
+    while not (steps := checkpoint.steps_in(second)) or steps[-1] < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    orphans = _children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(orphans) == 1
+
+    said = _finish(broken)
+    # the child of the killed harness ended by itself: it was not left running
+    assert not any(_is_running(pid) for pid in orphans)
+    assert (broken / "table.json").read_text() == (whole / "table.json").read_text()
+    # the first cell was not run again, and the second went on from its checkpoint
+    assert said[0] == f"continuing {JOBS[1].name}"
+    assert [line.split()[0] for line in said] == ["continuing", "finished"]
+    log = (broken / "runs" / f"{JOBS[1].name}.log").read_text()
+    assert "continuing at step" in log
+    for job in JOBS:
+        results = [outcome.read(folder / "cells" / f"{job.name}.json") for folder in (whole, broken)]
+        assert results[0].accuracies == results[1].accuracies
+        assert results[0].accuracies["linear"].protocol["checkpoint"]["step"] == 12
+        assert results[0].steps == results[1].steps == 12
+
+    # what is committed names no folder of this machine
+    text = (whole / "cells" / f"{JOBS[0].name}.json").read_text()
+    assert str(tmp_path) not in text
+    assert "shapes" not in text
+    assert json.loads(text)["config"]["data"] == "cifar10"
+
+    # a result of other settings, or a damaged one, does not count as this cell's
+    place = tiny.place(whole)
+    assert set(finished(JOBS, place)) == {job.name for job in JOBS}
+    other = dataclasses.replace(outcome.read(place.result(JOBS[0])), fingerprint="0" * 16)
+    other.write(place.result(JOBS[0]))
+    assert set(finished(JOBS, place)) == {JOBS[1].name}
+    place.result(JOBS[0]).write_text("{")
+    with pytest.raises(DsslError, match="delete it"):
+        finished(JOBS, place)
+
+
+def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
+    """One child trains with labels; the other finds no images, says so, and does not stop the first."""
+    cells = (
+        PaperCell(row="a", column="b", paper="1", experiment=Experiment(data="imagenet", method="supervised")),
+        PaperCell(row="c", column="b", paper="2", experiment=Experiment(data="cifar10", method="supervised")),
+    )
+    target = dataclasses.replace(tiny.TARGET, cells=cells, compare_rows=())
+    jobs = plan([target], tiny.SCALE, seeds=(0,))
+    place = dataclasses.replace(
+        tiny.place(tmp_path), data={"cifar10": "shapes:64", "imagenet": str(tmp_path / "nowhere")}
+    )
+    said: list[str] = []
+    ended = run_jobs(jobs, place, workers=2, say=said.append)
+    assert list(ended.failed) == [jobs[0].name]
+    assert "nowhere" in ended.failed[jobs[0].name]
+    assert "Traceback" not in (place.runs / f"{jobs[0].name}.log").read_text()
+    found = finished(jobs, place)
+    assert list(found) == [jobs[1].name]
+    one = found[jobs[1].name]
+    assert one.steps == 4
+    assert one.accuracies["supervised"].protocol["test_images"] == 2000
+    low, high = one.accuracies["supervised"].interval
+    assert low < one.accuracies["supervised"].accuracy < high

@@ -1,0 +1,118 @@
+"""``dssl reproduce`` without training: the plan, the scripts, the tables of what is finished, and mistakes."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dssl import config_io
+from dssl.commands.reproduce import Arguments, run, status_line
+from dssl.errors import DsslError
+from dssl.reproduce.harness import Progress, Status
+from dssl.reproduce.outcome import Measured, Outcome
+from dssl.reproduce.paper import targets
+from dssl.reproduce.plan import Job, plan
+from dssl.reproduce.scales import SCALES
+
+JOBS = plan([targets()["table5"]], SCALES["cpu"], seeds=(0,))
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    path = tmp_path / "data of mine"
+    path.mkdir()
+    return path
+
+
+def _finished(job: Job, folder: Path) -> None:
+    one = Measured(accuracy=40.0, interval=(39.0, 41.0), protocol={})
+    Outcome(
+        name=job.name, scale="cpu", seed=0, fingerprint=job.fingerprint, config={}, training=None, verdict="healthy", reason="",
+        spread=1.0, accuracies={"linear": one, "knn": one}, steps=1, seconds=60.0, versions={}, data={},
+    ).write(folder / "cells" / f"{job.name}.json")  # fmt: skip
+
+
+def test_the_plan_says_what_is_finished_what_goes_on_and_what_is_left_out(
+    tmp_path: Path, cifar10: Path, capsys
+) -> None:
+    out = tmp_path / "results"
+    mine = [job for job in JOBS if job.config.data == "cifar10"]
+    _finished(mine[0], out / "cpu")
+    (out / "cpu" / "runs" / mine[1].name).mkdir(parents=True)
+    (out / "cpu" / "runs" / mine[1].name / "config.json").write_text("{}")
+    assert run(Arguments(target="table5", cifar10=cifar10, out=out, plan=True)) == 0
+    states = dict(re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines())
+    assert [states[job.name] for job in mine] == ["finished", "to continue", "to run"]
+    assert [states[job.name] for job in JOBS if job not in mine] == ["left out: no imagenet"] * 3
+
+
+def test_finished_cells_become_a_table_without_the_data(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "results"
+    for job in JOBS:
+        _finished(job, out / "cpu")
+    assert run(Arguments(target="view-pairs", cifar10=tmp_path / "nowhere", imagenet=tmp_path, out=out)) == 0
+    said = capsys.readouterr().out
+    assert "92.14 -> 40.0" in said
+    text = (out / "cpu" / "table5.md").read_text()
+    assert "*collapse* → **40.0**" in text
+    assert "dssl reproduce view-pairs --scale cpu --cifar10 FOLDER --imagenet FOLDER" in text
+    assert str(tmp_path) not in text
+    assert (out / "cpu" / "table5.json").is_file()
+
+
+def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
+    out = tmp_path / "results"
+    arguments = {"target": "table2", "scale": "paper", "cifar10": cifar10, "imagenet": tmp_path, "out": out, "gpus": 4}
+    assert run(Arguments(**arguments, emit="torchrun")) == 0
+    script = capsys.readouterr().out
+    commands = [shlex.split(line) for line in script.splitlines() if line.startswith(("torchrun", "python"))]
+    assert len(commands) == 19
+    for words in commands:
+        if words[0] == "torchrun":
+            assert words[:7] == ["torchrun", "--standalone", "--nproc-per-node", "4", "-m", "dssl", "train"]
+            # the file is a configuration that dssl train takes, with the images where they are
+            config = config_io.load(Path(words[words.index("--config") + 1]))
+            assert config.data in (f"cifar10:{cifar10}", str(tmp_path))
+            assert config.epochs in (800, 100)
+    assert run(Arguments(**arguments, emit="slurm")) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --array=0-18" in script
+    assert "#SBATCH --gpus-per-node=4" in script
+    path = tmp_path / "job.sh"
+    path.write_text(script)
+    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
+    # the case of an array's task really becomes its command
+    echo = script.replace('"$@" &', 'printf "%s\\n" "$@" &').replace("trap", "#")
+    done = subprocess.run(["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "3"}, capture_output=True, text=True)
+    assert done.stdout.split("\n")[0] == commands[3][0]
+    assert done.stdout.strip().split("\n") == commands[3]
+
+
+def test_the_line_of_progress() -> None:
+    one = Progress(name="a", step=30, total=120, words="healthy, kNN 38.1 %")
+    two = Progress(name="b", step=0, total=0, words="")
+    status = Status(done=3, total=9, running=(one, two), seconds_left=2460)
+    assert status_line(status) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
+    assert status_line(Status(done=0, total=9, running=(), seconds_left=4 * 3600)) == "0/9 done, 4.0 h left"
+    assert status_line(Status(done=0, total=9, running=(), seconds_left=None)) == "0/9 done"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "table9"}, "unknown target"),
+        ({"target": "figure2"}, "nothing to run: An illustration"),
+        ({"seeds": (1, 1)}, "different numbers"),
+        ({"seeds": ()}, "different numbers"),
+        ({"jobs": 0}, "1 or more"),
+        ({"imagenet": Path("nowhere")}, "no such folder"),
+        ({}, "dssl data cifar10"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    arguments = {"target": "table2", "cifar10": tmp_path / "none", "out": tmp_path / "out"} | changes
+    with pytest.raises(DsslError, match=message):
+        run(Arguments(**arguments))
+    assert not (tmp_path / "out").exists()

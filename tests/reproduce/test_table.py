@@ -1,0 +1,149 @@
+"""Tables: means, deviations, collapse and agreement against values worked out by hand."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from dssl.commands.report import _tables
+from dssl.reproduce import write
+from dssl.reproduce.outcome import Measured, Outcome, read
+from dssl.reproduce.paper import targets
+from dssl.reproduce.plan import Job, plan
+from dssl.reproduce.scales import SCALES
+from dssl.reproduce.table import ResultTable, build
+
+SCALE = SCALES["cpu"]
+MAIN = targets()["table2"]
+
+
+def _outcome(job: Job, accuracy: float | None, *, verdict: str = "healthy", half: float = 1.0) -> Outcome:
+    accuracies = {}
+    if accuracy is not None:
+        found = Measured(accuracy=accuracy, interval=(accuracy - half, accuracy + half), protocol={"k": 200})
+        accuracies = {"supervised": found} if job.training else {"linear": found, "knn": found}
+    return Outcome(
+        name=job.name, scale="cpu", seed=job.config.seed, fingerprint=job.fingerprint, config={},
+        training={} if job.training else None, verdict=verdict, reason="", spread=0.9, accuracies=accuracies, steps=1560,
+        seconds=600.0, versions={}, data={},
+    )  # fmt: skip
+
+
+def _simsiam(
+    values: dict[str, tuple[float | None, str]], *, seeds: tuple[int, ...] = (0,), shift: float = 0.0
+) -> ResultTable:
+    """The main table with SimSiam on CIFAR-10 run: accuracy and verdict by graph; a later seed has ``shift`` more."""
+    outcomes = {}
+    for job in plan([MAIN], SCALE, seeds=seeds):
+        if job.name.startswith("cifar10-simsiam") and job.config.graph in values:
+            accuracy, verdict = values[job.config.graph]
+            more = shift * job.config.seed
+            outcomes[job.name] = _outcome(job, None if accuracy is None else accuracy + more, verdict=verdict)
+    return build(MAIN, SCALE, seeds=seeds, outcomes=outcomes)
+
+
+def test_one_seed() -> None:
+    made = _simsiam({"standard2": (42.5, "healthy"), "heavy2": (28.0, "collapsed"), "dssl": (45.9, "healthy")})
+    cells = made.cells
+    assert cells["repro.", "CIFAR-10, SimSiam"].ours == "42.5"
+    assert cells["repro.", "CIFAR-10, SimSiam"].error == pytest.approx(1.0)
+    assert cells["w/ T^", "CIFAR-10, SimSiam"].ours == "collapse (28.0)"
+    assert cells["w/ T^", "CIFAR-10, SimSiam"].state == "collapse"
+    assert cells["w/ DSSL", "CIFAR-10, BYOL"].ours == "not run"
+    assert cells["reported", "CIFAR-10, SimSiam"].ours == "quoted"
+    verdicts = {one.where: (one.paper, one.ours, one.verdict) for one in made.comparisons}
+    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == ("+2.4", "+3.4 (chance: ±1.4)", "agrees")
+    assert verdicts["CIFAR-10, SimSiam: w/ T^ over repro."][2] == "agrees"
+    assert verdicts["CIFAR-10, BYOL: w/ DSSL over repro."][2] == "not measured"
+
+
+def test_several_seeds() -> None:
+    made = _simsiam({"standard2": (42.0, "healthy"), "dssl": (43.0, "healthy")}, seeds=(0, 1), shift=2.0)
+    cell = made.cells["repro.", "CIFAR-10, SimSiam"]
+    assert cell.ours == "43.0 ± 1.4"  # 42 and 44: the deviation is the root of 2
+    # two cells of two seeds: variance 2 with two degrees of freedom, Student's t 4.30; the mean of two halves the variance
+    assert cell.error == pytest.approx(math.hypot(1 / math.sqrt(2), 4.30 * math.sqrt(2) / math.sqrt(2)))
+    assert made.comparisons[6].verdict == "cannot be told"
+    only_one = dataclasses.replace(made, seeds=(0,))
+    assert only_one != made
+
+
+def test_seeds_that_disagree_about_collapse_and_one_that_diverged() -> None:
+    jobs = [job for job in plan([MAIN], SCALE, seeds=(0, 1, 2)) if job.name.startswith("cifar10-simsiam-heavy2")]
+    outcomes = {
+        jobs[0].name: _outcome(jobs[0], 30.0, verdict="partial collapse"),
+        jobs[1].name: _outcome(jobs[1], 40.0),
+    }
+    cell = build(MAIN, SCALE, seeds=(0, 1, 2), outcomes=outcomes).cells["w/ T^", "CIFAR-10, SimSiam"]
+    assert cell.ours == "partial collapse in 1 of 2 (35.0 ± 7.1) [2 of 3 seeds]"
+    outcomes[jobs[1].name] = _outcome(jobs[1], None, verdict="diverged")
+    cell = build(MAIN, SCALE, seeds=(0, 1), outcomes=outcomes).cells["w/ T^", "CIFAR-10, SimSiam"]
+    assert cell.ours == "partial collapse in 1 of 2 (30.0), 1 of 2 diverged"
+    del outcomes[jobs[0].name]
+    cell = build(MAIN, SCALE, seeds=(1,), outcomes=outcomes).cells["w/ T^", "CIFAR-10, SimSiam"]
+    assert (cell.ours, cell.state, cell.mean) == ("diverged", "diverged", None)
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "verdict"),
+    [
+        ({"standard2": 45.0, "dssl": 42.0}, "w/ DSSL over repro.", "disagrees"),
+        ({"standard2": 42.0, "dssl": 43.0}, "w/ DSSL over repro.", "cannot be told"),
+        ({"standard2": 42.0, "heavy2": 41.9}, "w/ T^ over repro.", "cannot be told"),
+        ({"standard2": 42.0, "heavy2": 45.0}, "w/ T^ over repro.", "disagrees"),
+    ],
+)
+def test_disagreement_is_said(values: dict[str, float], where: str, verdict: str) -> None:
+    made = _simsiam({graph: (value, "healthy") for graph, value in values.items()})
+    (found,) = [one for one in made.comparisons if one.where == f"CIFAR-10, SimSiam: {where}"]
+    assert found.verdict == verdict
+
+
+def test_a_collapse_where_the_paper_has_none_disagrees() -> None:
+    made = _simsiam({"standard2": (42.0, "healthy"), "dssl": (41.0, "collapsed"), "heavy2": (28.0, "collapsed")})
+    verdicts = {one.where: one.verdict for one in made.comparisons}
+    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == "disagrees"
+    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over w/ T^"] == "disagrees"
+
+
+def test_what_is_not_comparable_is_said_in_every_table() -> None:
+    for scale in SCALES.values():
+        made = build(MAIN, scale, seeds=(0,), outcomes={})
+        assert all(any(text in note for note in made.notes) for text in scale.differs)
+        assert all(f"Reading: {text}" in made.notes for text in MAIN.readings)
+
+
+def test_markdown_and_terminal() -> None:
+    made = _simsiam({"standard2": (42.5, "healthy"), "heavy2": (28.0, "collapsed")})
+    used = [_outcome(job, 1.0) for job in plan([MAIN], SCALE, seeds=(0,))[:2]]
+    text = write.markdown(made, command="dssl reproduce table2 --scale cpu", outcomes=used)
+    lines = text.splitlines()
+    assert "| w/ T\\^ |" in text
+    assert "*collapse* → **collapse (28.0)**" in text
+    assert "2 runs, 20 minutes of training in all:" in text
+    assert "dssl reproduce table2 --scale cpu" in lines
+    for table in ("kNN accuracy", "What agrees"):
+        assert table in text
+    widths = {line.count("|") - line.count("\\|") for line in lines if line.startswith("| ") and "→" in line}
+    assert len(widths) == 1
+    assert "w/ T^, CIFAR-10, SimSiam       collapse -> collapse (28.0)" in write.terminal(made)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    job = plan([MAIN], SCALE, seeds=(0,))[0]
+    one = dataclasses.replace(_outcome(job, 42.5), curves={"knn": [(1.0, 20.0), (2.0, 30.5)]})
+    one.write(tmp_path / "one.json")
+    assert read(tmp_path / "one.json") == one
+    assert "[1.0, 20.0]" in (tmp_path / "one.json").read_text()
+
+
+def test_tables_come_back_from_a_folder(tmp_path: Path) -> None:
+    jobs = plan([MAIN], SCALE, seeds=(0,))
+    outcomes = {job.name: _outcome(job, 40.0) for job in jobs[:3]}
+    for name, one in outcomes.items():
+        one.write(tmp_path / "cells" / f"{name}.json")
+    made = build(MAIN, SCALE, seeds=(0,), outcomes=outcomes)
+    (tmp_path / "table2.json").write_text(json.dumps(write.plain(made)))
+    assert _tables(tmp_path) == [made]
