@@ -23,6 +23,7 @@ from dssl.types import Image
 if TYPE_CHECKING:
     from typing import Self
 
+_LONG = 16  # times its shorter side: longer images are not resized whole
 CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
 
 
@@ -155,17 +156,20 @@ def centre_crop(image: Image, *, size: int, crop_ratio: float = CROP_RATIO) -> I
     height, width = image.shape[:2]
     if height == size and width == size:
         return image
-    shorter = min(height, width)
     target = round(size / crop_ratio)
-    # only the part that is kept is resized: the whole of a very long image would not fit into memory
-    box = []
-    for length in (width, height):
-        resized = int(target * length / shorter)
-        begin = round((resized - size) / 2) * length / resized
-        box += [begin, begin + size * length / resized]
+    whole = [int(target * length / min(height, width)) for length in (width, height)]
+    first = [round((length - size) / 2) for length in whole]
     picture = Pillow.fromarray(image if image.shape[2] == 3 else image[:, :, 0])
-    resized_picture = picture.resize((size, size), Pillow.Resampling.BILINEAR, box=(box[0], box[2], box[1], box[3]))
-    return np.array(resized_picture).reshape(size, size, image.shape[2])
+    if max(whole) <= _LONG * target:
+        resized = picture.resize((whole[0], whole[1]), Pillow.Resampling.BILINEAR)
+        kept = resized.crop((first[0], first[1], first[0] + size, first[1] + size))
+    else:
+        # the whole of a very long image would not fit into memory: only the part that is kept is resized
+        scale = [length / resized for length, resized in zip((width, height), whole, strict=True)]
+        ends = [(begin + size) * factor for begin, factor in zip(first, scale, strict=True)]
+        box = (first[0] * scale[0], first[1] * scale[1], ends[0], ends[1])
+        kept = picture.resize((size, size), Pillow.Resampling.BILINEAR, box=box)
+    return np.array(kept).reshape(size, size, image.shape[2])
 
 
 def _scale(normalization: MeanAndStd | None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

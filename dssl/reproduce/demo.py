@@ -12,7 +12,7 @@ from dssl.config import OptimizerConfig, RunConfig
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
 
-IMAGES, EPOCHS, BATCH, RATE = 5_000, 12, 128, 0.06
+IMAGES, EPOCHS, BATCH, RATE = 5_000, 10, 128, 0.06
 HEAVY = "ra(2,5)"
 RUNS: dict[str, str] = {"standard pair": "standard", "heavy pair": "heavy", "DSSL": "dssl"}
 """From the name of a run to its view graph."""

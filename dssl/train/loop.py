@@ -105,7 +105,7 @@ def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
         if world.first:
             folder.drop_metrics_after(state.step)
     if world.size > 1:
-        objective = DistributedDataParallel(objective, broadcast_buffers=False)
+        objective = DistributedDataParallel(objective)
     compiled = torch.compile(objective) if config.compile else objective
 
     peak = peak_rate(config.optimizer.rate, config.batch_size)

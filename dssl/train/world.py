@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from dssl.errors import DsslError
 from dssl.train.precision import pick_device
+
+_PATIENCE = datetime.timedelta(minutes=30)
+"""How long a rank waits for the others: the first one measures kNN while they wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,10 @@ def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = pick_device(device_name)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
+    # torchrun keeps its store when it restarts the ranks: without a name for the attempt they would call the dead
+    store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    attempt = PrefixStore(f"dssl/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=_PATIENCE)
     try:
         yield World(rank, size, device)
     finally:

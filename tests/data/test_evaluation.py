@@ -36,14 +36,15 @@ class Norm:
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 
 
-@pytest.mark.parametrize("shape", [(50, 80), (81, 47), (40, 40), (20, 20), (13, 200), (256, 341), (33, 32)])
+@pytest.mark.parametrize("shape", [(50, 80), (81, 47), (40, 40), (20, 20), (13, 200), (256, 341), (33, 32), (5, 300)])
 def test_the_crop_is_torchvisions(shape):
-    image = GENERATOR.integers(0, 256, (*shape, 3), np.uint8)
+    image = np.random.Generator(np.random.Philox(sum(shape))).integers(0, 256, (*shape, 3), np.uint8)
     reference = transforms.Compose([transforms.Resize(round(32 / 0.875)), transforms.CenterCrop(32)])(
         Image.fromarray(image)
     )
     difference = np.abs(centre_crop(image, size=32).astype(int) - np.asarray(reference).astype(int))
-    assert difference.max() <= 1  # rounding: Pillow's arithmetic differs a little when only a part is computed
+    # of a very long image only the kept part is resized, in another order of passes: a rounding in each may differ
+    assert difference.max() <= (2 if max(shape) > 16 * min(shape) else 0)
 
 
 def test_an_image_of_the_right_size_is_left_alone():

@@ -23,8 +23,9 @@ def free_port() -> int:
 
 def torchrun(words: list[str], *options: str) -> list[str]:
     """The words of `python -m dssl train ...`, as two processes."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    return [*launcher, "--master-port", str(free_port()), *options, *words[1:]]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    return [*launcher, *meeting, *options, *words[1:]]
 
 
 def end(out: Path) -> dict[str, torch.Tensor]:

@@ -37,7 +37,7 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     objective: nn.Module = Objective(method, named_graph("dssl"))
     if world > 1:
         batchnorm_across_ranks(objective, device=torch.device("cpu"))
-        objective = DistributedDataParallel(objective, broadcast_buffers=False)
+        objective = DistributedDataParallel(objective)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1, momentum=0.9)
     result: dict[str, Tensor] = {}
     for step in range(STEPS):

@@ -1,0 +1,136 @@
+"""The verdict on real runs that collapsed and real runs that did not; their curves are kept beside this file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dssl import Objective, SimSiam, named_graph
+from dssl.train.health import COLLAPSED, Health, Look, effective_rank, guilty_edge, look
+
+CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
+COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
+"""All runs of heavy pairs, and one of DSSL at a high rate whose kNN accuracy fell below where it began."""
+HEALTHY_RUNS = [file for file in CURVES if file not in COLLAPSED_RUNS]
+
+
+def looks(file: Path) -> tuple[dict[str, object], list[Look]]:
+    """A curve: what the run was, and every look at it."""
+    first, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return first, [Look(**line) for line in lines]
+
+
+def verdicts(file: Path) -> list[tuple[float, str]]:
+    """What the watch would have said at each look: (epoch, verdict)."""
+    about, curve = looks(file)
+    steps = int(str(about["steps_per_epoch"]))
+    health = Health(
+        named_graph(str(about["graph"])), patience=max(3 * steps, 100), predictions=about["method"] == "simsiam"
+    )
+    return [((now.step + 1) / steps, health.judge(now).verdict) for now in curve]
+
+
+@pytest.mark.parametrize("file", HEALTHY_RUNS, ids=lambda file: file.stem)
+def test_no_alarm_at_any_epoch_of_a_healthy_run(file: Path) -> None:
+    assert {verdict for _, verdict in verdicts(file)} <= {"too early", "healthy"}
+
+
+@pytest.mark.parametrize("file", COLLAPSED_RUNS, ids=lambda file: file.stem)
+def test_no_collapsed_run_is_missed(file: Path) -> None:
+    said = verdicts(file)
+    assert said[-1][1] in ("partial collapse", "collapsed")
+    if "cifar10" in file.name:  # ten thousand or five thousand images: by the fifth epoch
+        assert {verdict for epoch, verdict in said if epoch <= 5} & {"partial collapse", "collapsed"}
+
+
+def test_there_are_enough_curves_to_mean_something() -> None:
+    assert len(HEALTHY_RUNS) >= 10
+    assert len(COLLAPSED_RUNS) >= 5
+    assert {word for file in CURVES for word in file.stem.split("-")} >= {
+        "simsiam",
+        "byol",
+        "simclr",
+        "standard",
+        "dssl",
+    }
+
+
+def constant(value: float) -> Look:
+    names = ("h1", "h2")
+    same = dict.fromkeys(names, value)
+    return Look(
+        step=0, loss=-0.9, edges={"h1->h2": -0.9, "h2->h1": -0.8}, spread=same, rank=same, source=same, target=same
+    )
+
+
+def test_a_collapse_names_view_edge_and_three_remedies() -> None:
+    health = Health(named_graph("heavy"), patience=3)
+    first, second, third = (health.judge(replace(constant(COLLAPSED / 2), step=step)) for step in range(3))
+    assert (first.verdict, second.verdict, third.verdict) == ("too early", "too early", "collapsed")
+    assert third.edge == "h1->h2"  # the easier of the two
+    assert len(third.remedies) == 3
+    assert "--graph dssl" in third.remedies[0]
+    assert "0.10" in third.reason
+
+
+def test_one_bad_look_is_no_collapse() -> None:
+    health = Health(named_graph("heavy"), patience=1)
+    for value in (0.9, 0.9, 0.9, 0.1, 0.9):
+        assert health.judge(constant(value)).verdict == "healthy"
+
+
+def test_nan_is_divergence_at_once() -> None:
+    health = Health(named_graph("heavy"), patience=99)
+    opinion = health.judge(constant(float("nan")))
+    assert opinion.verdict == "diverged"
+    assert health.judge(constant(0.9)).verdict == "too early"
+
+
+def test_the_guilty_edge_points_at_a_heavy_view() -> None:
+    graph = named_graph("ablation-h")
+    losses = {edge.name: -0.5 for edge in graph.edges} | {"s1->s2": -0.99}
+    assert guilty_edge(graph, "s1", losses).target.startswith("h")
+    assert guilty_edge(named_graph("standard"), "s1", {"s1->s2": -0.2, "s2->s1": -0.4}).name == "s2->s1"
+
+
+def test_state_survives_json() -> None:
+    health = Health(named_graph("heavy"), patience=2)
+    for value in (0.9, 0.1, 0.1):
+        health.judge(constant(value))
+    again = Health(named_graph("heavy"), patience=2)
+    again.load_state(json.loads(json.dumps(health.state())))
+    for value in (0.1, 0.9, 0.1, 0.05):
+        assert health.judge(constant(value)) == again.judge(constant(value))
+
+
+def test_effective_rank_of_known_matrices() -> None:
+    assert effective_rank(torch.ones(64, 32)) == pytest.approx(1 / 32, rel=0.01)
+    assert effective_rank(torch.eye(32)) == pytest.approx(1.0, rel=1e-5)
+    two = torch.zeros(10, 8)
+    two[:5, 0] = two[5:, 1] = 1.0
+    assert effective_rank(two) == pytest.approx(2 / 8, rel=0.01)
+    assert effective_rank(torch.full((4, 4), torch.nan)) != effective_rank(torch.full((4, 4), torch.nan))
+
+
+def test_a_collapsed_encoder_is_seen_in_its_embeddings() -> None:
+    """Not a curve but the thing itself: an encoder that gives a constant."""
+
+    class Constant(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return torch.ones(len(images), 8) + 1e-6 * images.mean()
+
+    torch.manual_seed(0)
+    graph = named_graph("standard")
+    objective = Objective(SimSiam(Constant(), feature_dim=8, hidden=16, output=16, bottleneck=4), graph).eval()
+    views = {name: torch.randn(32, 3, 4, 4) for name in ("s1", "s2")}
+    health = Health(graph, patience=1)
+    assert health.judge(look(0, objective(views))).verdict == "collapsed"
+
+
+def test_predictions_are_judged_where_projections_cannot_fall() -> None:
+    """SimSiam's projections stay apart while its predictions become one; BYOL's predictions start out as one."""
+    now = replace(constant(0.9), source={"h1": 0.05, "h2": 0.05})
+    assert Health(named_graph("heavy"), patience=0, predictions=True).judge(now).verdict == "collapsed"
+    assert Health(named_graph("heavy"), patience=0).judge(now).verdict == "healthy"
