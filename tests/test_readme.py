@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import torch
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -21,3 +23,17 @@ def test_links_lead_somewhere() -> None:
         for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_method_of_the_documentation_works_with_every_graph() -> None:
+    from dssl import Objective, named_graph
+    from dssl.presets import PRESETS
+
+    page = README.parent / "docs" / "add-a-method.md"
+    (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    namespace: dict[str, object] = {}
+    exec(compile(snippet, str(page), "exec"), namespace)
+    for name in PRESETS:
+        graph = named_graph(name)
+        views = {view.name: torch.randn(4, 3, 32, 32) for view in graph.views}
+        assert Objective(namespace["method"], graph)(views).total.isfinite()  # type: ignore[arg-type]
