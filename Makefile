@@ -37,8 +37,9 @@ lint: $(STAMP) ## ruff: errors, imports and format
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 
-bench: $(STAMP) ## side-by-side measurements
-	$(BIN)/python -m benchmarks.views
+bench: $(STAMP) ## side-by-side measurements (PHOTOS=folder for your own JPEG files)
+	$(BIN)/python -m benchmarks.views $(if $(PHOTOS),--photos $(PHOTOS))
+	$(BIN)/python -m benchmarks.train
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
