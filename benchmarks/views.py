@@ -157,7 +157,10 @@ def ours(size: int, load: Callable[[int], np.ndarray], count: int, *, threads: i
 
 
 def ours_many(size: int, images: np.ndarray, *, threads: int = 1) -> Job:
-    """Images of one size, as the loader hands them on: each thread works ahead on batches of its own and waits for nobody."""
+    """Images of one size, each thread on batches of its own.
+
+    This is kinder than the loader, whose threads share the pieces of one batch and meet at its end.
+    """
     maker = our_maker(size)
     pool = ThreadPoolExecutor(threads)
     buffers = [maker.allocate(len(images)) for _ in range(threads)]
