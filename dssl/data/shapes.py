@@ -1,8 +1,9 @@
 """`shapes`: a labelled set of small pictures that the program draws itself, to try things out without any download.
 
-Ten figures in random pose, size, texture and colour over clutter. An image holds one large figure and small ones of the same
-class, each with its own pose and paint, so that two crops of an image share its class and little else. Colour, position and
-orientation say nothing about the class: they are drawn without looking at it.
+Ten figures in random pose, size, texture and colour over clutter. An image is a patch of a loose lattice, randomly shifted and
+turned, of figures of one class, each with its own pose and paint: two crops of an image share its class and little else, and
+images of a class share no pixel. Colour, position and orientation say nothing about the class: they are drawn without looking
+at it. All images have the same ground, since its tint would be an easier way to tell images apart than the figures are.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
 
 SIZE = 32
 TRAIN_COUNT, TEST_COUNT = 10_000, 2_000
-VERSION = 1  # part of the random stream and of the fingerprint: raise it whenever the drawn bytes change
+VERSION = 2  # part of the random stream and of the fingerprint: raise it whenever the drawn bytes change
 _TEST_START = 1 << 40  # the index of the first test image of the same generator; no training count reaches it
-_CLUTTER, _FIGURES, _DRAWS = 6, 4, 20
+_CLUTTER, _FIGURES, _DRAWS = 6, 9, 20
+_GROUND = 128.0
+# by class: all figures cover the same area on average, or the amount of ground that one sees would give the class away
+_SCALE = np.array([0.87, 0.95, 0.91, 1.13, 1.05, 1.03, 1.13, 1.01, 1.26, 1.04])
 _BLOCK = 500
 
 
@@ -97,22 +101,20 @@ def _plan(indices: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.f
     # rounded, since the last bit of a cosine depends on the machine's mathematics library
     objects[..., k.COS], objects[..., k.SIN] = np.round(np.cos(turn), 6), np.round(np.sin(turn), 6)
     objects[..., k.X : k.Y + 1] = SIZE * draws[..., 1:3]
-    objects[:, -1, k.X : k.Y + 1] = SIZE * (0.33 + 0.34 * draws[:, -1, 1:3])
+    objects[:, figures, k.X : k.Y + 1] = _lattice(draws[:, 0], draws[:, figures, 1:3])
     objects[:, 0, k.KIND] = -1  # the background covers all
     objects[:, clutter, k.KIND] = np.where(draws[:, clutter, 3] < 0.5, k.LINE, k.BLOB)
     objects[:, clutter, k.SIZE] = 3 + 7 * draws[:, clutter, 4]
     objects[:, figures, k.KIND] = classes_of(indices)[:, None]
-    objects[:, figures, k.SIZE] = 5 + 2.5 * draws[:, figures, 4]
-    objects[:, -1, k.SIZE] = 7 + 3.5 * draws[:, -1, 4]
+    objects[:, figures, k.SIZE] = _SCALE[classes_of(indices)][:, None] * (5 + 2.5 * draws[:, figures, 4])
 
     # paint: a light and a shade of it, weakly coloured, so that colour tells images apart no better than form does
-    ground = 95 + 65 * draws[:, :1, 5]
     contrast = np.sign(draws[..., 6] - 0.5) * (60 + 40 * draws[..., 5])
     contrast[:, clutter] *= 0.35
-    contrast[:, 0] = 0
-    light = ground + np.where(np.abs(ground + contrast - 127.5) > 127.5, -contrast, contrast)
-    objects[..., k.COLOUR : k.COLOUR + 3] = light[..., None] + 24 * (draws[..., 7:10] - 0.5)
-    objects[..., k.SHADE : k.SHADE + 3] = objects[..., k.COLOUR : k.COLOUR + 3] + 50 * (draws[..., 10:11] - 0.5)
+    colour = _GROUND + contrast[..., None] + 24 * (draws[..., 7:10] - 0.5)
+    objects[..., k.COLOUR : k.COLOUR + 3] = colour
+    objects[..., k.SHADE : k.SHADE + 3] = colour + 50 * (draws[..., 10:11] - 0.5)
+    objects[:, 0, k.COLOUR : k.COLOUR + 3] = _GROUND
     objects[..., k.TEXTURE] = np.floor(4 * draws[..., 11])
     wave, pitch = 2 * np.pi * draws[..., 12], 1 / (1.5 + 4 * draws[..., 13])
     objects[..., k.WAVE_X], objects[..., k.WAVE_Y] = (
@@ -122,3 +124,14 @@ def _plan(indices: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.f
     objects[..., k.PHASE] = 2 * draws[..., 14]
     objects[:, 0, k.TEXTURE] = k.SOLID
     return objects, np.full(count, 0.06)
+
+
+def _lattice(place: NDArray[np.float64], jitter: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where the figures are: a 3 x 3 lattice around the centre, N x 9 x 2, from draws of the lattice and of each figure."""
+    pitch = 12.5 + 3 * place[:, 1]
+    turn = 2 * np.pi * place[:, 2]
+    along, across = np.round(pitch * np.cos(turn), 6)[:, None], np.round(pitch * np.sin(turn), 6)[:, None]
+    nodes = np.array([[x, y] for y in (-1, 0, 1) for x in (-1, 0, 1)]) + (place[:, None, 15:17] - 0.5)
+    nodes += 0.3 * (jitter - 0.5)
+    x, y = nodes[..., 0], nodes[..., 1]
+    return SIZE / 2 + np.stack([x * along - y * across, x * across + y * along], axis=-1)

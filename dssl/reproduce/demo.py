@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dssl.config import OptimizerConfig, RunConfig
+from dssl.config import RunConfig
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
 
-IMAGES, EPOCHS, BATCH, RATE = 5_000, 10, 128, 0.06
+IMAGES, EPOCHS = 5_000, 10
 HEAVY = "ra(2,5)"
 RUNS: dict[str, str] = {"standard pair": "standard", "heavy pair": "heavy", "DSSL": "dssl"}
 """From the name of a run to its view graph."""
@@ -27,10 +27,7 @@ def settings(graph: str, *, seed: int = 0) -> RunConfig:
         graph=graph,
         heavy=HEAVY,
         epochs=EPOCHS,
-        batch_size=BATCH,
         seed=seed,
-        knn_every=2,
-        optimizer=OptimizerConfig(rate=RATE, warmup_epochs=1),
     )
 
 

@@ -7,10 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from dssl.config import Precision
+from dssl.errors import DsslError
 
 
 def pick_device(name: str) -> torch.device:
     """``auto`` is CUDA, then Apple's GPU, then the CPU."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(name, True):
+        raise DsslError(f"device is {name}, which this machine does not have: take auto, or see `dssl doctor`")
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
@@ -26,7 +30,7 @@ def choose_precision(device: torch.device) -> tuple[Precision, str]:
         return "fp32", "fp32: this GPU has no bf16"
     if device.type != "cpu":
         return "fp32", f"fp32: bf16 was not measured on {device.type}"
-    slow, fast = (_convolution_seconds(dtype) for dtype in (torch.float32, torch.bfloat16))
+    slow, fast = _convolution_seconds(torch.float32, torch.bfloat16)
     ratio = slow / fast
     choice: Precision = "bf16" if ratio > 1.1 else "fp32"
     return choice, f"{choice}: a convolution in bf16 ran at {ratio:.1f} times the speed of fp32"
@@ -38,14 +42,18 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     return nullcontext()
 
 
-def _convolution_seconds(dtype: torch.dtype) -> float:
-    images = torch.randn(64, 64, 16, 16).to(dtype).contiguous(memory_format=torch.channels_last)
-    kernel = torch.randn(64, 64, 3, 3).to(dtype).contiguous(memory_format=torch.channels_last)
-    best = float("inf")
+def _convolution_seconds(*dtypes: torch.dtype) -> list[float]:
+    """The best of many short turns of each on one thread: on a busy machine some turn is left alone, and no thread waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    best = [float("inf")] * len(dtypes)
+    images, kernel = torch.randn(16, 64, 16, 16), torch.randn(64, 64, 3, 3)
     with torch.no_grad():
-        for _ in range(6):
-            start = time.perf_counter()
-            for _ in range(4):
-                F.conv2d(images, kernel, padding=1)
-            best = min(best, time.perf_counter() - start)
+        for _ in range(30):
+            for which, dtype in enumerate(dtypes):
+                a, b = (tensor.to(dtype, memory_format=torch.channels_last) for tensor in (images, kernel))
+                start = time.perf_counter()
+                F.conv2d(a, b, padding=1)
+                best[which] = min(best[which], time.perf_counter() - start)
+    torch.set_num_threads(threads)
     return best

@@ -30,7 +30,7 @@ def test_every_prediction_equals_scikit_learn(k: int, temperature: float, real: 
     assert torch.equal(precise, expected)
     single = knn_predict(real.train, real.train_labels, real.test, **settings)
     assert (single == expected).double().mean() >= 0.999
-    assert 0.3 < (expected == real.test_labels).double().mean() < 1  # the features say something, and not all
+    assert 0.2 < (expected == real.test_labels).double().mean() < 1  # of six classes: they say something, and not all
 
 
 @pytest.mark.parametrize(("block", "train_block"), [(1, 7), (512, 64), (3, 100_000), (10_000, 199)])

@@ -57,5 +57,5 @@ def test_the_three_runs_differ_in_the_graph_alone() -> None:
     assert len(configs) == 3
     assert {dataclasses.replace(one, graph="dssl") for one in configs} == {configs[2]}
     # the watch must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
-    steps = demo.IMAGES // demo.BATCH * demo.EPOCHS
-    assert steps > 2 * max(100, 3 * demo.IMAGES // demo.BATCH)
+    steps = demo.IMAGES // configs[0].batch_size * demo.EPOCHS
+    assert steps > 2 * max(100, 3 * demo.IMAGES // configs[0].batch_size)
