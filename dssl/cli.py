@@ -1,9 +1,14 @@
 """The command line: one table of commands, each imported only when it is asked for, so that help is instant."""
 
+import contextlib
+import difflib
 import importlib
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from dssl.errors import DsslError, choices
 from dssl.version import VERSION
@@ -12,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "demo": "three runs on built-in images that show the point in minutes",
     "train": "pretrain an encoder on images, or continue a run",
     "evaluate": "kNN, linear probe, fine-tuning: numbers with their protocol",
+    "evaluate-coco": "Mask R-CNN on COCO from an encoder: box and mask AP",
     "report": "one HTML page about runs: curves, verdicts, differences",
     "embed": "write the embeddings of images",
     "export": "weights for torchvision, timm, Detectron2, ONNX, each loaded back",
@@ -49,22 +55,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         raise choices("command", name, COMMANDS)
-    import tyro
-
     command = importlib.import_module(f"dssl.commands.{module_name(name)}")
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
-    parsed = tyro.cli(
-        command.Arguments,
-        prog=f"dssl {name}",
-        args=words,
-        default=default,
-        # what has no default is given by position: `dssl graph dssl`; a union keeps the class of its default
-        config=(tyro.conf.PositionalRequiredArgs, tyro.conf.AvoidSubcommands),
-    )
+    parsed = _parse(command.Arguments, f"dssl {name}", words, default)
     code: int = command.run(parsed)
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
+
+
+def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                arguments,
+                prog=program,
+                args=words,
+                default=default,
+                # what has no default is given by position: `dssl graph dssl`; a union keeps the class of its default
+                config=(tyro.conf.PositionalRequiredArgs, tyro.conf.AvoidSubcommands),
+            )
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise DsslError(f"{_what_was_wrong(said.getvalue())}; {program} --help lists what there is") from None
+
+
+def _what_was_wrong(box: str) -> str:
+    """The first paragraph of tyro's box, and the likeliest of the options that it proposes."""
+    lines = [line.strip("│ ") for line in box.splitlines()[1:] if not line.startswith("╰")]  # the first is its title
+    paragraphs = [text for text in re.split(r"[─-]{8,}", "\n".join(lines)) if text.strip()]  # not all terminals have ─
+    what = " ".join(paragraphs[0].split())
+    proposed = [
+        word for text in paragraphs[1:] if "meant" in text for word in re.findall(r"^(--\S+)", text, re.MULTILINE)
+    ]
+    wrong = re.search(r"--[^\s,]+", what)
+    if wrong and (best := difflib.get_close_matches(wrong.group(), proposed, n=1, cutoff=0)):
+        what += f"; did you mean {best[0]}?"
+    return what
 
 
 def module_name(command: str) -> str:

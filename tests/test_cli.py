@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from dssl import cli
+
 
 def dssl(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "dssl", *words], capture_output=True, text=True, timeout=300)
@@ -97,3 +99,23 @@ def test_the_shell_completes_commands_flags_and_values() -> None:
     result = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=300)
     assert result.stderr == ""
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(asked.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "shapes", "--epoch", "3"], "--epoch, 3; did you mean --epochs?"),
+        (["train", "shapes", "--epochs", "many"], "--epochs: invalid literal for int() with base 10: 'many'"),
+        (["train", "shapes", "--epochs"], "--epochs"),
+        (["evaluate"], "PATH"),
+        (["graph", "dssl", "extra"], "extra"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_one_line(words, expected, capsys):
+    assert cli.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("dssl: ")
+    assert expected in err
+    assert f"dssl {words[0]} --help" in err

@@ -141,6 +141,8 @@ def read_run(folder: Path, *, name: str | None = None) -> RunData:
     """A run from its folder; a last line that a kill has cut short is left out."""
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if "task" in about:
+            raise DsslError(f"{folder} is a run of dssl evaluate-coco: its page is {folder / 'evaluation.html'}")
         config = config_io.from_dict(about["config"], where=str(folder / "config.json"))
         images, precision = int(about["images"]), str(about["precision"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:

@@ -22,7 +22,7 @@ from torch import Tensor
 from dssl.errors import DsslError
 
 FORMAT_VERSION = 1
-_NAME = re.compile(r"step-(\d{9})\.safetensors")
+_NAME = re.compile(r"step-(\d{9,})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def write(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     digest = content_hash(text, plain)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        _sweep(path.parent)  # before the write, which may need their room
         temporary.touch()
         mode = temporary.stat().st_mode  # safetensors makes files that only their owner may read
         save_file(plain, temporary, metadata={"dssl": text, "sha256": digest})
@@ -82,6 +83,8 @@ class CheckpointError(DsslError):
 
 def read(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; nothing in it is ever executed."""
+    if path.exists() and not path.is_file():  # a FIFO would be waited for
+        raise CheckpointError(f"{path} is no regular file: expected a checkpoint of dssl")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -97,7 +100,12 @@ def read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} is damaged or no checkpoint of dssl: {' '.join(str(error).split())}") from None
     if content_hash(text, tensors) != digest:
         raise CheckpointError(f"{path} is damaged: its content does not match its SHA-256; use an older checkpoint")
-    header = json.loads(text)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} is no checkpoint of dssl: its header is not a table of JSON")
     version = header.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -126,6 +134,8 @@ def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
             return path, read(path), complaints
         except CheckpointError as error:
             complaints.append(str(error))
+        except OSError as error:  # gone since, not ours to read, a loop of links
+            complaints.append(f"{path} cannot be read: {error.strerror or error}")
     if complaints:
         raise CheckpointError(
             f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start again in another --out, or move them away"
@@ -139,7 +149,15 @@ def prune(folder: Path, *, keep: int, protected: Iterable[int]) -> None:
     for step in steps_in(folder):
         if step not in safe:
             path_at(folder, step).unlink(missing_ok=True)
-    for leftover in folder.glob(".step-*.tmp"):
+    _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed writes left, ours and (``.tmp`` and six characters) those of safetensors, each a checkpoint in size.
+
+    Only the process that holds the run's lock writes here, so none of them is in use.
+    """
+    for leftover in (*folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
         leftover.unlink(missing_ok=True)
 
 

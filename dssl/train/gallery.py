@@ -1,5 +1,6 @@
 """The views that a run learns from, as a picture in its folder: nobody should train on views they have not seen."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from dssl.data import Source, UnreadableImage
 from dssl.report.sheet import SheetRow, contact_sheet
 from dssl.types import Image
 
+logger = logging.getLogger("dssl")
 _COLUMNS = 8
 
 
@@ -33,6 +35,9 @@ def draw_gallery(source: Source, maker: ViewMaker, path: Path) -> NDArray[np.uin
     rows += [SheetRow(title=name, note="", images=list(views[name])) for name in maker.names]
     sheet = contact_sheet(rows, title="The views of this run", cell=96)
     temporary = path.with_suffix(".tmp.png")
-    sheet.save(temporary)
-    temporary.replace(path)
+    try:
+        sheet.save(temporary)
+        temporary.replace(path)
+    except OSError as error:  # a picture is not worth a run
+        logger.warning(f"{path} could not be written ({error.strerror})")
     return np.asarray(sheet.convert("RGB"))

@@ -6,17 +6,15 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
-from dssl.train.health import Look, Opinion
+from dssl.errors import DsslError
+from dssl.train.board import Board
 from dssl.train.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from dssl.train.state import Pace, Sight
 
 logger = logging.getLogger("dssl")
 
@@ -24,26 +22,29 @@ logger = logging.getLogger("dssl")
 class Log:
     """Only the first process writes; on the others every call does nothing."""
 
-    def __init__(
-        self, folder: RunFolder, *, start: int, total: int, steps_per_epoch: int, batch_size: int, active: bool
-    ) -> None:
+    def __init__(self, folder: RunFolder, *, start: int, pace: Pace, batch_size: int, active: bool) -> None:
         self.active = active
-        self.steps_per_epoch = steps_per_epoch
+        self.pace = pace
         self.batch_size = batch_size
         self._since = time.perf_counter()
         self._since_step = start
         self._waited = 0.0
         self.verdict = ""
         """The last verdict that was written down."""
-        self._knn = ""
-        self._spread = 1.0
+        self._measured = ""
+        self._seen: Sight | None = None
         if not active:
             return
         self._file = folder.metrics_file.open("a", encoding="utf-8", buffering=1)
-        self._board = _summary_writer(folder, purge_step=start)
+        self._board = Board(folder.tensorboard, purge_step=start or None)
         # where nobody watches (a pipe, a batch system) a line an epoch says enough
         self._bar = tqdm(
-            total=total, initial=start, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty(), smoothing=0.05
+            total=pace.total,
+            initial=start,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
+            smoothing=0.05,
         )
 
     def step(self, waited: float) -> None:
@@ -52,8 +53,8 @@ class Log:
         if self.active:
             self._bar.update(1)
 
-    def look(self, now: Look, opinion: Opinion, *, rate: float, spread: float) -> None:
-        """Write down what was seen; says a changed verdict aloud. ``spread`` is the lowest of those that are judged."""
+    def look(self, now: Sight, *, rate: float) -> None:
+        """Write down what was seen; says a changed verdict aloud."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
         images = steps * self.batch_size / max(seconds, 1e-9)
@@ -61,53 +62,57 @@ class Log:
         self._since, self._since_step, self._waited = time.perf_counter(), now.step + 1, 0.0
         if not self.active:
             return
-        self._spread = spread
-        record = asdict(now) | {
-            "step": now.step + 1,
-            "epoch": (now.step + 1) / self.steps_per_epoch,
-            "rate": rate,
-            "images_per_second": images,
-            "data_share": data,
-            "verdict": opinion.verdict,
-        }
-        self.write(record)
-        if self._board is not None:
-            for key in ("loss", "rate", "images_per_second", "data_share"):
-                self._board.add_scalar(key, record[key], now.step + 1)
-            for group in ("edges", "spread", "rank", "source", "target"):
-                for name, value in record[group].items():
-                    self._board.add_scalar(f"{group}/{name}", value, now.step + 1)
+        self._seen = now
+        verdict = now.opinion.verdict
+        measured = {"loss": now.loss, "rate": rate, "images_per_second": images, "data_share": data}
+        self.write(
+            now.record
+            | {"step": now.step + 1, "epoch": (now.step + 1) / self.pace.steps_per_epoch}
+            | measured
+            | {"verdict": verdict}
+        )
+        for name, value in measured.items():
+            self._board.scalar(name, value, now.step + 1)
+        for group, table in now.record.items():
+            for name, value in table.items() if isinstance(table, Mapping) else ():
+                self._board.scalar(f"{group}/{name}", value, now.step + 1)
+        self._board.flush()
         self._bar.set_postfix_str(
-            f"{images:.0f} images/s, loss {now.loss:.3f}, spread {spread:.2f}, {opinion.verdict}{self._knn}, "
+            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {verdict}{self._measured}, "
             f"data {data:.0%} / compute {1 - data:.0%}"
         )
-        if opinion.verdict != self.verdict and opinion.reason:
-            self.say(*opinion.lines())
-        self.verdict = opinion.verdict
+        if verdict != self.verdict and now.opinion.reason:
+            self.say(*now.opinion.lines())
+        self.verdict = verdict
 
-    def epoch(self, epoch: int, epochs: int, now: Look | None) -> None:
-        """Where there is no progress bar, one line an epoch."""
-        if self.active and self._bar.disable and now is not None:
-            self.say(
-                f"epoch {epoch}/{epochs}  loss {now.loss:.3f}  spread {self._spread:.2f}  {self.verdict}{self._knn}"
-            )
+    def round(self, step: int) -> None:
+        """Where there is no progress bar, one line a round."""
+        if self.active and self._bar.disable and (now := self._seen) is not None:
+            where = self.pace.position(step)
+            self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {self.verdict}{self._measured}")
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:
         if not self.active:
             return
-        self.write({"step": step, "epoch": step / self.steps_per_epoch, **result})
-        self._knn = f", kNN {result['knn']:.1f} %"
-        if self._board is not None:
-            self._board.add_scalar("knn", result["knn"], step)
+        self.write({"step": step, "epoch": step / self.pace.steps_per_epoch, **result})
+        self._measured = f", kNN {result['knn']:.1f} %"
+        self._board.scalar("knn", result["knn"], step)
 
     def gallery(self, picture: Any) -> None:
         """The views of a few images, for TensorBoard's page of images (height x width x 3, uint8)."""
-        if self.active and self._board is not None:
-            self._board.add_image("views", picture, dataformats="HWC")
+        if self.active:
+            self._board.picture("views", picture)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if self.active:
+        if not self.active:
+            return
+        try:
             self._file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise DsslError(
+                f"{self._file.name} could not be written ({error.strerror}): checkpoints are untouched; "
+                "make room or mend the disk and run the same command again"
+            ) from error
 
     def say(self, *lines: str) -> None:
         if self.active:
@@ -123,14 +128,6 @@ class Log:
     ) -> None:
         if self.active:
             self._bar.close()
-            self._file.close()
-            if self._board is not None:
-                self._board.close()
-
-
-def _summary_writer(folder: RunFolder, *, purge_step: int) -> "SummaryWriter | None":
-    with suppress(ImportError):
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder.tensorboard), purge_step=purge_step or None)
-    return None
+            with suppress(OSError):  # a line that could not be written has been complained about
+                self._file.close()
+            self._board.close()

@@ -1,79 +1,59 @@
-"""The training loop: one step is readable from top to bottom, and any step can be the first."""
+"""Pretraining: what the engine trains when views of images are pulled to each other along the edges of a graph."""
 
-import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from dssl import config_io
 from dssl.augment import Normalization
-from dssl.config import Precision, RunConfig, SimSiamConfig
+from dssl.config import RunConfig, SimSiamConfig
 from dssl.data import Quarantine, check_sample
-from dssl.data.loader import Batches
+from dssl.data.loader import Batch, Batches
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
-from dssl.objective import Objective
-from dssl.train import checkpoint
+from dssl.objective import LossReport, Objective
+from dssl.train import engine
 from dssl.train.health import Health, Opinion, look
 from dssl.train.knn import OnlineKnn
 from dssl.train.log import Log
-from dssl.train.optim import build_optimizer, set_learning_rate
-from dssl.train.precision import autocast, choose_precision
+from dssl.train.optim import build_optimizer
 from dssl.train.prepare import Parts, prepare, view_maker
 from dssl.train.run_folder import RunFolder
 from dssl.train.schedule import learning_rate, peak_rate
-from dssl.train.signals import Stop
-from dssl.train.state import Keeper, TrainState
-from dssl.train.world import World, join_world
+from dssl.train.state import Pace, Sight
+from dssl.train.world import World
+from dssl.types import Images
 from dssl.version import VERSION
 
-_VOTE_EVERY = 8
-"""Steps between the votes on stopping when there are several processes: a vote waits for all of them."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(engine.Ending):
+    """How a pretraining run ended."""
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """How a run ended."""
-
-    step: int
-    total: int
-    opinion: Opinion
-    checkpoint: Path | None
     knn: float | None
-    signal: int | None = None
-    """The signal that stopped it, if one did."""
-
-    @property
-    def exit_code(self) -> int:
-        """0 fine, 3 collapsed, 4 diverged, 128 + n stopped by signal n."""
-        if self.signal is not None:
-            return 128 + self.signal
-        return {"diverged": 4, "collapsed": 3, "partial collapse": 3}.get(self.opinion.verdict, 0)
 
 
 def train(config: RunConfig, out: Path | str) -> RunResult:
     """Pretrain an encoder in the folder ``out``, or continue the run that is there."""
     folder = RunFolder(Path(out))
-    with join_world(config.device, batch_size=config.batch_size) as world:
-        if not world.first:
-            world.wait()  # the first process may refuse the folder
-            return _run(config, folder, world)
-        folder.check(config)
-        with folder.locked():
-            folder.check(config)
-            world.wait()
-            return _run(config, folder, world)
+
+    def changes(kept: dict[str, Any]) -> list[str]:
+        if "task" in kept:
+            raise DsslError(f"{folder.path} holds a run of another kind ({kept['task']}); name another --out")
+        return config_io.difference(config_io.from_dict(kept["config"], where=str(folder.config_file)), config)
+
+    with engine.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
+        return _run(config, folder, world)
 
 
 def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
-    kept = folder.read_config() if folder.has_run else None
-    world.wait()  # all have looked before the first process writes
-    resumed = checkpoint.newest_good(folder.checkpoints) if kept is not None else None
-    precision, why = _precision(config, kept, world)
+    kept, resumed = engine.what_is_there(folder, world)
+    precision, why = engine.precision_of(config.precision, kept, world)
     parts = prepare(config, normalization=_normalization(kept), init=config.init if resumed is None else None)
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
     check_sample(parts.source, seed=config.seed, quarantine=quarantine)
@@ -83,143 +63,144 @@ def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
             f"{parts.source.name} has {len(parts.source)} images, fewer than the batch of {config.batch_size}: "
             "choose a smaller --batch-size or more data"
         )
-    total = steps_per_epoch * config.epochs
-    _describe(config, folder, world, parts, precision)
-
-    method = parts.method
-    assert isinstance(method, nn.Module)
-    method.to(world.device, torch.float64 if precision == "fp64" else torch.float32)
-    method.to(memory_format=torch.channels_last)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
-    objective: nn.Module = Objective(method, parts.graph)
-    if world.size > 1 and config.batchnorm_across_ranks:
-        objective = batchnorm_across_ranks(objective, device=world.device)
-    optimizer = build_optimizer(method, config.optimizer)
-    health = Health(
-        parts.graph, patience=max(3 * steps_per_epoch, 100), predictions=isinstance(config.method, SimSiamConfig)
-    )
-    state = TrainState(method, optimizer, health)
-    keeper = Keeper(folder, config, state, steps_per_epoch=steps_per_epoch, header=_header(config, parts))
-    if resumed is not None:
-        keeper.restore(resumed, fingerprint=parts.source.fingerprint)
-        if world.first:
-            folder.drop_metrics_after(state.step)
-    if world.size > 1:
-        objective = DistributedDataParallel(objective)
-    compiled = torch.compile(objective) if config.compile else objective
-
-    peak = peak_rate(config.optimizer.rate, config.batch_size)
-    warmup = round(config.optimizer.warmup_epochs * steps_per_epoch)
-    knn = OnlineKnn(config, parts, autocast=torch.bfloat16 if precision == "bf16" else None) if world.first else None
-    bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
-    batches = Batches(
-        parts.source,
-        view_maker(config, parts.graph, parts.normalization),
+    header = _header(config, parts)
+    engine.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
+    settings = engine.Settings(
+        pace=Pace(
+            total=steps_per_epoch * config.epochs,
+            steps_per_epoch=steps_per_epoch,
+            round=steps_per_epoch,
+            counted="epoch",
+        ),
         batch_size=config.batch_size,
-        seed=config.seed,
-        steps=total,
-        start_step=state.step,
-        threads=config.threads,
-        rank=world.rank,
-        world_size=world.size,
-        quarantine=quarantine,
+        data=config.data,
+        precision=precision,
+        checkpoint=config.checkpoint,
+        look_every=config.health.every,
+        stop_collapsed=config.health.stop,
+        clip=config.optimizer.clip,
+        compile=config.compile,
     )
-    log = Log(
-        folder,
-        start=state.step,
-        total=total,
-        steps_per_epoch=steps_per_epoch,
-        batch_size=config.batch_size,
-        active=world.first,
+    task = Pretraining(config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header)
+    ending = engine.run(
+        task, settings, folder=folder, world=world, resumed=resumed, greeting=[_greeting(config, parts, world, why)]
     )
-    now = None
-    with batches, log, Stop() as stop:
-        log.say(*keeper.complaints, *_greeting(config, parts, world, why, state.step, total))
-        _gallery(config, folder, parts, log, world)
-        for step in range(state.step, total):
-            started = time.perf_counter()
-            views = batches.at(step).views
-            waited = time.perf_counter() - started
-            views = {name: _place(images, world.device, precision) for name, images in views.items()}
-            rate = learning_rate(step, peak=peak, total=total, warmup=warmup)
-            set_learning_rate(optimizer, rate, fixed=peak)
-            with autocast(world.device, precision):
-                loss = compiled(views)
-            optimizer.zero_grad(set_to_none=True)
-            loss.total.backward()
-            if config.optimizer.clip is not None:
-                nn.utils.clip_grad_norm_(method.parameters(), config.optimizer.clip)
-            optimizer.step()
-            method.after_step(step, total)
-            state.step = step + 1
-
-            # the first step whose loss is no number is remembered on the device; reading it waits for the device
-            bad_step = torch.where((bad_step < 0) & ~torch.isfinite(loss.total.detach()), step, bad_step)
-            log.step(waited)
-            epoch_ends = (step + 1) % steps_per_epoch == 0
-            if step % config.health.every == 0 or epoch_ends or step + 1 == total:
-                now = look(step, loss)
-                opinion = health.judge(now)
-                if int(bad_step) >= 0 or opinion.verdict == "diverged":
-                    opinion = health.divergence(now, first=int(bad_step))
-                log.look(now, opinion, rate=rate, spread=min(health.judged(now).values()))
-                hopeless = opinion.verdict == "diverged" or (config.health.stop and opinion.verdict == "collapsed")
-                if world.any(hopeless):  # each process sees its own part of the batch, and they stop together
-                    break
-            if epoch_ends:
-                epoch = (step + 1) // steps_per_epoch
-                if knn is not None and knn.due(epoch):
-                    log.knn(step + 1, knn.measure())
-                log.epoch(epoch, config.epochs, now)
-            leaving = _should_stop(stop, step, world)
-            if leaving or keeper.due(epoch_ends=epoch_ends, last=step + 1 == total):
-                if not state.is_finite():  # is not saved; the next look stops the run, on all processes together
-                    health.divergence(now or look(step, loss), first=int(bad_step))
-                elif world.first:
-                    keeper.save()
-            if leaving:
-                break
-        _farewell(log, keeper, health, state.step, total, stop)
-    world.wait()
     return RunResult(
-        state.step, total, health.opinion, keeper.newest(), knn.last if knn is not None else None, stop.signal
+        ending.step,
+        ending.total,
+        ending.opinion,
+        ending.checkpoint,
+        ending.signal,
+        knn=task.knn.last if task.knn is not None else None,
     )
 
 
-def _farewell(log: Log, keeper: Keeper, health: Health, step: int, total: int, stop: Stop) -> None:
-    opinion = health.opinion
-    if opinion.verdict == "diverged" or (step < total and stop.signal is None):
-        reasons = opinion.lines() if opinion.verdict != log.verdict else []
-        log.say(*reasons, f"stopped at step {step} of {total}: {keeper.last_healthy_line()}")
-    elif stop.signal is not None:
-        log.say(f"stopped at step {step} of {total} and saved; the same command continues it")
-    elif opinion.verdict in ("collapsed", "partial collapse"):
-        log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
+class Pretraining:
+    """A method, a graph of views and the images they are made of: ``engine.Task`` for ``dssl train``."""
+
+    name = "method"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts,
+        settings: engine.Settings,
+        *,
+        folder: RunFolder,
+        world: World,
+        quarantine: Quarantine,
+        header: Mapping[str, Any],
+    ) -> None:
+        method = parts.method
+        assert isinstance(method, nn.Module)
+        precision, pace = settings.precision, settings.pace
+        method.to(world.device, torch.float64 if precision == "fp64" else torch.float32)
+        method.to(memory_format=torch.channels_last)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+        objective: nn.Module = Objective(method, parts.graph)
+        if world.size > 1 and config.batchnorm_across_ranks:
+            objective = batchnorm_across_ranks(objective, device=world.device)
+        self.config, self.parts, self.folder, self.world, self.header = config, parts, folder, world, header
+        self.quarantine, self.precision, self.total = quarantine, precision, pace.total
+        self.steps_per_epoch = pace.round
+        self.module, self.objective = method, objective
+        self.optimizer = build_optimizer(method, config.optimizer)
+        self.watch = HealthWatch(
+            Health(
+                parts.graph,
+                patience=max(3 * self.steps_per_epoch, 100),
+                predictions=isinstance(config.method, SimSiamConfig),
+            )
+        )
+        self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
+        self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
+        half = torch.bfloat16 if precision == "bf16" else None
+        self.knn = OnlineKnn(config, parts, autocast=half) if world.first else None
+
+    def batches(self, start: int) -> AbstractContextManager[Batches]:
+        config, parts, world = self.config, self.parts, self.world
+        return Batches(
+            parts.source,
+            view_maker(config, parts.graph, parts.normalization),
+            batch_size=config.batch_size,
+            seed=config.seed,
+            steps=self.total,
+            start_step=start,
+            threads=config.threads,
+            rank=world.rank,
+            world_size=world.size,
+            quarantine=self.quarantine,
+        )
+
+    def place(self, batch: Batch) -> dict[str, Images]:
+        """The views by name."""
+        views = {name: images.to(self.world.device, non_blocking=True) for name, images in batch.views.items()}
+        return {name: images.double() for name, images in views.items()} if self.precision == "fp64" else views
+
+    def rate(self, step: int) -> float:
+        return learning_rate(step, peak=self.fixed_rate, total=self.total, warmup=self.warmup)
+
+    def after_step(self, step: int) -> None:
+        self.parts.method.after_step(step, self.total)
+
+    def begin(self, log: Log) -> None:
+        if self.world.first and not self.folder.views_file.is_file():
+            from dssl.train.gallery import draw_gallery
+
+            maker = view_maker(self.config, self.parts.graph, None)
+            log.gallery(draw_gallery(self.parts.source, maker, self.folder.views_file))
+
+    def after_round(self, step: int, log: Log) -> None:
+        if self.knn is not None and self.knn.due(step // self.steps_per_epoch):
+            log.knn(step, self.knn.measure())
 
 
-def _should_stop(stop: Stop, step: int, world: World) -> bool:
-    if world.size == 1:
-        return stop.signal is not None
-    return step % _VOTE_EVERY == 0 and world.any(stop.signal is not None)
+class HealthWatch:
+    """The watch for collapse, as the engine wants it."""
 
+    def __init__(self, health: Health) -> None:
+        self.health = health
 
-def _place(images: Tensor, device: torch.device, precision: Precision) -> Tensor:
-    images = images.to(device, non_blocking=True)
-    return images.double() if precision == "fp64" else images
+    @property
+    def opinion(self) -> Opinion:
+        return self.health.opinion
 
+    def look(self, step: int, report: LossReport, *, first_bad: int) -> Sight:
+        now = look(step, report)
+        opinion = self.health.judge(now)
+        if first_bad >= 0 or opinion.verdict == "diverged":
+            opinion = self.health.divergence(now, first=first_bad)
+        lowest = min(self.health.judged(now).values())
+        return Sight(step=now.step, loss=now.loss, record=asdict(now), text=f"spread {lowest:.2f}", opinion=opinion)
 
-def _precision(config: RunConfig, kept: dict[str, Any] | None, world: World) -> tuple[Precision, str]:
-    """What the configuration says, what the run started with, or what is measured now; the same on all processes."""
-    if config.precision != "auto":
-        return config.precision, f"{config.precision}, as asked"
-    if kept is not None:
-        return kept["precision"], f"{kept['precision']}, as the run started"
-    choice, why = choose_precision(world.device)
-    if world.size > 1:
-        votes = torch.tensor([int(choice == "bf16")], device=world.device)
-        torch.distributed.broadcast(votes, 0)
-        choice = "bf16" if votes.item() else "fp32"
-    return choice, why
+    def divergence(self, step: int, report: LossReport, *, first_bad: int) -> None:
+        self.health.divergence(look(step, report), first=first_bad)
+
+    def state(self) -> dict[str, Any]:
+        return self.health.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.health.load_state(state)
 
 
 def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
@@ -228,7 +209,7 @@ def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
     return Normalization(tuple(kept["normalization"]["mean"]), tuple(kept["normalization"]["std"]))
 
 
-def _header(config: RunConfig, parts: Parts) -> dict[str, object]:
+def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
     return {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
@@ -237,26 +218,7 @@ def _header(config: RunConfig, parts: Parts) -> dict[str, object]:
     }
 
 
-def _describe(config: RunConfig, folder: RunFolder, world: World, parts: Parts, precision: Precision) -> None:
-    """config.json is written by the first process, once; the others wait for it."""
-    if world.first and not folder.has_run:
-        folder.write_config(_header(config, parts) | {"precision": precision, "images": len(parts.source)})
-    world.wait()
-
-
-def _greeting(config: RunConfig, parts: Parts, world: World, why: str, step: int, total: int) -> list[str]:
+def _greeting(config: RunConfig, parts: Parts, world: World, why: str) -> str:
     processes = f"{world.size} processes on " if world.size > 1 else ""
     where = f"{config.graph} with {config.encoder} on {processes}{world.device}"
-    lines = [f"{parts.source.name}: {len(parts.source):,} images; {where}; {why}"]
-    if step >= total:
-        lines.append(f"this run is finished: {total} steps")
-    elif step:
-        lines.append(f"continuing at step {step} of {total}")
-    return lines
-
-
-def _gallery(config: RunConfig, folder: RunFolder, parts: Parts, log: Log, world: World) -> None:
-    if world.first and not folder.views_file.is_file():
-        from dssl.train.gallery import draw_gallery
-
-        log.gallery(draw_gallery(parts.source, view_maker(config, parts.graph, None), folder.views_file))
+    return f"{parts.source.name}: {len(parts.source):,} images; {where}; {why}"

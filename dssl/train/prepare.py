@@ -13,7 +13,7 @@ from torch import nn
 from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
 from dssl.config import RunConfig, method_name
-from dssl.data import Source, measure, open_source
+from dssl.data import Quarantine, Source, measure, open_source
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods import METHODS, Method
@@ -66,7 +66,8 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     """Known constants, or mean and deviation of the data itself."""
     if config.normalization == "measure":
         assert source is not None
-        measured = measure(source, seed=config.seed)
+        # what may be unreadable is for the configuration to say; the run's own quarantine names the files
+        measured = measure(source, seed=config.seed, quarantine=Quarantine(source, max_share=config.bad_share))
         return Normalization(measured.mean, measured.std)
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     if config.channels == 1:

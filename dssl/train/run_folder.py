@@ -1,18 +1,17 @@
 """A run's folder: refuses what is not ours, holds the lock, and keeps what a person looks at."""
 
+import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dssl import config_io
-from dssl.config import RunConfig
 from dssl.errors import DsslError
 
-_OURS = "config.json"
+_OURS, _NOT_YET_OURS = "config.json", "config.tmp"
 
 
 class RunFolder:
@@ -31,22 +30,27 @@ class RunFolder:
     def has_run(self) -> bool:
         return self.config_file.is_file()
 
-    def check(self, config: RunConfig) -> None:
-        """Refuse a folder with other things in it, and a run that was started with another configuration."""
+    def check(self, changes: Callable[[dict[str, Any]], list[str]]) -> None:
+        """Refuse a folder with other things in it, and a run that was started with another configuration.
+
+        ``changes`` gets what config.json says and returns what is asked for now that differs from it.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise DsslError(f"--out is {self.path}, which is a file; name a new or empty folder")
         if not self.has_run:
             entries = self.path.iterdir() if self.path.is_dir() else ()
-            # what a run that was refused before it began may have left
-            others = [entry.name for entry in entries if entry.name not in (".lock", self.quarantine_file.name)]
+            # what a run that was refused or killed before it began may have left
+            left = (".lock", self.quarantine_file.name, self.checkpoints.name, _NOT_YET_OURS)
+            others = [entry.name for entry in entries if entry.name not in left]
+            if self.checkpoints.is_dir():
+                others += [f"{self.checkpoints.name}/{entry.name}" for entry in self.checkpoints.iterdir()]
             if others:
                 raise DsslError(
                     f"--out is {self.path}, which holds {len(others)} other things ({sorted(others)[0]!r} is one) and no run; "
                     "name a new or empty folder"
                 )
             return
-        before = config_io.from_dict(self.read_config()["config"], where=str(self.config_file))
-        changed = config_io.difference(before, config)
+        changed = changes(self.read_config())
         if changed:
             raise DsslError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
@@ -56,7 +60,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         try:
             plain = json.loads(self.config_file.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise DsslError(
                 f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
             ) from None
@@ -66,25 +70,30 @@ class RunFolder:
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """Written once, whole or not at all: from then on the folder is a run."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        temporary = self.config_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.config_file)
+        with _naming(self.config_file):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            temporary = self.config_file.with_name(_NOT_YET_OURS)
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(plain, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut could leave the name without the content
+            temporary.replace(self.config_file)
 
     def drop_metrics_after(self, step: int) -> None:
         """A resumed run says again what comes after its checkpoint, so the old lines go."""
         if not self.metrics_file.is_file():
             return
         kept = []
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
             except (json.JSONDecodeError, KeyError, TypeError):
                 continue  # a line cut short by a kill
-        temporary = self.metrics_file.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(self.metrics_file)
+        with _naming(self.metrics_file):
+            temporary = self.metrics_file.with_suffix(".tmp")
+            temporary.write_text("".join(kept), encoding="utf-8")
+            temporary.replace(self.metrics_file)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -94,10 +103,25 @@ class RunFolder:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise DsslError(
+                        f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that knows locks"
+                    ) from None
                 raise DsslError(
                     f"{self.path} is in use by another dssl; wait for it, stop it, or name another --out"
                 ) from None
             yield
         finally:
             os.close(handle)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """The system's error for a full disk names no file; ours does."""
+    try:
+        yield
+    except OSError as error:
+        raise DsslError(
+            f"{path} could not be written ({error.strerror}): make room or mend the disk and run the same command again"
+        ) from error

@@ -4,34 +4,84 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dssl.config import RunConfig
+from dssl.config import CheckpointConfig
 from dssl.errors import DsslError
-from dssl.methods import Method
 from dssl.train import checkpoint
 from dssl.train.checkpoint import Checkpoint
-from dssl.train.health import Health
+from dssl.train.health import Opinion
 from dssl.train.optim import load_optimizer_tensors, optimizer_tensors
 from dssl.train.run_folder import RunFolder
+
+Report_contra = TypeVar("Report_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long a run is, and after how many steps it pauses for breath."""
+
+    total: int
+    """Steps in all."""
+    steps_per_epoch: float
+    round: int
+    """Steps after which a line is written, the task measures itself and the state may be saved."""
+    counted: Literal["epoch", "step"]
+    """What a line counts; where it is epochs, a round is one."""
+
+    def position(self, step: int) -> str:
+        if self.counted == "epoch":
+            return f"epoch {step // self.round}/{self.total // self.round}"
+        return f"step {step}/{self.total}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What was seen at one step."""
+
+    step: int
+    loss: float
+    record: dict[str, Any]
+    """For metrics.jsonl: numbers, and tables of numbers by name."""
+    text: str
+    """The most telling of them for the progress line, such as "spread 0.93"."""
+    opinion: Opinion
+
+
+class Watch(Protocol[Report_contra]):
+    """Looks at a run every few steps and says how it is; its memory travels with the checkpoint."""
+
+    @property
+    def opinion(self) -> Opinion: ...
+
+    def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
+        """See and judge; ``first_bad`` is the first step whose loss was no number, or -1. This waits for the device."""
+
+    def divergence(self, step: int, report: Report_contra, *, first_bad: int) -> None:
+        """Take note that the weights are no longer numbers."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
 class TrainState:
-    method: Method
+    name: str
+    """Of the module in a checkpoint."""
+    module: nn.Module
     optimizer: torch.optim.Optimizer
-    health: Health
+    watch: Watch[Any]
     step: int = 0
     """Steps done; also the next step's number."""
 
     def tensors(self) -> dict[str, Tensor]:
-        assert isinstance(self.method, nn.Module)
         return {
-            **{f"method.{name}": value for name, value in self.method.state_dict().items()},
-            **{f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer, self.method).items()},
+            **{f"{self.name}.{name}": value for name, value in self.module.state_dict().items()},
+            **{f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer, self.module).items()},
         }
 
     def is_finite(self) -> bool:
@@ -39,14 +89,19 @@ class TrainState:
         return all(bool(torch.isfinite(value).all()) for value in self.tensors().values() if value.is_floating_point())
 
     def load(self, saved: Checkpoint) -> None:
-        assert isinstance(self.method, nn.Module)
         try:
-            self.method.load_state_dict(saved.part("method"), strict=True)
+            self.module.load_state_dict(saved.part(self.name), strict=True)
         except RuntimeError as error:
-            raise DsslError(f"the checkpoint does not fit the method: {' '.join(str(error).split())}") from None
-        load_optimizer_tensors(self.optimizer, self.method, saved.part("optimizer"))
-        self.health.load_state(saved.header["health"])
-        self.step = int(saved.header["step"])
+            raise DsslError(f"the checkpoint does not fit the {self.name}: {' '.join(str(error).split())}") from None
+        try:
+            load_optimizer_tensors(self.optimizer, self.module, saved.part("optimizer"))
+            self.watch.load_state(saved.header["health"])
+            self.step = int(saved.header["step"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DsslError(
+                f"the checkpoint lacks what a run needs to go on ({type(error).__name__}: {error}): use an older one, "
+                "or start again in another --out"
+            ) from None
 
 
 class Keeper:
@@ -55,42 +110,43 @@ class Keeper:
     def __init__(
         self,
         folder: RunFolder,
-        config: RunConfig,
+        config: CheckpointConfig,
         state: TrainState,
         *,
-        steps_per_epoch: int,
+        pace: Pace,
         header: Mapping[str, Any],
     ) -> None:
         self.folder, self.config, self.state = folder, config, state
-        self.steps_per_epoch, self.header = steps_per_epoch, dict(header)
+        self.pace, self.header = pace, dict(header)
         self.last_healthy: int | None = None
         self.complaints: list[str] = []
         self._saved_at = time.monotonic()
-        self._epochs_since = 0
+        self._rounds_since = 0
 
-    def restore(self, resumed: tuple[Path, Checkpoint, list[str]], *, fingerprint: str) -> None:
+    def restore(self, resumed: tuple[Path, Checkpoint, list[str]], *, data: str) -> None:
         path, saved, complaints = resumed
+        fingerprint = self.header["fingerprint"]
         if saved.header["fingerprint"] != fingerprint:
             raise DsslError(
-                f"the images of {self.config.data} are not those that {path} was trained on "
+                f"the images of {data} are not those that {path} was trained on "
                 f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): put them back, or take another --out"
             )
         self.state.load(saved)
         self.last_healthy = saved.header.get("last_healthy")
         self.complaints = [f"{line}; continuing from {path.name}" for line in complaints]
 
-    def due(self, *, epoch_ends: bool, last: bool) -> bool:
-        self._epochs_since += epoch_ends
+    def due(self, *, round_ends: bool, last: bool) -> bool:
+        self._rounds_since += round_ends
         return (
             last
-            or self._epochs_since >= self.config.checkpoint.every_epochs
-            or time.monotonic() - self._saved_at > 60 * self.config.checkpoint.every_minutes
+            or self._rounds_since >= self.config.every_epochs
+            or time.monotonic() - self._saved_at > 60 * self.config.every_minutes
         )
 
     def save(self) -> Path:
         """Write the state as it is now."""
         step = self.state.step
-        verdict = self.state.health.opinion.verdict
+        verdict = self.state.watch.opinion.verdict
         if verdict in ("healthy", "too early"):
             self.last_healthy = step
         path = checkpoint.path_at(self.folder.checkpoints, step)
@@ -99,23 +155,23 @@ class Keeper:
             {
                 **self.header,
                 "step": step,
-                "steps_per_epoch": self.steps_per_epoch,
-                "epoch": step / self.steps_per_epoch,
-                "health": self.state.health.state(),
+                "steps_per_epoch": self.pace.steps_per_epoch,
+                "epoch": step / self.pace.steps_per_epoch,
+                "health": self.state.watch.state(),
                 "verdict": verdict,
                 "last_healthy": self.last_healthy,
             },
             self.state.tensors(),
         )
-        self._saved_at, self._epochs_since = time.monotonic(), 0
-        checkpoint.prune(self.folder.checkpoints, keep=self.config.checkpoint.keep, protected=self._protected())
+        self._saved_at, self._rounds_since = time.monotonic(), 0
+        checkpoint.prune(self.folder.checkpoints, keep=self.config.keep, protected=self._protected())
         return path
 
     def _protected(self) -> set[int]:
         protected = set() if self.last_healthy is None else {self.last_healthy}
-        every = self.config.checkpoint.keep_every
+        every = self.config.keep_every
         if every is not None:
-            period = every * self.steps_per_epoch
+            period = every * self.pace.round
             protected |= {step for step in checkpoint.steps_in(self.folder.checkpoints) if step % period == 0}
         return protected
 

@@ -92,3 +92,11 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str) -> 
         read_run(tmp_path / "x")
     with pytest.raises(DsslError, match="no folder"):
         find_runs([tmp_path / "nowhere"])
+
+
+def test_a_run_on_coco_has_a_page_of_its_own(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", "dssl")
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"task": "coco"}))
+    with pytest.raises(DsslError, match=r"evaluate-coco: its page is .*evaluation\.html"):
+        read_run(folder)

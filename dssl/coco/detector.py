@@ -1,0 +1,229 @@
+"""torchvision's Mask R-CNN around an encoder of dssl, with the proof that the encoder is the one in the file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dssl import rng
+from dssl.augment import IMAGENET, Normalization
+from dssl.coco.batches import Sample
+from dssl.coco.config import SCRATCH, CocoConfig
+from dssl.errors import DsslError
+from dssl.export.load import LoadedEncoder, open_weights
+from dssl.models import build_encoder
+
+_COUNTER = "num_batches_tracked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the detector's first weights come from."""
+
+    text: str
+    """One line for people."""
+    encoder: str
+    sha256: str | None
+    normalization: Normalization
+    verified: int
+    """Tensors of the detector's backbone that were compared with the file, read a second time, and are the same bits."""
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Origin":
+        """The inverse of ``plain``."""
+        means = plain["normalization"]
+        return cls(
+            text=plain["text"],
+            encoder=plain["encoder"],
+            sha256=plain["sha256"],
+            normalization=Normalization(tuple(means["mean"]), tuple(means["std"])),
+            verified=plain["verified_tensors"],
+        )
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "encoder": self.encoder,
+            "sha256": self.sha256,
+            "normalization": {"mean": list(self.normalization.mean), "std": list(self.normalization.std)},
+            "verified_tensors": self.verified,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DetectionLoss:
+    """The five losses of Mask R-CNN; the total is their sum."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+class Detector(nn.Module):
+    """``detector(samples) -> DetectionLoss``; ``detect`` gives boxes, masks and scores."""
+
+    network: Any  # torchvision's parts have no types
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.samplers: tuple[KeyedSampler, KeyedSampler] = (
+            KeyedSampler(self.network.rpn.fg_bg_sampler, "anchors"),
+            KeyedSampler(self.network.roi_heads.fg_bg_sampler, "proposals"),
+        )
+        self.network.rpn.fg_bg_sampler, self.network.roi_heads.fg_bg_sampler = self.samplers
+
+    def forward(self, samples: Sequence[Sample]) -> DetectionLoss:
+        for sampler in self.samplers:
+            sampler.keys = [sample.key for sample in samples]
+        targets = [{"boxes": one.boxes, "labels": one.labels, "masks": one.masks} for one in samples]
+        losses = self.network([one.pixels.float() / 255 for one in samples], targets)
+        parts = {name.removeprefix("loss_"): value for name, value in losses.items()}
+        first, *others = parts.values()
+        return DetectionLoss(sum(others, first), {name: one.detach() for name, one in parts.items()})
+
+    @torch.no_grad()
+    def detect(self, images: Sequence[Tensor], *, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
+        """Detections in scaled images (uint8), in the pixels of the originals, whose sizes are height, width."""
+        from torchvision.models.detection.image_list import ImageList
+
+        network = self.network
+        scaled = [network.transform.normalize(image.float() / 255) for image in images]
+        batch = ImageList(network.transform.batch_images(scaled), [(one.shape[1], one.shape[2]) for one in scaled])
+        features = network.backbone(batch.tensors)
+        proposals, _ = network.rpn(batch, features)
+        found, _ = network.roi_heads(features, proposals, batch.image_sizes)
+        detections: list[dict[str, Tensor]] = network.transform.postprocess(found, batch.image_sizes, list(sizes))
+        return detections
+
+
+class KeyedSampler:
+    """Which anchors and proposals are trained on, drawn by the image's key: torchvision's own draws from a global state."""
+
+    def __init__(self, original: Any, name: str) -> None:
+        self.name = name
+        self.count: int = original.batch_size_per_image
+        self.positives = int(original.batch_size_per_image * original.positive_fraction)
+        self.keys: list[int] = []
+        """Of the images of this step, in their order."""
+
+    def __call__(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Masks of the chosen objects (> 0) and of the chosen background (0) of every image; -1 is never chosen."""
+        chosen, background = [], []
+        for labels, key in zip(matched, self.keys, strict=True):
+            objects = self._choose(labels >= 1, self.positives, rng.key(key, self.name, "object"))
+            rest = self.count - int(objects.sum())
+            chosen.append(objects)
+            background.append(self._choose(labels == 0, rest, rng.key(key, self.name, "background")))
+        return chosen, background
+
+    @staticmethod
+    def _choose(candidates: Tensor, count: int, stream: int) -> Tensor:
+        places = torch.where(candidates)[0]
+        if len(places) > count:
+            draws = rng.bits(stream, np.arange(len(places), dtype=np.int64), 1)[:, 0]
+            kept = np.argpartition(draws, count)[:count] if count else np.zeros(0, dtype=np.int64)
+            places = places[torch.from_numpy(np.sort(kept)).to(places.device)]
+        mask = torch.zeros_like(candidates, dtype=torch.uint8)
+        mask[places] = 1
+        return mask
+
+
+def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = None) -> tuple[Detector, Origin]:
+    """Mask R-CNN with a feature pyramid on the encoder; with an ``origin`` (of a resumed run) no weights are read."""
+    from torchvision.models.detection import MaskRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+    from torchvision.models.detection.backbone_utils import BackboneWithFPN
+
+    torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
+    read = None
+    encoder: Any
+    if origin is not None:
+        encoder = build_encoder(origin.encoder, image_size=config.test_size)
+    elif config.weights == SCRATCH:
+        name = _resnet(config.encoder or "resnet50", "--encoder")
+        encoder = build_encoder(name, image_size=config.test_size)
+        origin = Origin(text=f"{name} from scratch", encoder=name, sha256=None, normalization=IMAGENET, verified=0)
+    else:
+        read = _open(config)
+        encoder = read.encoder
+    if config.frozen:
+        freeze_batchnorm(encoder)
+    width = encoder.layer4[-1].conv1.in_channels
+    body = BackboneWithFPN(
+        encoder,
+        {f"layer{number}": str(number - 1) for number in range(1, 5)},
+        [width // 8, width // 4, width // 2, width],
+        out_channels=256,
+    )
+    if read is not None:
+        verified = verify_backbone(body.body, config)
+        text = f"{read.report.text()}; {verified} of {verified} tensors of the backbone are the file's, bit for bit"
+        origin = Origin(
+            text=text, encoder=read.name, sha256=read.sha256, normalization=read.normalization, verified=verified
+        )
+    assert origin is not None
+    network = MaskRCNN(
+        body,
+        num_classes=classes + 1,
+        image_mean=list(origin.normalization.mean),
+        image_std=list(origin.normalization.std),
+        rpn_anchor_generator=AnchorGenerator(tuple((side,) for side in config.anchors), ((0.5, 1.0, 2.0),) * 5),
+        rpn_pre_nms_top_n_train=config.proposals,
+        rpn_post_nms_top_n_train=config.proposals,
+        rpn_pre_nms_top_n_test=max(1, config.proposals // 2),
+        rpn_post_nms_top_n_test=max(1, config.proposals // 2),
+        box_batch_size_per_image=config.samples,
+        _skip_resize=True,
+    )
+    return Detector(network), origin
+
+
+def verify_backbone(body: nn.Module, config: CocoConfig) -> int:
+    """Read the file again and compare it with the detector's encoder; how many tensors are the same, or an error."""
+    there = {name: value for name, value in _open(config).encoder.state_dict().items() if not name.endswith(_COUNTER)}
+    here = {name: value for name, value in body.state_dict().items() if not name.endswith(_COUNTER)}
+    wrong = [name for name, value in here.items() if name not in there or not torch.equal(value, there[name])]
+    if wrong or here.keys() != there.keys():
+        names = wrong or sorted(there.keys() - here.keys())
+        raise RuntimeError(
+            f"{len(names)} tensors of the backbone are not those of {config.weights}, such as {names[0]}"
+        )
+    return len(here)
+
+
+def freeze_batchnorm(module: nn.Module) -> None:
+    """Make every BatchNorm a fixed scale and shift with the statistics that it has; names in the state dict stay."""
+    from torchvision.ops import FrozenBatchNorm2d
+
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.BatchNorm2d):
+            frozen = FrozenBatchNorm2d(child.num_features, eps=child.eps)
+            frozen.load_state_dict(child.state_dict())
+            setattr(module, name, frozen)
+        else:
+            freeze_batchnorm(child)
+
+
+def _open(config: CocoConfig) -> LoadedEncoder:
+    loaded = open_weights(Path(config.weights), encoder=config.encoder)
+    _resnet(loaded.name, config.weights)
+    if loaded.channels != 3:
+        raise DsslError(
+            f"{config.weights} is an encoder of gray images; COCO's have colour: pretrain with --channels 3"
+        )
+    loaded.encoder.train()
+    return loaded
+
+
+def _resnet(name: str, where: str) -> str:
+    if not re.fullmatch(r"resnet(18|34|50|101|152)", name):
+        raise DsslError(
+            f"{where} is the encoder {name}: Mask R-CNN's pyramid is built on a plain ResNet of torchvision, "
+            "such as resnet50 or resnet18"
+        )
+    return name

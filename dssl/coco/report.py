@@ -1,0 +1,192 @@
+"""The page of a fine-tuning on COCO: six columns, every category, the loss, and what was found next to what is there."""
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import ImageDraw
+
+from dssl import rng
+from dssl.coco.annotations import CocoData, CocoImage
+from dssl.coco.batches import read_pixels, resize, scaled_size
+from dssl.coco.masks import draw_mask
+from dssl.coco.results import COLUMNS, ClassScore, Result, Scores
+from dssl.report import page
+from dssl.report.figures import SERIES, Plot, styled, to_svg
+from dssl.report.pictures import Picture
+from dssl.types import Image
+
+Losses = Sequence[tuple[int, float, Mapping[str, float]]]
+SHOWN = 0.5
+"""Detections with a lower score are not drawn."""
+_SIDE = 520
+_COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#0aa5b5", "#d021b8", "#7d8f00", "#00806a", "#9a6324")
+
+_MEANINGS = (
+    (
+        "AP",
+        "Average precision, averaged over the overlaps 0.50, 0.55, ..., 0.95 that a detection needs, and over categories.",
+    ),
+    ("AP50, AP75", "The same where an overlap (intersection over union) of one half, or of three quarters, is enough."),
+    ("box, mask", "The overlap of rectangles, or of pixels."),
+    ("objects", "Annotated objects of the category in the scored images, crowds apart; without any there is no AP."),
+)
+
+
+def table(scores: Scores) -> str:
+    """The six columns for a terminal, in percent."""
+    head = [f"{kind} {column}" for kind in ("box", "mask") for column in COLUMNS]
+    values = [f"{measured[column]:.1f}" for measured in (scores.box, scores.mask) for column in COLUMNS]
+    widths = [max(len(name), len(value)) for name, value in zip(head, values, strict=True)]
+    return "\n".join(
+        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in (head, values)
+    )
+
+
+def html(
+    data: CocoData,
+    results: Sequence[Result],
+    scores: Scores,
+    protocol: Mapping[str, Any],
+    *,
+    losses: Losses,
+    pictures: int,
+    command: str,
+) -> str:
+    """The whole page."""
+    facts = [
+        ("encoder", protocol["weights"]["encoder"]),
+        ("weights", (protocol["weights"]["sha256"] or "from scratch")[:16]),
+        ("backbone tensors verified", str(protocol["weights"]["verified_tensors"])),
+        ("steps", f"{protocol['steps']:,}"),
+        ("images in a step", str(protocol["config"]["batch_size"])),
+        ("BatchNorm", protocol["batchnorm"]),
+        ("train images", f"{protocol['train']['images']:,}"),
+        ("scored images", f"{scores.images:,}"),
+        ("seed", str(protocol["config"]["seed"])),
+    ]
+    context = {
+        "name": data.name,
+        "facts": facts,
+        "weights": protocol["weights"]["text"],
+        "notes": [protocol["note"], *dict.fromkeys(protocol["left out"])],
+        "columns": COLUMNS,
+        "rows": [
+            (kind, [f"{measured[column]:.1f}" for column in COLUMNS])
+            for kind, measured in (("box", scores.box), ("mask", scores.mask))
+        ],
+        "classes": [_class_row(one) for one in sorted(scores.classes, key=lambda one: -one.objects) if one.objects],
+        "absent": sum(one.objects == 0 for one in scores.classes),
+        "losses": loss_plot(losses) if losses else None,
+        "sheets": [_sheet(data, image, results) for image in _chosen(data, pictures, protocol["config"]["seed"])],
+        "shown": f"{SHOWN:g}",
+        "meanings": _MEANINGS,
+        "protocol": json.dumps(protocol, indent=1, sort_keys=True),
+        "command": command,
+    }
+    return page.render("coco.html", title=f"Detection and segmentation on {data.name}", context=context)
+
+
+def _class_row(one: ClassScore) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "objects": f"{one.objects:,}",
+        "box": "-" if one.box is None else f"{one.box:.1f}",
+        "mask": "-" if one.mask is None else f"{one.mask:.1f}",
+    }
+
+
+def loss_plot(losses: Losses) -> Plot:
+    """The loss and its five parts over the steps."""
+    from matplotlib.figure import Figure
+
+    steps = [step for step, _, _ in losses]
+    with styled():
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(steps, [total for _, total, _ in losses], color=SERIES[0], linewidth=2, label="total")
+        for color, name in zip(SERIES[1:], losses[0][2], strict=False):
+            axes.plot(steps, [parts[name] for _, _, parts in losses], color=color, linewidth=1, label=name)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.legend(ncols=3, fontsize=11)
+        description = f"Loss from {losses[0][1]:.2f} at step {steps[0]} to {losses[-1][1]:.2f} at step {steps[-1]}"
+        return Plot(
+            svg=to_svg(figure, name="loss", description=description), description=description, caption=f"{description}."
+        )
+
+
+def _chosen(data: CocoData, count: int, seed: int) -> list[CocoImage]:
+    """Images with objects, the same ones for every run with this seed: pictures of two runs can be compared."""
+    images = data.trainable()
+    places = np.sort(rng.permutation(rng.key(seed, "coco pictures"), len(images))[:count])
+    return [images[place] for place in places]
+
+
+def _sheet(data: CocoData, image: CocoImage, results: Sequence[Result]) -> Picture:
+    size = scaled_size(image.width, image.height, shorter=_SIDE, longest=_SIDE)
+    pixels = resize(read_pixels(image), size)
+    names = dict(zip(data.category_ids, data.category_names, strict=True))
+    before = (image.width, image.height)
+    truth = [
+        (one.box, draw_mask(one.segmentation, before=before, after=size), one.label, data.category_names[one.label - 1])
+        for one in image.objects
+    ]
+    found = [
+        (
+            one["bbox"],
+            draw_mask(one["segmentation"], before=before, after=size),
+            data.category_ids.index(one["category_id"]) + 1,
+            f"{names[one['category_id']]} {one['score']:.2f}",
+        )
+        for one in sorted(results, key=lambda one: float(one["score"]))
+        if one["image_id"] == image.id and one["score"] >= SHOWN
+    ]
+    scale = size[0] / image.width, size[1] / image.height
+    joined = Pillow.new("RGB", (2 * size[0] + 8, size[1]), "white")
+    joined.paste(draw(pixels, truth, scale=scale), (0, 0))
+    joined.paste(draw(pixels, found, scale=scale), (size[0] + 8, 0))
+    buffer = io.BytesIO()
+    joined.save(buffer, format="JPEG", quality=85)
+    return Picture(
+        source=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}",
+        width=joined.width,
+        height=joined.height,
+        description=f"{image.path.name}: {len(truth)} objects annotated, {len(found)} found",
+        enlarge=False,
+    )
+
+
+def draw(
+    pixels: Image,
+    objects: Sequence[tuple[Sequence[float], NDArray[np.uint8], int, str]],
+    *,
+    scale: tuple[float, float],
+) -> Pillow.Image:
+    """Tint each object's pixels, then frame and name it, in the colour of its category."""
+    painted = pixels.astype(np.float32)
+    for _, mask, label, _ in objects:
+        color = np.array([int(_color(label)[at : at + 2], 16) for at in (1, 3, 5)], dtype=np.float32)
+        inside = mask.astype(bool)
+        painted[inside] = 0.55 * painted[inside] + 0.45 * color
+    picture = Pillow.fromarray(painted.round().astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
+    for (left, top, width, height), _, label, name in objects:
+        corner = (left * scale[0], top * scale[1])
+        opposite = ((left + width) * scale[0], (top + height) * scale[1])
+        pen.rectangle((*corner, *opposite), outline=_color(label), width=2)
+        place = (corner[0] + 2, max(0.0, corner[1] - 12))
+        pen.rectangle(pen.textbbox(place, name), fill=_color(label))
+        pen.text(place, name, fill="white")
+    return picture
+
+
+def _color(label: int) -> str:
+    return _COLORS[label % len(_COLORS)]

@@ -1,0 +1,263 @@
+"""The one training loop, for pretraining and for fine-tuning: a step is readable from top to bottom, any step can be the first.
+
+A task says what is trained, on which inputs and how it is watched; the engine owns steps, looks, saves, signals and processes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dssl.config import CheckpointConfig, Precision
+from dssl.train import checkpoint
+from dssl.train.checkpoint import Checkpoint
+from dssl.train.health import Opinion
+from dssl.train.log import Log
+from dssl.train.optim import set_learning_rate
+from dssl.train.precision import autocast, choose_precision
+from dssl.train.run_folder import RunFolder
+from dssl.train.signals import Stop
+from dssl.train.state import Keeper, Pace, TrainState, Watch
+from dssl.train.world import World, join_world
+
+_VOTE_EVERY = 8
+"""Steps between the votes on stopping when there are several processes: a vote waits for all of them."""
+
+Resumed = tuple[Path, Checkpoint, list[str]]
+Batch_co = TypeVar("Batch_co", covariant=True)
+Batch = TypeVar("Batch")
+
+
+class Batches(Protocol[Batch_co]):
+    """Inputs by step, from any start step."""
+
+    def at(self, step: int) -> Batch_co: ...
+
+
+class Task(Protocol[Batch]):
+    """What differs between one training and another."""
+
+    @property
+    def name(self) -> str:
+        """Of the trained module in a checkpoint: its tensors are ``name.…``."""
+
+    @property
+    def module(self) -> nn.Module:
+        """What is saved."""
+
+    @property
+    def objective(self) -> nn.Module:
+        """``objective(inputs)`` gives a report whose ``total`` is the loss; DDP wraps it, torch.compile compiles it."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    def watch(self) -> Watch[Any]: ...
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """What every checkpoint says of the run: its configuration and the fingerprint of its data."""
+
+    @property
+    def fixed_rate(self) -> float:
+        """The learning rate of parameter groups that do not follow the schedule."""
+
+    def batches(self, start: int) -> AbstractContextManager[Batches[Batch]]:
+        """The inputs from this step on, made by threads that end with the context."""
+
+    def place(self, batch: Batch) -> Any:
+        """The inputs of a step on the device and in the run's arithmetic."""
+
+    def rate(self, step: int) -> float: ...
+
+    def after_step(self, step: int) -> None:
+        """What the weights need once they have moved: a moving average."""
+
+    def begin(self, log: Log) -> None:
+        """Before the first step."""
+
+    def after_round(self, step: int, log: Log) -> None:
+        """Called on every process when ``step`` steps are done and a round is complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the engine goes about a task; it knows no configuration."""
+
+    pace: Pace
+    batch_size: int
+    data: str
+    """What the data is called in an error."""
+    precision: Precision
+    checkpoint: CheckpointConfig
+    look_every: int
+    stop_collapsed: bool = False
+    clip: float | None = None
+    compile: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended."""
+
+    step: int
+    total: int
+    opinion: Opinion
+    checkpoint: Path | None
+    signal: int | None = None
+    """The signal that stopped it, if one did."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 fine, 3 collapsed, 4 diverged, 128 + n stopped by signal n."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return {"diverged": 4, "collapsed": 3, "partial collapse": 3}.get(self.opinion.verdict, 0)
+
+
+def run(
+    task: Task[Batch],
+    settings: Settings,
+    *,
+    folder: RunFolder,
+    world: World,
+    resumed: Resumed | None,
+    greeting: list[str],
+) -> Ending:
+    """Train from the first step, or from the checkpoint that is handed in, to the last step, a signal or a bad end."""
+    pace, total, optimizer = settings.pace, settings.pace.total, task.optimizer
+    state = TrainState(task.name, task.module, optimizer, task.watch)
+    keeper = Keeper(folder, settings.checkpoint, state, pace=pace, header=task.header)
+    if resumed is not None:
+        keeper.restore(resumed, data=settings.data)
+    if world.first:  # also what a run wrote that was killed before its first checkpoint
+        folder.drop_metrics_after(state.step)
+    objective = DistributedDataParallel(task.objective) if world.size > 1 else task.objective
+    compiled = torch.compile(objective) if settings.compile else objective
+    bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
+    with (
+        task.batches(state.step) as batches,
+        Log(folder, start=state.step, pace=pace, batch_size=settings.batch_size, active=world.first) as log,
+        Stop() as stop,
+    ):
+        log.say(*keeper.complaints, *greeting, *_where(state.step, total))
+        task.begin(log)
+        for step in range(state.step, total):
+            started = time.perf_counter()
+            batch = batches.at(step)
+            waited = time.perf_counter() - started
+            inputs = task.place(batch)
+            rate = task.rate(step)
+            set_learning_rate(optimizer, rate, fixed=task.fixed_rate)
+            with autocast(world.device, settings.precision):
+                loss = compiled(inputs)
+            optimizer.zero_grad(set_to_none=True)
+            loss.total.backward()
+            if settings.clip is not None:
+                nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip)
+            optimizer.step()
+            task.after_step(step)
+            state.step = step + 1
+
+            # the first step whose loss is no number is remembered on the device; reading it waits for the device
+            bad_step = torch.where((bad_step < 0) & ~torch.isfinite(loss.total.detach()), step, bad_step)
+            log.step(waited)
+            round_ends = (step + 1) % pace.round == 0 or step + 1 == total
+            if step % settings.look_every == 0 or round_ends:
+                sight = task.watch.look(step, loss, first_bad=int(bad_step))
+                log.look(sight, rate=rate)
+                verdict = sight.opinion.verdict
+                hopeless = verdict == "diverged" or (settings.stop_collapsed and verdict == "collapsed")
+                if world.any(hopeless):  # each process sees its own part of the batch, and they stop together
+                    break
+            if round_ends:
+                task.after_round(step + 1, log)
+                log.round(step + 1)
+            leaving = _should_stop(stop, step, world)
+            if leaving or keeper.due(round_ends=round_ends, last=step + 1 == total):
+                if not state.is_finite():  # is not saved; the next look stops the run, on all processes together
+                    task.watch.divergence(step, loss, first_bad=int(bad_step))
+                elif world.first:
+                    keeper.save()
+            if leaving:
+                break
+        _farewell(log, keeper, task.watch.opinion, state.step, total, stop)
+    world.wait()
+    return Ending(state.step, total, task.watch.opinion, keeper.newest(), stop.signal)
+
+
+@contextmanager
+def open_run(
+    folder: RunFolder, *, changes: Callable[[dict[str, Any]], list[str]], device: str, batch_size: int
+) -> Iterator[World]:
+    """Join the other processes; the first one checks and locks the folder before any of them goes on.
+
+    ``changes`` compares the configuration of a run that is in the folder with the one that is asked for.
+    """
+    with join_world(device, batch_size=batch_size) as world:
+        if not world.first:
+            world.wait()  # the first process may refuse the folder
+            yield world
+            return
+        folder.check(changes)
+        with folder.locked():
+            folder.check(changes)
+            world.wait()
+            yield world
+
+
+def what_is_there(folder: RunFolder, world: World) -> tuple[dict[str, Any] | None, Resumed | None]:
+    """What an earlier start wrote down, and the newest checkpoint that can be trusted."""
+    kept = folder.read_config() if folder.has_run else None
+    world.wait()  # all have looked before the first process writes
+    return kept, checkpoint.newest_good(folder.checkpoints) if kept is not None else None
+
+
+def describe(folder: RunFolder, world: World, plain: dict[str, Any]) -> None:
+    """config.json is written by the first process, once; the others wait for it."""
+    if world.first and not folder.has_run:
+        folder.write_config(plain)
+    world.wait()
+
+
+def precision_of(asked: Precision, kept: dict[str, Any] | None, world: World) -> tuple[Precision, str]:
+    """What the configuration says, what the run started with, or what is measured now; the same on all processes."""
+    if asked != "auto":
+        return asked, f"{asked}, as asked"
+    if kept is not None:
+        return kept["precision"], f"{kept['precision']}, as the run started"
+    choice, why = choose_precision(world.device)
+    if world.size > 1:
+        votes = torch.tensor([int(choice == "bf16")], device=world.device)
+        torch.distributed.broadcast(votes, 0)
+        choice = "bf16" if votes.item() else "fp32"
+    return choice, why
+
+
+def _where(step: int, total: int) -> list[str]:
+    if step >= total:
+        return [f"this run is finished: {total} steps"]
+    return [f"continuing at step {step} of {total}"] if step else []
+
+
+def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int, stop: Stop) -> None:
+    if opinion.verdict == "diverged" or (step < total and stop.signal is None):
+        reasons = opinion.lines() if opinion.verdict != log.verdict else []
+        log.say(*reasons, f"stopped at step {step} of {total}: {keeper.last_healthy_line()}")
+    elif stop.signal is not None:
+        log.say(f"stopped at step {step} of {total} and saved; the same command continues it")
+    elif opinion.verdict in ("collapsed", "partial collapse"):
+        log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
+
+
+def _should_stop(stop: Stop, step: int, world: World) -> bool:
+    if world.size == 1:
+        return stop.signal is not None
+    return step % _VOTE_EVERY == 0 and world.any(stop.signal is not None)

@@ -1,0 +1,145 @@
+"""What annotation files hold and lack: read right, left out with a word, or refused by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dssl.coco.annotations import read_split
+from dssl.errors import DsslError
+from tests.coco.drawing import CATEGORIES, crowd, draw, square, triangle, write
+
+
+def test_categories_with_gaps_get_labels_without(tmp_path: Path) -> None:
+    data = read_split(draw(tmp_path), "all")
+    assert data.category_ids == (3, 41, 90)
+    assert data.category_names == ("square", "never there", "triangle")
+    assert [[one.label for one in image.objects] for image in data.images] == [[1], [3], [1, 3], [], [1], [3]]
+    assert [image.id for image in data.images] == [10, 20, 30, 40, 50, 60]
+
+
+def test_empty_images_and_crowds_are_scored_but_not_trained_on(tmp_path: Path) -> None:
+    data = read_split(draw(tmp_path), "all")
+    assert len(data.images) == 6
+    assert [image.id for image in data.trainable()] == [10, 20, 30, 50, 60]
+    (with_crowd,) = (image for image in data.images if image.id == 50)
+    assert [one.crowd for one in with_crowd.instances] == [False, True]
+    assert len(with_crowd.objects) == 1
+    assert any("1 images without an object are not trained on" in note for note in data.notes)
+    assert any("1 crowd regions" in note for note in data.notes)
+
+
+def test_an_image_with_nothing_but_a_crowd_is_not_trained_on(tmp_path: Path) -> None:
+    write(tmp_path, "all", [(40, 40, [crowd(40, 40, rows=9)]), (40, 40, [square(1, 1, 20)])])
+    assert [image.id for image in read_split(tmp_path, "all").trainable()] == [20]
+
+
+@pytest.mark.parametrize("box", [[5, 5, 0, 10], [5, 5, 10, 0], [5, 5, -4, 10], [40, 5, 10, 10], [-20, 5, 20, 10]])
+def test_a_box_without_area_in_its_image_is_left_out_and_counted(tmp_path: Path, box: list[float]) -> None:
+    write(tmp_path, "all", [(40, 40, [square(1, 1, 20), square(5, 5, 10) | {"bbox": box}])])
+    data = read_split(tmp_path, "all")
+    assert [one.box for one in data.images[0].instances] == [(1, 1, 20, 20)]
+    assert data.notes == ("1 annotations whose box has no area inside its image are left out",)
+
+
+def test_a_box_that_reaches_out_of_its_image_stays(tmp_path: Path) -> None:
+    write(tmp_path, "all", [(40, 40, [square(30, 5, 20)])])
+    assert len(read_split(tmp_path, "all").images[0].objects) == 1
+
+
+def test_polygons_without_inside_are_left_out(tmp_path: Path) -> None:
+    """A polygon with two corners would be taken for a box by pycocotools."""
+    both = square(1, 1, 20)
+    both["segmentation"] = [[1, 1, 5, 5], *both["segmentation"]]
+    none = square(1, 1, 20) | {"segmentation": [[1, 1, 5, 5]]}
+    write(tmp_path, "all", [(40, 40, [both, none | {"segmentation": []}, triangle(1, 1, 30)])])
+    broken = json.loads((tmp_path / "annotations" / "instances_all.json").read_text())
+    broken["annotations"][1]["segmentation"] = [[1, 1, 5, 5]]
+    (tmp_path / "annotations" / "instances_all.json").write_text(json.dumps(broken))
+    data = read_split(tmp_path, "all")
+    assert [len(one.segmentation) for one in data.images[0].instances] == [1, 1]
+    assert data.notes == ("1 annotations whose mask has no polygon with three corners are left out",)
+
+
+def test_a_limit_takes_the_first_images_with_an_object(tmp_path: Path) -> None:
+    draw(tmp_path)
+    assert [image.id for image in read_split(tmp_path, "all", limit=4).images] == [10, 20, 30, 50]
+
+
+def test_the_fingerprint_follows_annotations_choice_and_files(tmp_path: Path) -> None:
+    draw(tmp_path)
+    before = read_split(tmp_path, "all").fingerprint
+    assert read_split(tmp_path, "all").fingerprint == before
+    assert read_split(tmp_path, "all", limit=2).fingerprint != before
+    with (tmp_path / "all" / "3.png").open("ab") as file:
+        file.write(b"more")
+    assert read_split(tmp_path, "all").fingerprint != before
+
+
+def _changed(place: str, **changes: Any) -> Any:
+    """A function that changes the second annotation, image or category of a file."""
+
+    def change(content: dict[str, Any]) -> None:
+        content[place][1].update(changes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (_changed("annotations", image_id=77), "annotation 1 belongs to image 77, which the file does not list"),
+        (_changed("annotations", category_id=4), "annotation 1 has category 4, which the file does not list"),
+        (_changed("annotations", bbox=[1, 2, 3]), "expected four numbers x, y, width, height"),
+        (_changed("annotations", bbox=[1, 2, 3, "4"]), "expected four numbers x, y, width, height"),
+        (_changed("annotations", bbox=[1, 2, 3, float("nan")]), "expected four numbers x, y, width, height"),
+        (_changed("annotations", area=None), "has the area None"),
+        (_changed("annotations", iscrowd=2), "has iscrowd 2"),
+        (_changed("annotations", segmentation=None), "has no mask"),
+        (_changed("annotations", segmentation=[[1, 2, 3, 4, 5]]), "no list of x, y"),
+        (_changed("annotations", segmentation={"size": [9, 9], "counts": "abc"}), "run-length mask of size [9, 9]"),
+        (_changed("annotations", segmentation={"size": [64, 64], "counts": [5, 5]}), "do not add up to its image's 4096"),
+        (_changed("annotations", id=0), "the annotation id 0 is there twice"),
+        (_changed("annotations", id="a"), "expected a whole number"),
+        (_changed("images", id=10), "the image id 10 is there twice"),
+        (_changed("images", width=0), "image 20 needs file_name, width and height"),
+        (_changed("images", file_name="gone.png"), "lacks 1 of the 6 images that are annotated: gone.png"),
+        (_changed("categories", id=90), "the category id 90 is there twice"),
+        (lambda content: content.pop("annotations"), "has no list 'annotations'"),
+        (lambda content: content.update(categories=[], annotations=[]), "has no categories"),
+        (lambda content: content.update(images=[], annotations=[]), "has no images"),
+    ],
+)  # fmt: skip
+def test_faulty_files_are_refused_by_name(tmp_path: Path, change: Any, part: str) -> None:
+    file = draw(tmp_path) / "annotations" / "instances_all.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(DsslError) as caught:
+        read_split(tmp_path, "all")
+    assert part in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_file_that_is_no_json_or_not_there(tmp_path: Path) -> None:
+    draw(tmp_path)
+    with pytest.raises(DsslError, match=r"instances_val2017.json is not there \(there are instances_all.json\)"):
+        read_split(tmp_path, "val2017")
+    (tmp_path / "annotations" / "instances_all.json").write_text("[1, 2")
+    with pytest.raises(DsslError, match="is no JSON"):
+        read_split(tmp_path, "all")
+    with pytest.raises(DsslError, match="there is none"):
+        read_split(tmp_path / "nowhere", "all")
+
+
+def test_missing_files_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
+    draw(tmp_path)
+    for number in (1, 2, 4, 6):
+        (tmp_path / "all" / f"{number}.png").unlink()
+    with pytest.raises(DsslError, match=r"lacks 4 of the 6 images that are annotated: 1.png, 2.png, 4.png, \.\.\.$"):
+        read_split(tmp_path, "all")
+
+
+def test_the_drawn_file_is_as_untidy_as_coco() -> None:
+    assert [one["id"] for one in CATEGORIES] != sorted(one["id"] for one in CATEGORIES)
