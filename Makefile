@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults lint types bench clean
+.PHONY: help setup demo test test-slow test-faults lint types bench bench-setup bench-long clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +27,8 @@ test: $(STAMP) lint types ## lint, types and the test suite (at most 10 minutes 
 test-slow: $(STAMP) ## tests that take minutes each
 	$(BIN)/python -m pytest -m slow
 
-test-faults: $(STAMP) ## the long fault injections
-	$(BIN)/python -m pytest -m faults
+test-faults: $(STAMP) ## the long fault injections, with counts: tried, survived, lost (half an hour on two idle cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
 
 lint: $(STAMP) ## ruff: errors, imports and format
 	$(BIN)/ruff check .
@@ -37,9 +37,16 @@ lint: $(STAMP) ## ruff: errors, imports and format
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 
-bench: $(STAMP) ## side-by-side measurements (PHOTOS=folder for your own JPEG files)
-	$(BIN)/python -m benchmarks.views $(if $(PHOTOS),--photos $(PHOTOS))
-	$(BIN)/python -m benchmarks.train
+BENCH = $(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(CIFAR10),--cifar10 $(CIFAR10))
+
+bench-setup: $(STAMP) ## the peers for the benchmarks, into benchmarks/.venv
+	$(BIN)/python -m benchmarks.setup
+
+bench: $(STAMP) ## side-by-side measurements, 15 minutes (ONLY=views, PHOTOS=folder, CIFAR10=folder)
+	$(BENCH)
+
+bench-long: $(STAMP) ## growth, memory and time to quality, 25 minutes
+	$(BENCH) --long
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

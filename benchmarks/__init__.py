@@ -1,1 +1,1 @@
-"""Side-by-side measurements; run each as ``python -m benchmarks.NAME``."""
+"""Side-by-side measurements: ``python -m benchmarks`` runs them all, ``python -m benchmarks.NAME`` one of them."""

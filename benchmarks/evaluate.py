@@ -1,48 +1,55 @@
-"""Evaluation on CIFAR-10's 60,000 images: time and memory of kNN and the linear probe, ours against scikit-learn and lightly.
+"""Evaluation: features, kNN and the linear probe, time and memory, ours against scikit-learn, faiss and lightly.
 
-    python -m benchmarks.evaluate --data cifar10:FOLDER [--encoder small] [--weights FILE] [--threads 2]
+    python -m benchmarks.evaluate [--data cifar10:FOLDER] [--encoder small] [--weights FILE] [--threads 2] [--rounds 2]
 
-Features are computed once (and kept with --features FILE); then each job runs in a process of its own, which reports its wall
-time, its CPU time, and how much more memory it took than a process that only holds the features. lightly's kNN is its own
-function, on the whole test set at once and in batches of 512.
+Without ``--data`` the built-in shapes are used. Every job runs in a process of its own, round after round, on the same features,
+and reports wall time, CPU time, and how much more memory it took than a process that only holds the features. All search exactly
+(faiss: ``IndexFlatIP``), and all answers are compared. lightly's kNN is its own function, on the whole test set at once and in
+batches of 512. "Features, the usual way" is Pillow and torchvision transforms in two worker processes with the default memory
+layout, in fp32.
 """
 
-import argparse
 import importlib.util
-import json
 import multiprocessing
-import os
-import platform
 import resource
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
 
+from benchmarks import charts, record
 from dssl.augment import CIFAR10
 from dssl.data import open_source
-from dssl.evaluate.features import compute_features
+from dssl.evaluate.features import compute_features, evaluating
 from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import DEFAULT_STRENGTH, Problem, choose_strength
 from dssl.export.load import load_encoder
 from dssl.models import build_encoder
+from dssl.train.precision import choose_precision
 
 K, TEMPERATURE = 200, 0.1
 Data = dict[str, torch.Tensor]
 
 
+def classes(data: Data) -> int:
+    return int(data["train_labels"].max()) + 1
+
+
 def ours_knn(data: Data) -> torch.Tensor:
     found = knn_predict(
-        data["train"], data["train_labels"], data["test"], k=[20, K], temperature=TEMPERATURE, classes=10
+        data["train"], data["train_labels"], data["test"], k=K, temperature=TEMPERATURE, classes=classes(data)
     )
-    return found[1]
+    assert isinstance(found, torch.Tensor)
+    return found
 
 
 def sklearn_knn(data: Data) -> torch.Tensor:
@@ -53,6 +60,19 @@ def sklearn_knn(data: Data) -> torch.Tensor:
         n_neighbors=K, algorithm="brute", weights=lambda d: np.exp((1 - d**2 / 2) / TEMPERATURE), n_jobs=-1
     )
     return torch.from_numpy(model.fit(train, data["train_labels"].numpy()).predict(test))
+
+
+def faiss_knn(data: Data) -> torch.Tensor:
+    import faiss
+
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    train, test = (F.normalize(data[name], dim=1).numpy() for name in ("train", "test"))
+    index = faiss.IndexFlatIP(train.shape[1])
+    index.add(train)
+    similarities, places = index.search(test, K)
+    weights = torch.from_numpy(similarities).div(TEMPERATURE).exp()
+    scores = torch.zeros(len(test), classes(data))
+    return scores.scatter_add_(1, data["train_labels"][torch.from_numpy(places)], weights).argmax(1)
 
 
 def lightly_knn(data: Data, batch: int) -> torch.Tensor:
@@ -68,14 +88,16 @@ def lightly_knn(data: Data, batch: int) -> torch.Tensor:
     spec.loader.exec_module(module)
     bank, test = F.normalize(data["train"], dim=1).T.contiguous(), F.normalize(data["test"], dim=1)
     parts = [
-        module.knn_predict(part, bank, data["train_labels"], num_classes=10, knn_k=K, knn_t=TEMPERATURE)[:, 0]
+        module.knn_predict(part, bank, data["train_labels"], num_classes=classes(data), knn_k=K, knn_t=TEMPERATURE)[
+            :, 0
+        ]
         for part in test.split(batch)
     ]
     return torch.cat(parts)
 
 
 def lightly_whole(data: Data) -> torch.Tensor:
-    return lightly_knn(data, 10_000)
+    return lightly_knn(data, len(data["test"]))
 
 
 def lightly_batches(data: Data) -> torch.Tensor:
@@ -83,12 +105,14 @@ def lightly_batches(data: Data) -> torch.Tensor:
 
 
 def ours_probe(data: Data) -> torch.Tensor:
-    return Problem(data["train"], data["train_labels"], classes=10).solve(DEFAULT_STRENGTH).predict(data["test"])
+    problem = Problem(data["train"], data["train_labels"], classes=classes(data))
+    return problem.solve(DEFAULT_STRENGTH).predict(data["test"])
 
 
 def ours_probe_chosen(data: Data) -> torch.Tensor:
-    choice = choose_strength(data["train"], data["train_labels"], classes=10, seed=0)
-    return Problem(data["train"], data["train_labels"], classes=10).solve(choice.strength).predict(data["test"])
+    choice = choose_strength(data["train"], data["train_labels"], classes=classes(data), seed=0)
+    problem = Problem(data["train"], data["train_labels"], classes=classes(data))
+    return problem.solve(choice.strength).predict(data["test"])
 
 
 def sklearn_probe(data: Data) -> torch.Tensor:
@@ -105,31 +129,36 @@ def nothing(data: Data) -> torch.Tensor:
     return torch.zeros_like(data["test_labels"])
 
 
+BASE = "the features alone"
 JOBS: dict[str, Callable[[Data], torch.Tensor]] = {
-    "the features alone": nothing,
-    "kNN, dssl (k=20 and k=200)": ours_knn,
-    "kNN, scikit-learn (k=200)": sklearn_knn,
-    "kNN, lightly, batches of 512 (k=200)": lightly_batches,
-    "kNN, lightly, whole test set (k=200)": lightly_whole,
-    "probe, dssl, one strength": ours_probe,
-    "probe, dssl, strength chosen among 7": ours_probe_chosen,
+    BASE: nothing,
+    "kNN, scikit-learn": sklearn_knn,
+    "kNN, faiss": faiss_knn,
+    "kNN, lightly, batches of 512": lightly_batches,
+    "kNN, lightly, whole test set": lightly_whole,
+    "dssl, kNN": ours_knn,
     "probe, scikit-learn, one strength": sklearn_probe,
+    "dssl, probe, one strength": ours_probe,
+    "dssl, probe, strength chosen among 7": ours_probe_chosen,
 }
 
 
 def child(name: str, path: str, threads: int, answer: Any) -> None:
     torch.set_num_threads(threads)
     data = torch.load(path, weights_only=True)
-    wall, cpu = time.perf_counter(), time.process_time()
     try:
+        # libraries load, compile and start their threads on a small part
+        JOBS[name]({key: value[:2000] for key, value in data.items()})
+        wall, cpu = time.perf_counter(), time.process_time()
         predicted = JOBS[name](data)
     except ImportError as error:
-        answer.send({"name": name, "skipped": str(error)})
+        answer.send({"skipped": record.reason(error)})
         return
     seconds, busy = time.perf_counter() - wall, time.process_time() - cpu
+    record.check_threads(threads)
     accuracy = 100 * float((predicted == data["test_labels"]).double().mean())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    answer.send({"name": name, "seconds": seconds, "cpu_seconds": busy, "memory_mb": memory, "accuracy": accuracy,
+    answer.send({"seconds": seconds, "cpu_seconds": busy, "memory_mb": memory, "accuracy": accuracy,
                  "predicted": predicted.numpy()})  # fmt: skip
 
 
@@ -143,70 +172,125 @@ def measure(name: str, path: str, threads: int) -> dict[str, Any]:
         result: dict[str, Any] = receive.recv()
     except EOFError:
         process.join()
-        return {"name": name, "skipped": f"the process ended with code {process.exitcode} (-9: out of memory)"}
+        return {"skipped": f"the process ended with code {process.exitcode} (-9: out of memory)"}
     process.join()
-    print(f"{name}: {result.get('seconds', 0):.1f} s", file=sys.stderr)
+    print(f"  {name}: {result.get('seconds', 0):.1f} s", file=sys.stderr)
     return result
 
 
-def features(arguments: argparse.Namespace, path: str) -> dict[str, float]:
+class Plain(Dataset[torch.Tensor]):
+    """A source as Pillow images through torchvision's transforms."""
+
+    def __init__(self, source: Any, count: int) -> None:
+        self.source, self.count = source, count
+        self.chain = transforms.Compose([transforms.ToTensor(), transforms.Normalize(CIFAR10.mean, CIFAR10.std)])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.chain(Image.fromarray(self.source.image(index)))
+
+
+def features(options: Any, path: str) -> list[record.Record]:
+    """Compute and keep the features; how fast, in both precisions and the usual way, taking turns."""
     torch.manual_seed(0)
-    encoder = load_encoder(arguments.weights) if arguments.weights else build_encoder(arguments.encoder, image_size=32)
-    data, seconds = {}, {}
+    encoder = load_encoder(options.weights) if options.weights else build_encoder(options.encoder, image_size=32)
+    data: Data = {}
     for split in ("train", "test"):
-        source = open_source(arguments.data, split=split)
-        begun = time.perf_counter()
-        data[split] = compute_features(encoder, source, image_size=32, normalization=CIFAR10).values
-        seconds[split] = time.perf_counter() - begun
+        source = open_source(options.data, split=split)
+        data[split] = compute_features(encoder, source, image_size=32, normalization=CIFAR10).values[: options.limit]
         assert source.labels is not None
-        data[f"{split}_labels"] = torch.from_numpy(source.labels)
+        data[f"{split}_labels"] = torch.from_numpy(source.labels)[: options.limit]
     torch.save(data, path)
-    return {"dimensions": data["train"].shape[1], **{f"seconds_{split}": value for split, value in seconds.items()}}
+    source = open_source(options.data, split="test")
+    count = min(options.count, len(source))
+    plain = build_encoder(options.encoder, image_size=32) if not options.weights else load_encoder(options.weights)
+    ours = encoder.to(memory_format=torch.channels_last)
 
+    def usual() -> None:
+        with evaluating(plain):
+            for images in DataLoader(Plain(source, count), batch_size=256, num_workers=2):
+                plain(images)
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--encoder", default="small")
-    parser.add_argument("--weights")
-    parser.add_argument("--features", type=Path, help="keep the features in this file, or take them from it")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "evaluate.json")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(arguments.features or Path(folder) / "features.pt")
-        about = {} if Path(path).exists() else features(arguments, path)
-        print(f"features of {arguments.weights or arguments.encoder}: {about}")
-        results = [measure(name, path, arguments.threads) for name in JOBS]
-    base = results[0]["memory_mb"]
-    reference = {result["name"]: result.pop("predicted", None) for result in results}
-    for result in results[1:]:
-        if "skipped" in result:
-            print(f"{result['name']:<40} skipped: {result['skipped']}")
-            continue
-        result["extra_memory_mb"] = result.pop("memory_mb") - base
-        kind = "kNN, dssl (k=20 and k=200)" if result["name"].startswith("kNN") else "probe, dssl, one strength"
-        result["same_as_dssl"] = 100 * float((reference[result["name"]] == reference[kind]).mean())
-        print(
-            f"{result['name']:<40}{result['seconds']:8.1f} s{result['cpu_seconds']:8.1f} s CPU"
-            f"{result['extra_memory_mb']:8.0f} MB more"
-            f"{result['accuracy']:8.2f} %   equal to dssl {result['same_as_dssl']:.2f} %"
-        )
-    packages = {}
-    for name in ("torch", "scikit-learn", "lightly", "numpy"):
-        try:
-            packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
-    environment = {
-        "python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count(), "threads": arguments.threads,
-        "load average at the end": os.getloadavg()[0], "packages": packages,
+    def with_precision(dtype: torch.dtype | None) -> Callable[[], object]:
+        return lambda: compute_features(
+            ours, source, image_size=32, normalization=CIFAR10, indices=np.arange(count), autocast=dtype,
+            threads=options.threads,
+        )  # fmt: skip
+
+    jobs: dict[str, Callable[[], object]] = {
+        "features, the usual way, fp32": usual, "dssl, features, fp32": with_precision(None),
+        "dssl, features, bf16": with_precision(torch.bfloat16),
     }  # fmt: skip
-    arguments.out.parent.mkdir(exist_ok=True)
-    content = {"environment": environment, "features": about, "results": results[1:]}
-    arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(options.rounds + 1):
+        for name, job in jobs.items():
+            times[name].append(record.seconds(job))
+            record.check_threads(options.threads)
+    found = {name: record.rates(count, values[1:]) for name, values in times.items()}
+    base = found["features, the usual way, fp32"]["median"]
+    return [{"name": name, "rate": rate, "ratio": rate["median"] / base} for name, rate in found.items()]
+
+
+def main() -> int:
+    parser = record.parser(__doc__)
+    parser.add_argument("--data", default="shapes", help="cifar10:FOLDER, or another source with labels")
+    parser.add_argument("--encoder", default="small")
+    parser.add_argument("--weights", help="a checkpoint; without it the encoder is untrained")
+    parser.add_argument("--limit", type=int, help="use only so many features of each split")
+    parser.add_argument("--count", type=int, default=10_000, help="images whose features are timed")
+    parser.add_argument("--threads", type=int, default=record.CORES)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    clock = record.Clock()
+    record.set_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "features.pt")
+        feature_rows = features(options, path)
+        shape = {name: list(value.shape) for name, value in torch.load(path, weights_only=True).items()}
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in JOBS}
+        for _ in range(options.rounds):
+            for name in JOBS:
+                if not (runs[name] and "skipped" in runs[name][0]):
+                    runs[name].append(measure(name, path, options.threads))
+    missing = {name: found[0]["skipped"] for name, found in runs.items() if "skipped" in found[0]}
+    base = min(run["memory_mb"] for run in runs[BASE])
+    rows = []
+    for name, found in runs.items():
+        if name == BASE or name in missing:
+            continue
+        kind = "dssl, kNN" if "kNN" in name else "dssl, probe, one strength"
+        reference = runs[kind][0]["predicted"]
+        rows.append({
+            "name": name, "seconds": record.summary([run["seconds"] for run in found]),
+            "cpu_seconds": record.summary([run["cpu_seconds"] for run in found]),
+            "extra_memory_mb": max(0.0, max(run["memory_mb"] for run in found) - base),
+            "accuracy": found[0]["accuracy"], "same_as_dssl": 100 * float((found[0]["predicted"] == reference).mean()),
+        })  # fmt: skip
+    for row in feature_rows:
+        print(f"{row['name']:<40}{row['rate']['median']:10,.0f} images/s")
+    for row in rows:
+        print(
+            f"{row['name']:<40}{row['seconds']['median']:8.1f} s{row['extra_memory_mb']:8.0f} MB more"
+            f"{row['accuracy']:8.2f} %   equal to dssl {row['same_as_dssl']:.2f} %"
+        )
+    content = {
+        "data": options.data.partition(":")[0], "encoder": options.encoder, "trained": bool(options.weights),
+        "shapes": shape, "k": K, "temperature": TEMPERATURE, "threads": options.threads, "missing": missing,
+        "precision_here": choose_precision(torch.device("cpu"))[0], "features": feature_rows, "results": rows,
+    }  # fmt: skip
+    record.write("evaluate", clock, content, folder=options.out)
+    groups = {}
+    for kind in ("kNN", "probe"):
+        shown = [row for row in rows if kind in row["name"]]
+        ours = next(row for row in shown if row["name"].startswith("dssl"))["seconds"]["median"]
+        groups[f"{kind}, seconds (and times as long as dssl's)"] = [
+            {"name": row["name"], "rate": row["seconds"], "ratio": row["seconds"]["median"] / ours} for row in shown
+        ]
+    charts.bars(groups, options.out / "evaluate.png", label="seconds: less is better", digits=2)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

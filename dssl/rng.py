@@ -20,9 +20,15 @@ def key(seed: int, *names: str | int) -> int:
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64: a bijection of 64 bits in which every input bit flips half of the output bits."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    shifted = values >> np.uint64(30)  # in place from here on: every batch draws some ten thousand numbers
+    shifted ^= values
+    shifted *= np.uint64(0xBF58476D1CE4E5B9)
+    other = shifted >> np.uint64(27)
+    shifted ^= other
+    shifted *= np.uint64(0x94D049BB133111EB)
+    np.right_shift(shifted, np.uint64(31), out=other)
+    shifted ^= other
+    return shifted
 
 
 def bits(stream: int, index: NDArray[np.int64], slots: int) -> NDArray[np.uint64]:
@@ -35,7 +41,11 @@ def bits(stream: int, index: NDArray[np.int64], slots: int) -> NDArray[np.uint64
 
 def uniforms(stream: int, index: NDArray[np.int64], slots: int) -> NDArray[np.float64]:
     """Like ``bits``, as floats in [0, 1)."""
-    return (bits(stream, index, slots) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    drawn = bits(stream, index, slots)
+    drawn >>= np.uint64(11)
+    floats = drawn.astype(np.float64)
+    floats *= 2.0**-53
+    return floats
 
 
 def permutation(stream: int, length: int) -> NDArray[np.int64]:

@@ -32,10 +32,11 @@ def _draw_rows(
 ) -> None:
     """Operation ``chosen`` of a table at each image's own magnitude; draws are the sign and the operation's own."""
     positive = draws[:, 0] < 0.5
-    for index, row in enumerate(rows):
-        here = np.flatnonzero(active & (chosen == index))
-        if len(here) == 0:
-            continue
+    images = np.flatnonzero(active)
+    wanted = chosen[images]
+    for index in np.flatnonzero(np.bincount(wanted, minlength=len(rows))):
+        row = rows[index]
+        here = images[wanted == index]
         known = operation(row.operation)
         values = _signed(magnitudes[here] / MAGNITUDES * (row.high - row.low) + row.low, row, positive[here])
         numbers = known.encode(values, draws[here, 1:], sheet.size)
@@ -49,7 +50,7 @@ def _check_magnitude(magnitude: float) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _look_up(rows: Table, magnitude: float, size: int) -> tuple[NDArray[np.int32], Floats, NDArray[np.int64]]:
+def _look_up(rows: Table, magnitude: float, size: int) -> tuple[NDArray[np.int32], Floats, Flags]:
     """Kernel and numbers of every operation, for each sign, at a fixed magnitude; and which use draws of their own."""
     kernels = np.zeros(2 * len(rows), np.int32)
     numbers = np.zeros((2 * len(rows), VALUES))
@@ -60,8 +61,7 @@ def _look_up(rows: Table, magnitude: float, size: int) -> tuple[NDArray[np.int32
         encoded = known.encode(values, no_draws, size)
         kernels[2 * index : 2 * index + 2] = known.kernel
         numbers[2 * index : 2 * index + 2, : encoded.shape[1]] = encoded
-    with_draws = [index for index, row in enumerate(rows) if operation(row.operation).uses_draws]
-    return kernels, numbers, np.array(with_draws, np.int64)
+    return kernels, numbers, np.array([operation(row.operation).uses_draws for row in rows], np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RandAugment:
             chosen = (part[:, 0] * len(rows)).astype(np.int64)
             entry = 2 * chosen + (part[:, 1] >= 0.5)
             sheet.write(step + place, active, kernels[entry], numbers[entry])
-            here = active & np.isin(chosen, with_draws)
+            here = active & with_draws[chosen]
             if here.any():
                 magnitudes = np.full(len(draws), float(self.magnitude))
                 _draw_rows(rows, chosen, magnitudes, part[:, 1:], sheet, step + place, here)

@@ -26,8 +26,9 @@ def neighbours(
     indices = torch.empty(len(test_features), k, dtype=torch.int64, device=train.device)
     for start in range(0, len(test_features), block):
         test = _normalised(test_features[start : start + block].to(train.device))
-        best, place = test.new_empty(len(test), 0), torch.empty(len(test), 0, dtype=torch.int64, device=test.device)
-        for value, index in _per_train_block(train, test, k=k, train_block=train_block):
+        blocks = _per_train_block(train, test, k=k, train_block=train_block)
+        best, place = next(blocks)
+        for value, index in blocks:
             best, order = torch.cat([best, value], dim=1).topk(min(k, best.shape[1] + value.shape[1]), dim=1)
             place = torch.cat([place, index], dim=1).gather(1, order)
         similarities[start : start + block], indices[start : start + block] = best, place

@@ -1,0 +1,314 @@
+"""docs/performance.md, written from benchmarks/results/*.json: ``python -m benchmarks.page``. No number is typed by hand."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.bars import Results, bars, peers_ahead, speed_up
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+NAMES = ("views", "view_costs", "train", "evaluate", "startup", "growth", "memory", "quality")
+Lines = list[str]
+
+_HEAD = """# Performance
+
+<!-- written by `python -m benchmarks.page` from benchmarks/results/*.json: do not edit -->
+
+How fast, how big, how it grows, against what one would use instead. Every number on this page comes from a JSON file in
+`benchmarks/results/`, which names the command that made it, all versions, and the load of the machine before and after.
+
+```
+make bench-setup      # the peers, from PyPI, into a virtual environment of their own
+make bench            # views, training steps, evaluation, start-up: about 15 minutes on two cores
+make bench-long       # growth, memory, time to quality: about 25 minutes
+make bench ONLY=train # one of them: {names}
+make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on one's own JPEG files and on CIFAR-10 instead of drawn images
+```
+
+## How to read it
+
+- Ratios are worth more than rates: everybody is measured in the same run, taking turns, and another machine has other rates.
+- A number is the median of its rounds; the whiskers of a plot and "x to y" are the quartiles, "±" half their distance.
+- Thread counts are asserted: torch has as many threads as there are cores, or one where the row says "one core".
+- fp32 and bf16 rows tell precision and engineering apart: compare rows of the same precision.
+- Where a peer is faster, [the list below](#where-somebody-else-is-faster) says so; it is made by the same program as the tables.
+"""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Lines:
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def number(value: float) -> str:
+    """Three digits, and thousands apart."""
+    if abs(value) >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def spread(summary: dict[str, Any]) -> str:
+    return f"{number(summary['median'])} ({number(summary['low'])} to {number(summary['high'])})"
+
+
+def short(summary: dict[str, Any]) -> str:
+    """For wide tables: the median and half the distance of the quartiles."""
+    return f"{number(summary['median'])} ± {number((summary['high'] - summary['low']) / 2)}"
+
+
+def picture(name: str, what: str) -> Lines:
+    return [f"![{what}](../benchmarks/results/{name}.png)", ""]
+
+
+def source(result: dict[str, Any]) -> Lines:
+    about = result["environment"]
+    return [
+        f"<sub>`{result['command']}`: {about['minutes']:g} minutes, load {about['load_before']:g} before and "
+        f"{about['load_after']:g} after, {about['cores']} cores, {about['processor']}, torch {about['packages']['torch']}</sub>",
+        "",
+    ]
+
+
+def show_bars(results: Results) -> Lines:
+    rows = [(bar.claim, bar.measured, "yes" if bar.holds else "**no**") for bar in bars(results)]
+    return ["## What it must show", "", *table(("claim", "measured", "holds"), rows)]
+
+
+def show_ahead(results: Results) -> Lines:
+    lines = peers_ahead(results)
+    found = [f"- {line}" for line in lines] or ["- in no row of the results on this page"]
+    return ["## Where somebody else is faster", "", *found, ""]
+
+
+def show_missing(results: Results) -> Lines:
+    measured = [name for name in ("views", "train", "evaluate") if name in results]
+    missing = {
+        f"{benchmark}: {name}": why
+        for benchmark in measured
+        for key in ("not_installed", "missing")
+        for name, why in results[benchmark].get(key, {}).items()
+    }
+    if not missing:
+        return ["No peer is missing: all could be installed, and all ran.", ""] if measured else []
+    return ["Peers that are missing from the tables:", "", *(f"- {name}: {why}" for name, why in missing.items()), ""]
+
+
+def views(result: dict[str, Any]) -> Lines:
+    lines = [
+        "## Views", "",
+        "A view is the whole chain: crop, flip, colour jitter, gray, blur, two RandAugment operations, normalised float32.", "",
+        *picture("views", "views per second by library"),
+    ]  # fmt: skip
+    for setting in dict.fromkeys(row["setting"] for row in result["results"]):
+        rows = [
+            (row["name"], spread(row["rate"]), f"{row['ratio']:.1f}", row["note"])
+            for row in result["results"] if row["setting"] == setting
+        ]  # fmt: skip
+        lines += table((setting, "views/s", "times Pillow", ""), rows)
+    return lines + source(result)
+
+
+def view_costs(result: dict[str, Any]) -> Lines:
+    sizes = [
+        (f"{row['size']} px", spread(row["rate"]), spread(row["pillow_rate"]), f"{row['ratio']:.1f}",
+         f"{row['share_of_memcpy']:.1%}")
+        for row in result["sizes"]
+    ]  # fmt: skip
+    first = result["sizes"][0]
+    lines = [
+        "### By image size, and the physical limit", "",
+        f"One core copies {first['memcpy_bytes_per_second'] / 1e9:.1f} GB/s (read and written). A view has to read an "
+        "image of its own size and write three float32 channels: the last column is the share of that rate that views reach.", "",
+        *picture("view_sizes", "views per second against image size"),
+        *table(("", "dssl, views/s", "Pillow, views/s", "ratio", "of memcpy"), sizes),
+        "### By operation", "", *picture("view_operations", "microseconds of each operation"),
+    ]  # fmt: skip
+    known = list(dict.fromkeys(row["size"] for row in result["operations"]))
+    by_name: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in result["operations"]:
+        by_name.setdefault(row["operation"], {})[row["size"]] = row
+    head = ["operation", *(text for size in known for text in (f"{size} px, us", f"Pillow {size} px, us"))]
+    rows = [
+        [name, *(number(found[size][key]["median"]) for size in known for key in ("microseconds", "pillow_microseconds"))]
+        for name, found in by_name.items()
+    ]  # fmt: skip
+    return [*lines, *table(head, rows), *source(result)]
+
+
+def train(result: dict[str, Any]) -> Lines:
+    machine = result["machine"]
+    bare = [
+        (row["encoder"], row["precision"], number(row["images_per_second"]), f"{row['share_of_matrix_rate']:.0%}")
+        for row in result["bare_encoder"]
+    ]  # fmt: skip
+    lines = [
+        "## Training step", "",
+        "Images a second, end to end, four views of each; everybody trains the same encoder with heads of the same shape, batch, "
+        f"SGD, {machine['torch_threads']} torch threads and {machine['worker_processes']} worker processes (dssl: threads). "
+        "The paper's way is fp32 with Pillow in workers, one pass a view, and BYOL's eight passes; lightly and "
+        "stable-pretraining run their own modules, losses, transforms and loops, extended to four views.", "",
+        *picture("train", "images per second of training by library"),
+    ]  # fmt: skip
+    columns = list(dict.fromkeys(one["name"] for row in result["results"] for one in row["rows"]))
+    rows, parts = [], []
+    for row in result["results"]:
+        found = {one["name"]: one for one in row["rows"]}
+        name = f"{row['encoder']}, {row['method']}, {row['graph']}, batch {row['batch']}"
+        cells = [short(found[column]["rate"]) if column in found else "missing" for column in columns]
+        rows.append([name, *cells, f"**{speed_up(row):.2f}**"])
+        parts.append([
+            name, f"{row['passes']} of {row['passes_of_the_paper']}", f"{row['end_to_end_share_of_compute']:.1%}",
+            f"{row['share_of_matrix_rate']:.0%}", *(f"{share:.1%}" for share in row["time"].values()),
+        ])  # fmt: skip
+    lines += table(["", *columns, "dssl bf16 / paper's way"], rows)
+    lines += [
+        f"One large matrix product reaches {machine['matrix_rate_bf16'] / 1e9:,.0f} GFLOP/s in bf16 and "
+        f"{machine['matrix_rate_fp32'] / 1e9:,.0f} in fp32 here. The share of it counts the multiplications of the encoder only, "
+        "three passes' worth for each view with a gradient; heads, BatchNorm, loss and optimiser are counted as nothing.", "",
+    ]  # fmt: skip
+    head = [
+        "dssl, bf16",
+        "encoder passes, of the paper's",
+        "end to end / compute",
+        "of the matrix rate",
+        *result["results"][0]["time"],
+    ]
+    lines += table(head, parts)
+    return [*lines, *table(("bare encoder", "", "images/s", "of the matrix rate"), bare), *source(result)]
+
+
+def evaluate(result: dict[str, Any]) -> Lines:
+    features = [(row["name"], spread(row["rate"]), f"{row['ratio']:.2f}") for row in result["features"]]
+    rows = [
+        (row["name"], spread(row["seconds"]), number(row["cpu_seconds"]["median"]), number(row["extra_memory_mb"]),
+         f"{row['accuracy']:.2f}", f"{row['same_as_dssl']:.2f} %")
+        for row in result["results"]
+    ]  # fmt: skip
+    shapes = result["shapes"]
+    state = "trained" if result["trained"] else "untrained"
+    return [
+        "## Evaluation", "",
+        f"{shapes['train'][0]:,} training and {shapes['test'][0]:,} test rows of {shapes['train'][1]} ({result['data']}, {state} "
+        f"encoder {result['encoder']}), k = {result['k']}, {result['threads']} threads. All searches are exact.", "",
+        *picture("evaluate", "seconds of kNN and linear probe"),
+        *table(("features", "images/s", "times the usual way"), features),
+        *table(("", "seconds", "CPU seconds", "more memory, MB", "accuracy, %", "answers equal to dssl's"), rows),
+        *source(result),
+    ]  # fmt: skip
+
+
+def startup(result: dict[str, Any]) -> Lines:
+    rows = [(row["name"], spread(row["seconds"])) for row in result["results"]]
+    parts = [(row["name"], spread(row["seconds"])) for row in result["parts"]]
+    lines = [
+        "## Start-up",
+        "",
+        *picture("startup", "seconds to help and to the first step"),
+        *table(("", "seconds"), rows),
+    ]
+    lines += ["Where the time to the first step goes, in a process that takes the same steps one after the other:", ""]
+    lines += table(("part", "seconds"), parts)
+    for name, found in result["imports"].items():
+        text = ", ".join(f"{group} {seconds:.2f}" for group, seconds in list(found.items())[:8] if seconds >= 0.005)
+        lines += [
+            f"Imports of `{name}`, seconds by package (`-X importtime`, which itself costs time): {text or 'below 0.005 each'}.",
+            "",
+        ]
+    return lines + source(result)
+
+
+def growth(result: dict[str, Any]) -> Lines:
+    lines = ["## Growth", "", *picture("growth", "speed, memory and index on log-log axes"), ]  # fmt: skip
+    for subject, found in result["results"].items():
+        if subject == "files":
+            rows = [
+                (f"{row['x']:,}", number(row["scan_seconds"]), number(row["reopen_seconds"]["median"]),
+                 number(row["open_source_seconds"]["median"]), number(row["epoch_start_seconds"]["median"]),
+                 number(row["index_mb"]))
+                for row in found
+            ]  # fmt: skip
+            head = ("files", "index made, s", "reopened, s", "source opened, s", "epoch begun, s", "index, MB")
+            lines += [
+                *table(head, rows),
+                "The files are new and empty: names and sizes come from the system's cache, not from a disk.",
+                "",
+            ]
+        else:
+            rows = [
+                (f"{row['x']:,}", spread(row["rate"]),
+                 number(row["memory_mb"]) if "memory_mb" in row else f"{row['threads_each']} threads each")
+                for row in found
+            ]  # fmt: skip
+            lines += table((subject, "images/s", "peak memory, MB" if "memory_mb" in found[0] else ""), rows)
+    powers = [(name, f"{value:.2f}") for name, value in result["exponents"].items()]
+    return [*lines, *table(("curve", "exponent"), powers), *source(result)]
+
+
+def memory(result: dict[str, Any]) -> Lines:
+    rows = [(str(int(epoch) + 1), number(value)) for epoch, value in result["peak_mb_by_epoch"].items()]
+    return [
+        "## Memory of a run", "",
+        f"`dssl train` with the {result['encoder']} encoder, {result['method']}, graph dssl, batch {result['batch']}, "
+        f"with kNN and checkpoints: resident memory, read ten times a second. Peak {result['peak_mb'] / 1024:.2f} GB.", "",
+        *picture("memory", "resident memory over time"), *table(("epoch", "peak, MB"), rows), *source(result),
+    ]  # fmt: skip
+
+
+def quality(result: dict[str, Any]) -> Lines:
+    head = (
+        "seed",
+        "level both reach",
+        "dssl, s",
+        "paper's way, s",
+        "ratio",
+        "dssl ends at, %",
+        "paper's way ends at, %",
+    )
+    rows = []
+    for one in result["results"]:
+        seconds = [number(one["seconds_to_level"][name]) for name in ("dssl", "paper's way")]
+        last = [f"{one['curves'][name][-1]['knn']:.1f}" for name in ("dssl", "paper's way")]
+        rows.append((str(one["seed"]), f"{one['level']:.1f} %", *seconds, f"**{one['ratio']:.2f}**", *last))
+    return [
+        "## Time to quality", "",
+        f"kNN accuracy (k = {result['k']}) against seconds of training: {result['method']}, graph {result['graph']}, "
+        f"{result['images']:,} images of {result['data']}, {result['epochs']} epochs, the small encoder (scale `cpu` with a "
+        "shorter schedule). Same seeds, same first weights, same order of images; "
+        f"dssl in {result['precision']}, the paper's way in fp32.", "",
+        *picture("quality", "accuracy against the wall clock"),
+        *table(head, rows),
+        *source(result),
+    ]  # fmt: skip
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], Lines]] = {
+    "views": views, "view_costs": view_costs, "train": train, "evaluate": evaluate, "startup": startup, "growth": growth,
+    "memory": memory, "quality": quality,
+}  # fmt: skip
+
+
+def write(folder: Path, page: Path) -> list[str]:
+    """Write the page; returns the benchmarks whose results are missing."""
+    results = {name: found for name in NAMES if (found := record.read(name, folder=folder)) is not None}
+    lines = [_HEAD.format(names=", ".join(NAMES)), *show_bars(results), *show_ahead(results), *show_missing(results)]
+    for name, section in SECTIONS.items():
+        if name in results:
+            lines += section(results[name])
+    absent = [name for name in NAMES if name not in results]
+    if absent:
+        lines += [f"Not measured yet: {', '.join(absent)}.", ""]
+    page.write_text("\n".join(lines).rstrip("\n") + "\n", encoding="utf-8")
+    return absent
+
+
+def main() -> int:
+    parser = record.parser(__doc__)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args()
+    absent = write(options.out, options.page)
+    print(f"wrote {options.page.name}" + (f"; not measured yet: {', '.join(absent)}" if absent else ""))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
