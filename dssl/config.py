@@ -18,11 +18,20 @@ def _require(condition: bool, name: str, given: object, expected: str) -> None:
         raise DsslError(f"{name} is {given}, expected {expected}")
 
 
+_LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
+"""Above these a value is a slip of the finger, and the machine would fail in a less polite way."""
+
+
 def _finite(name: str, value: float, *, least: float = 0.0, strictly: bool = False) -> None:
     enough = value > least if strictly else value >= least
     _require(
         math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} {least:g}"
     )
+
+
+def _between(name: str, value: int, largest: int) -> None:
+    _require(value >= 1, name, value, "at least 1")
+    _require(value <= largest, name, value, f"at most {largest:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,7 @@ class SimSiamConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "output", "bottleneck"):
-            _require(getattr(self, name) >= 1, f"method.{name}", getattr(self, name), "at least 1")
+            _between(f"method.{name}", getattr(self, name), _LARGEST["head"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +65,7 @@ class BYOLConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "output"):
-            _require(getattr(self, name) >= 1, f"method.{name}", getattr(self, name), "at least 1")
+            _between(f"method.{name}", getattr(self, name), _LARGEST["head"])
         _require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
 
 
@@ -70,7 +79,7 @@ class SimCLRConfig:
     """0.5 on CIFAR-10, 0.1 on ImageNet."""
 
     def __post_init__(self) -> None:
-        _require(self.output >= 1, "method.output", self.output, "at least 1")
+        _between("method.output", self.output, _LARGEST["head"])
         _finite("method.temperature", self.temperature, strictly=True)
 
 
@@ -208,13 +217,14 @@ class RunConfig:
         from dssl.augment import parse
         from dssl.presets import named_graph
 
-        for name in ("image_size", "epochs", "batch_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("image_size", "epochs"):
+            _between(name, getattr(self, name), _LARGEST[name])
         _require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
         _require(self.limit is None or self.limit >= 2, "limit", self.limit, "at least 2")
         _require(0 <= self.bad_share < 1, "bad_share", self.bad_share, "a number from 0 to below 1")
         _require(self.knn_every >= 0, "knn_every", self.knn_every, "0 or more")
-        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
+        if self.threads is not None:
+            _between("threads", self.threads, _LARGEST["threads"])
         _require(
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",

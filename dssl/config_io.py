@@ -14,6 +14,7 @@ from dssl.config import METHOD_CONFIGS, RunConfig, method_name
 from dssl.errors import DsslError, choices
 
 Plain = dict[str, Any]
+_LARGEST = 1_000_000  # bytes of a file of settings
 
 
 def to_dict(config: RunConfig) -> Plain:
@@ -25,6 +26,8 @@ def to_dict(config: RunConfig) -> Plain:
 
 def from_dict(plain: Mapping[str, Any], *, default: RunConfig | None = None, where: str = "configuration") -> RunConfig:
     """A configuration from plain data; a field that is missing is taken from ``default``, one too many is refused."""
+    if not isinstance(plain, Mapping):
+        raise DsslError(f"{where} holds {type(plain).__name__}, expected a table of settings")
     values = dict(plain)
     base = default or RunConfig()
     if "method" in values:
@@ -34,14 +37,30 @@ def from_dict(plain: Mapping[str, Any], *, default: RunConfig | None = None, whe
 
 def load(path: Path, *, default: RunConfig | None = None) -> RunConfig:
     """Read a TOML or JSON file."""
+    if path.exists() and not path.is_file():
+        raise DsslError(f"{path} is no regular file: expected a TOML or JSON file of settings")
+    if path.exists() and path.stat().st_size > _LARGEST:
+        raise DsslError(f"{path} has {path.stat().st_size:,} bytes: expected a TOML or JSON file of settings")
     try:
         text = path.read_text(encoding="utf-8")
-        plain = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        plain = json.loads(text, object_pairs_hook=_no_repeats) if path.suffix == ".json" else tomllib.loads(text)
+    except DsslError as error:
+        raise DsslError(f"{path}: {error}") from None
+    except ValueError as error:  # of TOML, of JSON, of UTF-8, of numbers with thousands of digits
         raise DsslError(f"{path} cannot be read: {error}") from None
-    if not isinstance(plain, dict):
-        raise DsslError(f"{path} holds {type(plain).__name__}, expected a table of settings")
+    except RecursionError:
+        raise DsslError(f"{path} cannot be read: it is nested too deeply") from None
     return from_dict(plain, default=default, where=str(path))
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
+    """A JSON object; the parser alone would let the last of two equal names win in silence, which TOML forbids."""
+    plain: Plain = {}
+    for name, value in pairs:
+        if name in plain:
+            raise DsslError(f"the setting {name!r} is given twice: keep one of them")
+        plain[name] = value
+    return plain
 
 
 def fingerprint(config: RunConfig) -> str:
@@ -80,7 +99,7 @@ def _method(value: Any, base: RunConfig, where: str) -> Any:
         raise DsslError(f"{where}: method is {value!r}, expected a name or a table with a name")
     settings = dict(value)
     name = settings.pop("name", method_name(base.method))
-    if name not in METHOD_CONFIGS:
+    if not isinstance(name, str) or name not in METHOD_CONFIGS:
         raise choices("method", str(name), METHOD_CONFIGS)
     kind = METHOD_CONFIGS[name]
     default = base.method if isinstance(base.method, kind) else kind()

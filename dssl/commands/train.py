@@ -67,7 +67,15 @@ def run(arguments: Arguments) -> int:
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.train.loop import train
 
-    result = train(config, arguments.out)
+    try:
+        result = train(config, arguments.out)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        raise DsslError(
+            f"out of memory with batch_size {config.batch_size}, image_size {config.image_size} and the encoder "
+            f"{config.encoder}: lower one of them; checkpoints that were written stay ({' '.join(str(error).split())[:200]})"
+        ) from error
     if result.checkpoint is not None and result.signal is None and _is_first():
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
         print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")

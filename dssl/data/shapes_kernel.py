@@ -3,12 +3,16 @@
 Only +, -, *, / and square roots are used on pixels, all exactly rounded, so that every machine draws the same bytes.
 """
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from dssl.compiled import forget
 
 CLASSES = ("disk", "ring", "square", "triangle", "cross", "star", "crescent", "bars", "dumbbell", "frame")
 LINE, BLOB = 10, 11  # clutter, painted like the figures
@@ -109,13 +113,31 @@ def _paint(objects: NDArray[np.float64], noise: NDArray[np.uint8], strength: NDA
                     out[image, row, column, channel] = np.uint8(min(255.0, max(0.0, value + 0.5)))
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Any:
     """The function as machine code, kept for the next start wherever there is a place that can be written to."""
     try:
-        return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # a read-only installation and no home
-        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+        return numba.njit(nogil=True)(function)
 
 
-_figure = compiled(_field)
-paint = compiled(_paint)
+def load() -> Callable[..., None]:
+    """The compiled ``_paint``; where what numba kept of it is damaged, it is made anew."""
+    global _figure, _painter
+    with _lock:
+        if _painter is None:
+            _figure, painter = compiled(_field), compiled(_paint)
+            nothing = np.zeros((0, 1, 1, 3), np.uint8)
+            try:
+                painter(np.zeros((0, 1, FIELDS)), nothing, np.zeros(0), nothing.copy())
+            except Exception:  # a damaged cache fails in any way; without it a real error comes back
+                forget(painter.stats.cache_path, module=Path(__file__).stem)
+                _figure, painter = compiled(_field), compiled(_paint)
+            _painter = painter
+    painted: Callable[..., None] = _painter
+    return painted
+
+
+_lock = threading.Lock()
+_figure: Any = None
+_painter: Any = None

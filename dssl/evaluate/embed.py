@@ -139,7 +139,8 @@ def _about(encoding: Encoding, source: Source) -> dict[str, Any]:
 def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
     """Refuse to mix embeddings of other weights or images with these."""
     if not manifest.exists():
-        if any(manifest.parent.iterdir()):
+        # a kill may have left the manifest under its temporary name
+        if any(not entry.name.startswith(f".{manifest.name}.") for entry in manifest.parent.iterdir()):
             raise DsslError(f"{manifest.parent} holds other things and no embeddings: name a new or empty folder")
         _write(manifest, lambda file: file.write((json.dumps(about, indent=2) + "\n").encode()))
         return
@@ -166,7 +167,12 @@ def _csv(file: IO[bytes], rows: NDArray[np.float32], names: list[str]) -> None:
     writer.writerow(["name", *(f"d{number}" for number in range(rows.shape[1]))])
     for name, row in zip(names, rows, strict=True):
         # the shortest text that gives the same float32 back
-        writer.writerow([name, *(str(value) for value in row)])
+        writer.writerow([_harmless(name), *(str(value) for value in row)])
+
+
+def _harmless(name: str) -> str:
+    """A name that no spreadsheet takes for a formula; as a path it is the same."""
+    return f"./{name}" if name.startswith(("=", "+", "-", "@")) else name
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:

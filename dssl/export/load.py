@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dssl.export.match import MatchReport, match
 from dssl.models import build_encoder
 from dssl.train.checkpoint import Checkpoint, content_hash, newest_good, read
 
+logger = logging.getLogger("dssl")
 ENCODER_KEY = "dssl_encoder"
 """The entry of an exported file's metadata that says how to build the encoder."""
 
@@ -111,6 +113,8 @@ def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         newest = newest_good(folder)
         if newest is None:
             raise DsslError(f"{path} holds no checkpoint: expected the folder of a run, or a file of weights")
+        for complaint in newest[2]:
+            logger.warning(f"{complaint}; taking {newest[0].name} instead")
         return _of_checkpoint(newest[1])
     tensors, metadata = read_tensors(path)
     if "dssl" in metadata:

@@ -1,6 +1,9 @@
 """`shapes`: the same bytes everywhere, classes that pixels do not give away, and splits that share nothing."""
 
 import hashlib
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -106,3 +109,25 @@ def test_wrong_counts_are_one_line(text):
     with pytest.raises(DsslError) as caught:
         open_source(text)
     assert "\n" not in str(caught.value)
+
+
+def test_damaged_machine_code_is_made_anew(tmp_path):
+    """A full disk or a power cut leaves half a file; it is a pickle of numba's, which fails in its own ways."""
+    code = (
+        "import hashlib, numpy as np; from dssl.data.shapes import draw;"
+        "print(hashlib.sha256(draw(np.arange(20)).tobytes()).hexdigest())"
+    )
+
+    def digest():
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+    first = digest().stdout
+    kept = sorted(tmp_path.rglob("*.nbc"))
+    assert kept
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:100])
+    again = digest()
+    assert again.stdout == first
+    assert "made anew" in again.stderr
+    assert digest().stderr == ""

@@ -36,7 +36,7 @@ def test_objective_and_accuracy_equal_scikit_learn(strength: float, real: Any) -
         (found == real.test_labels.numpy()).mean() for found in (model.predict(test), probe.predict(real.test).numpy())
     ]
     assert abs(right[0] - right[1]) <= 0.002
-    assert right[1] > 0.3  # chance is 0.17
+    assert right[1] > 0.2  # chance is 0.17
 
 
 def test_the_optimum_does_not_depend_on_start_or_rotation_or_scale(real: Any) -> None:

