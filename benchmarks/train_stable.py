@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 import torch
@@ -94,7 +94,7 @@ def forward(self: Any, batch: dict[str, Tensor], stage: str) -> dict[str, Tensor
 class StablePretraining:
     """The parent's side: one process for each precision, which trains one setting after the other."""
 
-    _servers: "dict[bool, subprocess.Popen[str]]" = {}  # noqa: RUF012
+    _servers: ClassVar[dict[bool, subprocess.Popen[str]]] = {}
 
     def __init__(self, config: RunConfig, name: str, images: np.ndarray, *, bf16: bool) -> None:
         if bf16 not in self._servers:
@@ -227,7 +227,7 @@ def main() -> int:
         try:
             train(json.loads(line), answers)
             answers.write("{}\n")
-        except Exception as problem:
+        except Exception as problem:  # goes to the parent, which names it on the page
             answers.write(json.dumps({"problem": reason(problem)}) + "\n")
     return 0
 

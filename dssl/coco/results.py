@@ -1,6 +1,7 @@
 """Detections in COCO's results format, and their scores: pycocotools does the arithmetic, on what the file says."""
 
 import contextlib
+import importlib
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ Result = dict[str, Any]
 def require_pycocotools() -> None:
     """pycocotools draws the masks and computes the scores; say how to get it before anything else happens."""
     try:
-        import pycocotools.cocoeval  # noqa: F401
+        importlib.import_module("pycocotools.cocoeval")
     except ImportError:
         raise DsslError("COCO needs pycocotools: pip install 'dssl[coco]'") from None
 

@@ -24,8 +24,8 @@ class Board:
         """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
         self._writer: Any = None
         try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-            from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             return
         self._event = Event

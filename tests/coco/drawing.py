@@ -114,9 +114,9 @@ def command(folder: Path, out: Path, *extra: str) -> list[str]:
     ]  # fmt: skip
 
 
-def pretrained(path: Path, **changes: object) -> Path:
+def pretrained(path: Path, **changes: Any) -> Path:
     """A checkpoint of BYOL with a ResNet-18: online and target encoder differ, and no BatchNorm is as it was born."""
-    config = replace(RunConfig(encoder="resnet18", method=BYOLConfig(hidden=8, output=8)), **changes)  # type: ignore[arg-type]
+    config = replace(RunConfig(encoder="resnet18", method=BYOLConfig(hidden=8, output=8)), **changes)
     method = build_method(config)
     assert isinstance(method, nn.Module)
     generator = torch.Generator().manual_seed(3)

@@ -1,6 +1,6 @@
 """Counts what was tried and what survived, and says so at the end; places for faulty disks."""
 
-import os
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -69,8 +69,8 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         mounted.append(place)
         return place
 
-    if os.name != "posix" or not hasattr(os, "geteuid"):
-        pytest.skip("needs mount")
+    if shutil.which("mount") is None:
+        pytest.skip("needs the command mount")
     yield mount
     for place in mounted:
         subprocess.run(["umount", "-l", place], check=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -79,9 +80,9 @@ def launch(
     return child
 
 
-def run(words: list[str], log: Path, **options: object) -> tuple[int, str]:
+def run(words: list[str], log: Path, **options: Any) -> tuple[int, str]:
     """Run to the end: exit code and everything it said."""
-    child = launch(words, log, **options)  # type: ignore[arg-type]
+    child = launch(words, log, **options)
     return child.wait(), child.said()
 
 

@@ -155,11 +155,11 @@ def test_interrupted_while_it_writes_the_files(
         with tally.trial("interrupted while it writes the files"):
             left = [stop]
 
-            def replace(source: object, target: object, left: list[int] = left) -> None:
+            def replace(source: str, target: str, left: list[int] = left) -> None:
                 if left[0] == 0:
                     raise KeyboardInterrupt
                 left[0] -= 1
-                real(source, target)  # type: ignore[arg-type]
+                real(source, target)
 
             with monkeypatch.context() as patch:
                 patch.setattr(os, "replace", replace)
