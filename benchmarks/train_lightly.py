@@ -7,7 +7,6 @@ its example does.
 
 import contextlib
 import copy
-import signal
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision import transforms
 
-from benchmarks.train_paper import Workers
+from benchmarks.train_paper import WithWorkers, Workers
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.models import feature_dim
@@ -41,7 +40,7 @@ class LightlyViews(Dataset[tuple[Tensor, ...]]):
         return tuple(chain(image) for chain in self.chains)
 
 
-class Lightly:
+class Lightly(WithWorkers):
     def __init__(self, config: RunConfig, name: str, images: np.ndarray, *, bf16: bool) -> None:
         from lightly.loss import NegativeCosineSimilarity, NTXentLoss
         from lightly.models.modules import heads
@@ -99,12 +98,3 @@ class Lightly:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def pause(self) -> None:
-        self.loader.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.loader.signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.loader.close()

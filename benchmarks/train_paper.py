@@ -99,7 +99,22 @@ class Workers:
         atexit.unregister(self.signal)
 
 
-class PaperWay:
+class WithWorkers:
+    """Somebody who loads in worker processes, which stand still while others are measured."""
+
+    loader: Workers
+
+    def pause(self) -> None:
+        self.loader.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.loader.signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+class PaperWay(WithWorkers):
     def __init__(self, config: RunConfig, name: str, images: np.ndarray, *, bf16: bool = False) -> None:
         self.name, self.graph, self.bf16 = name, config.graph, bf16
         method = build_method(config)
@@ -128,12 +143,3 @@ class PaperWay:
                     for new, old in zip(online.parameters(), target.parameters(), strict=True):
                         old.mul_(0.996).add_(new, alpha=0.004)
         return loss.item()
-
-    def pause(self) -> None:
-        self.loader.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.loader.signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.loader.close()

@@ -1,1 +1,1 @@
-"""One module a command: a dataclass ``Arguments`` and a function ``run``."""
+"""One module a command, with a dataclass ``Arguments`` and a function ``run``; ``weights`` is what several of them share."""

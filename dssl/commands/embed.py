@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from dssl.commands.evaluate import show_progress
+from dssl.commands.weights import load
 from dssl.errors import DsslError
 
 
@@ -44,23 +45,14 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     import torch
 
-    from dssl.augment import CIFAR10, IMAGENET
     from dssl.data import open_source
     from dssl.evaluate.embed import Encoding, embed_file, embed_shards
-    from dssl.export.load import open_weights
     from dssl.train.precision import pick_device
 
     if arguments.out.suffix not in ("", ".npz", ".csv"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
     begun = time.perf_counter()
-    known = {"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}
-    loaded = open_weights(
-        arguments.weights,
-        encoder=arguments.encoder,
-        image_size=arguments.image_size,
-        normalization=known[arguments.normalization],
-    )
-    print(loaded.report.text())
+    loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
     source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
     encoding = Encoding(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dssl.commands.weights import default_folder, load
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -64,23 +65,14 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     import torch
 
-    from dssl.augment import CIFAR10, IMAGENET
     from dssl.evaluate import page
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels, evaluate
     from dssl.evaluate.store import FeatureStore
-    from dssl.export.load import open_weights
     from dssl.report import page as base_page
     from dssl.train.precision import pick_device
 
-    known = {"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}
-    loaded = open_weights(
-        arguments.weights,
-        encoder=arguments.encoder,
-        image_size=arguments.image_size,
-        normalization=known[arguments.normalization],
-    )
-    print(loaded.report.text())
+    loaded = load(arguments)
     train, test, data = _sources(arguments, loaded)
     train_labels, test_labels, classes = aligned_labels(train, test)
     loaded.encoder.to(pick_device(arguments.device))
@@ -112,13 +104,6 @@ def run(arguments: Arguments) -> int:
         print(out / "evaluation.html")
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
     return 0
-
-
-def default_folder(weights: Path) -> Path:
-    """The run's folder for a run or a checkpoint in it; the current folder for any other file."""
-    if weights.is_dir():
-        return weights.parent if weights.name == "checkpoints" else weights
-    return weights.parent.parent if weights.parent.name == "checkpoints" else Path()
 
 
 def show_progress(done: int, total: int) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.evaluate import default_folder
+from dssl.commands.weights import default_folder, load
 from dssl.errors import DsslError
 
 
@@ -31,21 +31,12 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    from dssl.augment import CIFAR10, IMAGENET
     from dssl.export.card import card, evaluation_of
     from dssl.export.formats import export
-    from dssl.export.load import open_weights
 
     if not arguments.formats:
         raise DsslError("--formats is empty: expected some, such as safetensors torchvision")
-    known = {"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}
-    loaded = open_weights(
-        arguments.weights,
-        encoder=arguments.encoder,
-        image_size=arguments.image_size,
-        normalization=known[arguments.normalization],
-    )
-    print(loaded.report.text())
+    loaded = load(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
     exported = export(loaded, out, formats=arguments.formats)

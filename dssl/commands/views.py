@@ -5,9 +5,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dssl.errors import DsslError
+
+if TYPE_CHECKING:
+    from dssl.export.load import LoadedEncoder
+    from dssl.report.strength import Batch, Embedding, Features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,11 @@ class Arguments:
     """The table of operations whose magnitudes are shown one by one; by default those that the policies use."""
     seed: int = 0
     """Chooses the images and their views."""
+    weights: Path | None = None
+    """An encoder (a run, a checkpoint, weights of torchvision, timm, ...) by whose features the distance from the original is
+    measured instead of by pixels; its size and channels are those of the views."""
+    encoder: str | None = None
+    """With --weights: the encoder, where the file does not say it."""
     speed: bool = True
     """Measure views per second; without, the same command gives the same bytes."""
 
@@ -53,8 +62,9 @@ def run(arguments: Arguments) -> int:
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
     used = tables_of(policies)
     names = used if arguments.table is None else (known_table(arguments.table),)
+    loaded = None if arguments.weights is None else _encoder(arguments)
     source = open_source(arguments.source, split=arguments.split, channels=arguments.channels)
-    size = first_size(source) if arguments.size is None else arguments.size
+    size = arguments.size or (first_size(source) if loaded is None else loaded.image_size)
     standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
     found = survey(
         source,
@@ -66,6 +76,7 @@ def run(arguments: Arguments) -> int:
         examples=arguments.show,
         sample=arguments.sample,
         measure_speed=arguments.speed,
+        embedding=None if loaded is None else _embedding(loaded),
         progress=_progress if sys.stderr.isatty() else None,
     )
     tables = [operation_table(name, found.probes, seed=arguments.seed) for name in names]
@@ -75,6 +86,40 @@ def run(arguments: Arguments) -> int:
     print(views.summary(found))
     print(f"\n{arguments.out}\n{sheet}\n{time.perf_counter() - begun:.1f} s")
     return 0
+
+
+def _encoder(arguments: Arguments) -> "LoadedEncoder":
+    from dssl.export.load import open_weights
+
+    assert arguments.weights is not None
+    loaded = open_weights(arguments.weights, encoder=arguments.encoder, image_size=arguments.size)
+    if loaded.channels != arguments.channels:
+        raise DsslError(
+            f"--channels is {arguments.channels}, and {arguments.weights} was trained on {loaded.channels}: "
+            f"expected --channels {loaded.channels}"
+        )
+    print(loaded.report.text())
+    return loaded
+
+
+def _embedding(loaded: "LoadedEncoder") -> "Embedding":
+    """The encoder's features of uint8 images, whose pixels are normalised as in its training."""
+    import torch
+
+    from dssl.evaluate.features import evaluating, forward
+    from dssl.report.strength import Embedding
+
+    mean, deviation = (
+        torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.normalization.mean, loaded.normalization.std)
+    )
+
+    def embed(images: "Batch") -> "Features":
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        with evaluating(loaded.encoder):
+            features: Features = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
+        return features
+
+    return Embedding(f"{loaded.name} in {loaded.path.name}", embed)
 
 
 def _check(arguments: Arguments) -> None:
@@ -87,6 +132,8 @@ def _check(arguments: Arguments) -> None:
     for name, value in (("show", arguments.show), ("sample", arguments.sample), ("size", arguments.size)):
         if value is not None and value < 1:
             raise DsslError(f"--{name} is {value}: expected 1 or more")
+    if arguments.encoder is not None and arguments.weights is None:
+        raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file of its weights")
     if arguments.show > arguments.sample:
         raise DsslError(
             f"--show {arguments.show} is more than --sample {arguments.sample}: images shown are among those measured"
@@ -104,7 +151,9 @@ def _command(arguments: Arguments) -> str:
     default = Arguments(source=arguments.source)
     if arguments.policies != default.policies:
         words += ["--policies", *arguments.policies]
-    for name in ("standard", "size", "channels", "split", "show", "sample", "table", "seed", "out"):
+    for name in (
+        "standard", "size", "channels", "split", "show", "sample", "table", "seed", "weights", "encoder", "out"
+    ):  # fmt: skip
         value = getattr(arguments, name)
         if value != getattr(default, name):
             words += [f"--{name}", str(value)]

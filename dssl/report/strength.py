@@ -1,6 +1,7 @@
 """How strong a policy is on one's own images, measured on the views and not read from its parameters."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -9,8 +10,17 @@ from numpy.typing import NDArray
 Batch: TypeAlias = NDArray[np.uint8]
 """N x H x W x C."""
 
-Embed: TypeAlias = Callable[[Batch], NDArray[np.floating]]
-"""From N images to N x D features."""
+Features: TypeAlias = NDArray[np.floating]
+"""N x D."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """An encoder's name, and what takes N images to their N x D features."""
+
+    name: str
+    features: Callable[[Batch], Features]
+
 
 FLAT_BELOW = 3.0
 """An image whose ``spread`` is below this many of 255 levels is called nearly flat, or blank.
@@ -48,20 +58,22 @@ def change(first: Batch, second: Batch) -> NDArray[np.float64]:
     return np.asarray(difference.reshape(len(first), -1).mean(axis=1))
 
 
-def farther(originals: Batch, standard: Batch, heavy: Batch, *, embed: Embed | None = None) -> NDArray[np.bool_]:
-    """For which images the heavy view is farther from the original than the standard view: the paper's premise.
+def farther(originals: Batch, standard: Batch, heavy: Batch) -> NDArray[np.bool_]:
+    """For which images the heavy view is farther from the original than the standard view: the paper's premise, in pixels.
 
-    Without ``embed`` the distance is ``change``, place by place: a shift of an otherwise equal image counts as far, and the
-    standard view's crop is itself a shift. With ``embed`` it is one minus the cosine of the features.
+    The distance is ``change``, place by place: a shift of an otherwise equal image counts as far, and the standard view's crop
+    is itself a shift.
     """
-    if embed is None:
-        return change(originals, heavy) > change(originals, standard)
-    original = _unit(embed(originals))
-    near, far = ((original * _unit(embed(views))).sum(axis=1) for views in (standard, heavy))
-    return np.asarray(far < near)
+    return change(originals, heavy) > change(originals, standard)
 
 
-def _unit(features: NDArray[np.floating]) -> NDArray[np.float64]:
+def farther_in_features(originals: Features, standard: Features, heavy: Features) -> NDArray[np.bool_]:
+    """The same for the features of the images: the distance is one minus the cosine."""
+    original, near, far = (_unit(features) for features in (originals, standard, heavy))
+    return np.asarray((original * far).sum(axis=1) < (original * near).sum(axis=1))
+
+
+def _unit(features: Features) -> NDArray[np.float64]:
     """Rows of length one; a row of zeros stays, and is at right angles to everything."""
     rows = np.asarray(features, dtype=np.float64)
     length = np.linalg.norm(rows, axis=1, keepdims=True)

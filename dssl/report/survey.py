@@ -64,6 +64,8 @@ class Survey:
     probes: tuple[Image, ...]
     """The first originals at the views' size, on which single operations are tried."""
     policies: tuple[PolicyStrength, ...]
+    encoder: str | None
+    """Whose features say what is farther; None: pixels do."""
     unreadable: tuple[str, ...]
 
 
@@ -78,11 +80,13 @@ def survey(
     examples: int,
     sample: int,
     measure_speed: bool = True,
+    embedding: strength.Embedding | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Make every policy's view of ``sample`` images, keep the first ``examples``, and measure them all.
 
-    Images are drawn without replacement by the seed; those that cannot be read are left out and named.
+    Images are drawn without replacement by the seed; those that cannot be read are left out and named. With an
+    ``embedding`` the distances from the original are those of its features instead of pixels.
     """
     heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
     views = [View(name="s1", policy="standard")]
@@ -102,7 +106,13 @@ def survey(
         originals = np.stack([resized(image, size) for image in images])
         for name in heavy:
             changes[name].append(strength.change(made[name], made["s1"]))
-            farther[name].append(strength.farther(originals, made["s1"], made[name]))
+        if embedding is None:
+            for name in heavy:
+                farther[name].append(strength.farther(originals, made["s1"], made[name]))
+        else:
+            near = embedding.features(originals), embedding.features(made["s1"])
+            for name in heavy:
+                farther[name].append(strength.farther_in_features(*near, embedding.features(made[name])))
         for name in flat:
             flat[name].append(strength.nearly_flat(made[name]))
         for row in range(min(len(images), examples - len(kept))):
@@ -146,6 +156,7 @@ def survey(
             )
             for name, policy, view in zip(heavy, policies, views[1:], strict=True)
         ),
+        encoder=None if embedding is None else embedding.name,
         unreadable=tuple(unreadable),
     )
 

@@ -24,7 +24,7 @@ FLAT_WARN = 0.05
 """From this share on it is a warning."""
 
 FARTHER_WARN = 0.5
-"""A policy that is farther from the original than the standard view on fewer images than this is not heavier, in pixels."""
+"""A policy that is farther from the original than the standard view on fewer images than this is not heavier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +183,7 @@ def _settings(survey: Survey) -> list[tuple[str, str]]:
         ("standard policy", survey.standard),
         ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
         ("seed", str(survey.seed)),
+        ("distances", "pixels" if survey.encoder is None else f"features of {survey.encoder}"),
     ]
 
 
@@ -260,6 +261,20 @@ def _strip(strip: OperationStrip, magnitudes: Sequence[float], top: float) -> _S
     return _Strip(name=strip.name, trend=strip.trend, blank_from=strip.blank_from, sparkline=sparkline, cells=cells)
 
 
+def _farther(survey: Survey) -> str:
+    squeezed = f"The original is squeezed to {survey.size} x {survey.size} px and compared with both views "
+    if survey.encoder is not None:
+        return (
+            f"{squeezed}by the angle between their features under {survey.encoder}. It says what that encoder tells apart: "
+            "one that was pretrained with such views has learnt to overlook them."
+        )
+    return (
+        f"{squeezed}place by place. A standard view is a crop, often mirrored, so in pixels it is far from the original "
+        "although it shows the same thing: read the share as a comparison between policies, not as a distance in meaning. "
+        "With --weights an encoder's features are compared instead."
+    )
+
+
 def _definitions(survey: Survey) -> list[tuple[str, str]]:
     threads = f"{survey.threads} thread{'' if survey.threads == 1 else 's'}"
     return [
@@ -279,12 +294,7 @@ def _definitions(survey: Survey) -> list[tuple[str, str]]:
             f"They are of {survey.measured} images with one view each, so chance alone moves a share by up to "
             f"{98 / survey.measured**0.5:.1f} points (95 of 100 times).",
         ),
-        (
-            "Farther from the original",
-            f"The original is squeezed to {survey.size} x {survey.size} px and compared with both views place by place. "
-            "A standard view is a crop, often mirrored, so in pixels it is far from the original although it shows the "
-            "same thing: read the share as a comparison between policies, not as a distance in meaning.",
-        ),
+        ("Farther from the original", _farther(survey)),
         (
             "Views per second",
             f"Standard and heavy views together, {survey.size} px, on {threads} of the machine that made this page; "

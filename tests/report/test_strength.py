@@ -49,14 +49,7 @@ def test_farther_in_pixels() -> None:
     assert strength.farther(original, standard, heavy).tolist() == [True, False, False]
 
 
-def test_farther_in_features_is_by_angle_and_asks_the_callable() -> None:
-    vectors = {0: (1.0, 0.0), 1: (5.0, 1.0), 2: (1.0, 1.0), 3: (100.0, 1.0), 4: (0.0, 0.0)}
-
-    def embed(images: np.ndarray) -> np.ndarray:
-        return np.array([vectors[int(image[0, 0, 0])] for image in images], dtype=np.float32)
-
-    def batch(*numbers: int) -> np.ndarray:
-        return np.array(numbers, dtype=np.uint8).reshape(-1, 1, 1, 1)
-
-    found = strength.farther(batch(0, 0, 0), batch(1, 1, 1), batch(2, 3, 4), embed=embed)
-    assert found.tolist() == [True, False, True]
+def test_farther_in_features_is_by_angle_and_not_by_length() -> None:
+    originals, standard = np.float32([[1, 0]] * 3), np.float32([[5, 1]] * 3)
+    heavy = np.float32([[1, 1], [100, 1], [0, 0]])
+    assert strength.farther_in_features(originals, standard, heavy).tolist() == [True, False, True]

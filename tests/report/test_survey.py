@@ -152,3 +152,22 @@ def test_tables_of_policies() -> None:
     assert tables_of(["ua", "jigsaw(4)"]) == ("uniform13",)
     assert tables_of(["0.9*ra(2,5) | 0.1*jigsaw(4)"]) == ("dssl16",)
     assert tables_of(["jigsaw(4)"]) == ()
+
+
+def test_with_an_embedding_the_features_say_what_is_farther() -> None:
+    def features(images: np.ndarray) -> np.ndarray:
+        """The direction says which half is the brighter: an inverted image turns round, a darkened one does not."""
+        halves = images.reshape(len(images), 2, -1).mean(axis=2)
+        return halves[:, :1] - halves[:, 1:]
+
+    embedding = strength.Embedding("halves", features)
+    found = survey(
+        Memory(), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3, sample=12,
+        measure_speed=False, embedding=embedding,
+    )  # fmt: skip
+    inverted, darkened = found.policies
+    assert found.encoder == "halves"
+    assert inverted.farther == 1.0
+    assert darkened.farther == 0.0
+    in_pixels = _survey("brightness(0.5)", channels=1).policies[0]
+    assert in_pixels.farther == 1.0

@@ -1,13 +1,21 @@
 """``dssl views`` from the files to the page."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as Pillow
+from safetensors.torch import save_file
 
+from dssl.augment import CIFAR10
 from dssl.commands.views import Arguments, run
+from dssl.data import open_source
 from dssl.errors import DsslError
+from dssl.models import build_encoder
+from dssl.report.strength import Embedding
+from dssl.report.survey import survey
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
 
@@ -59,6 +67,39 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     assert "dssl views shapes:40 --policies &#39;ra(2,5)&#39; --show 2 --sample 20 --out OUT --no-speed" in made[0][0]
 
 
+def test_distances_by_the_features_of_an_encoder(tmp_path: Path, capsys) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder("small", image_size=32, channels=3)
+    weights = tmp_path / "weights.safetensors"
+    save_file(encoder.state_dict(), weights)
+    out = tmp_path / "page.html"
+    asked = Arguments(
+        source="shapes:40", policies=("ra(2,5)", "ra(8,16)"), out=out, sample=20, show=20, speed=False, weights=weights,
+        encoder="small",
+    )  # fmt: skip
+    run(asked)
+    said = capsys.readouterr().out
+
+    def features(images: np.ndarray) -> np.ndarray:
+        mean, deviation = (np.float32(values) for values in (CIFAR10.mean, CIFAR10.std))
+        pixels = ((images / np.float32(255) - mean) / deviation).transpose(0, 3, 1, 2)
+        with torch.no_grad():
+            return encoder.eval()(torch.from_numpy(np.ascontiguousarray(pixels))).numpy()
+
+    expected = survey(
+        open_source("shapes:40"), policies=asked.policies, standard="standard-cifar", size=32, channels=3, seed=0, examples=1,
+        sample=20, measure_speed=False, embedding=Embedding("", features),
+    )  # fmt: skip
+    for policy in expected.policies:
+        line = next(line for line in said.splitlines() if line.startswith(policy.policy))
+        assert line.split()[3:5] == f"{100 * policy.farther:.0f} %".split()
+    page = out.read_text()
+    assert "features of small in weights.safetensors" in page
+    assert f"--weights {weights} --encoder small" in page
+    with pytest.raises(DsslError, match="expected --channels 3"):
+        run(dataclasses.replace(asked, channels=1))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -68,6 +109,8 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
         ({"table": "dssl61"}, "dssl16"),
         ({"out": Path("page.pdf")}, "ends in .html"),
         ({"size": 0}, "--size is 0"),
+        ({"encoder": "small"}, "--encoder small without --weights"),
+        ({"weights": Path("missing.pth")}, "missing.pth"),
         ({"sample": -1}, "--sample is -1"),
         ({"show": 30, "sample": 20}, "--show 30 is more than --sample 20"),
     ],
