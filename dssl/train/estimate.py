@@ -18,6 +18,8 @@ from dssl.train.prepare import build_method, normalization_of, view_maker
 @dataclass(frozen=True, slots=True)
 class Speed:
     images_per_second: float
+    on_one_thread: float | None
+    """Images a second with one torch thread; None where there is no choice: on a GPU, or where one is all there is."""
     views_per_second: float
     checkpoint_bytes: int
     precision: Precision
@@ -73,11 +75,20 @@ def measure_speed(
         optimizer.step()
         float(loss.total.detach())
 
-    step()
-    started, done = time.perf_counter(), 0
-    while done < 2 or time.perf_counter() - started < seconds:
+    def rate(seconds: float) -> float:
         step()
-        done += 1
-    rate = done * batch / (time.perf_counter() - started)
+        started, done = time.perf_counter(), 0
+        while done < 2 or time.perf_counter() - started < seconds:
+            step()
+            done += 1
+        return done * batch / (time.perf_counter() - started)
+
+    found, one_thread = rate(seconds), None
+    if device.type == "cpu" and (threads := torch.get_num_threads()) > 1:
+        torch.set_num_threads(1)
+        try:
+            one_thread = rate(seconds / 2)
+        finally:
+            torch.set_num_threads(threads)
     tensors = [*method.state_dict().values(), *optimizer_tensors(optimizer, method).values()]
-    return Speed(rate, view_rate, sum(value.nbytes for value in tensors), precision, maker.names)
+    return Speed(found, one_thread, view_rate, sum(value.nbytes for value in tensors), precision, maker.names)
