@@ -60,8 +60,20 @@ def growth(panels: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         for colour, (name, (xs, ys)) in zip(palette, panel["curves"].items(), strict=False):
             power = f", exponent {exponent(xs, ys):.2f}" if len(xs) > 1 else ""
             axis.loglog(xs, ys, "o-", color=colour, label=f"{name}{power}", markersize=4)
+        ys = [value for _, values in panel["curves"].values() for value in values]
+        # at least a decade, so that what is nearly flat looks flat
+        middle, half = np.sqrt(min(ys) * max(ys)), max(np.sqrt(10), 1.3 * np.sqrt(max(ys) / min(ys)))
+        axis.set_ylim(middle / half, middle * half)
+        if half < 30:
+            marks = [
+                m * 10.0**power
+                for power in range(-6, 8)
+                for m in (1, 2, 5)
+                if 1 / half < m * 10.0**power / middle < half
+            ]
+            axis.set_yticks(marks, [f"{mark:,g}" for mark in marks])
         ticks = sorted({value for xs, _ in panel["curves"].values() for value in xs})
-        axis.set_xticks(ticks, [f"{value:,g}" for value in ticks], fontsize=7, rotation=30)
+        axis.set_xticks(ticks, [f"{value:,}" for value in ticks], fontsize=7, rotation=30)
         axis.minorticks_off()
         axis.set_title(title, loc="left", fontsize=10)
         axis.set_xlabel(panel["x"], fontsize=8)

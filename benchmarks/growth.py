@@ -2,8 +2,9 @@
 
     python -m benchmarks.growth [--subjects batch views] [--files 1000 10000 100000 1000000] [--seconds 3]
 
-Every point is a process of its own, so that its peak memory is its own. SimSiam with the small encoder at bf16 where nothing else
-is said. A straight line on log-log axes is a power law: its exponent is in the legend (1: twice as much takes twice as long).
+Every point is a process of its own, so that its peak memory is its own, and is measured twice, the second time in reverse order,
+so that a machine whose speed drifts does not bend the curve. SimSiam with the small encoder at bf16 where nothing else is said. A
+straight line on log-log axes is a power law: its exponent is in the legend (1: twice as much takes twice as long).
 """
 
 import dataclasses
@@ -61,7 +62,7 @@ def train_point(point: dict[str, Any], seconds: float, threads: int) -> record.R
     record.check_threads(threads)
     job.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"rate": record.rates(point["batch"], times), "memory_mb": peak}
+    return {"times": times, "memory_mb": peak}
 
 
 def index_point(count: int) -> record.Record:
@@ -154,14 +155,14 @@ def main() -> int:
     parser.add_argument("--files", nargs="+", type=int, default=list(FILES))
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--points", type=int, default=9, help="at most so many points of a subject")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
     parser.add_argument("--threads", type=int, default=record.CORES)
     parser.add_argument("--point", help="used by the benchmark itself, for one point in a process of its own")
     options = parser.parse_args()
     if options.point is not None:
         one = json.loads(options.point)
-        found = index_point(one["files"]) if "files" in one else train_point(one, one["seconds"], one["threads"])
-        print(json.dumps(found))
+        answer = index_point(one["files"]) if "files" in one else train_point(one, one["seconds"], one["threads"])
+        print(json.dumps(answer))
         return 0
     clock = record.Clock()
     common = {"seconds": options.seconds, "threads": options.threads}
@@ -173,8 +174,14 @@ def main() -> int:
         elif subject == "ranks":
             rows += [{"x": count, **ranks_point(count, **common)} for count in options.ranks]
         else:
-            for point in points(subject, options):
-                rows.append({"x": point["x"], **in_process(point | common)})
+            chosen = points(subject, options)
+            found = {point["x"]: [in_process(point | common)] for point in chosen}
+            for point in reversed(chosen):
+                found[point["x"]].append(in_process(point | common))
+            for point in chosen:
+                times = [seconds for one in found[point["x"]] for seconds in one["times"]]
+                memory = max(one["memory_mb"] for one in found[point["x"]])
+                rows.append({"x": point["x"], "rate": record.rates(point["batch"], times), "memory_mb": memory})
         for row in rows:
             values = {
                 key: value["median"] if isinstance(value, dict) else value for key, value in row.items() if key != "x"

@@ -173,11 +173,11 @@ def compare(
 def main() -> int:
     parser = record.parser(__doc__)
     parser.add_argument("--encoders", nargs="+", default=["resnet18-cifar", "small"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[32, 128], help="the batch for each encoder")
+    parser.add_argument("--batches", nargs="+", type=int, default=[64, 128], help="the batch for each encoder")
     parser.add_argument("--methods", nargs="+", default=["simsiam", "byol", "simclr"])
     parser.add_argument("--graphs", nargs="+", default=["standard2", "dssl"])
     parser.add_argument("--steps", type=int, default=1, help="counted steps in a turn")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each")
     parser.add_argument("--threads", type=int, default=record.CORES, help="torch's, and those of our loader")
     options = parser.parse_args()
     if len(options.batches) != len(options.encoders):

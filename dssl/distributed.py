@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -26,25 +27,9 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].contiguous()
+        total = gradients[0].clone(memory_format=torch.contiguous_format)  # others may hold the same gradient
         dist.all_reduce(total)
         return total.chunk(world_size())[rank()]
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over ranks; so is its gradient."""
-
-    @staticmethod
-    def forward(context: Any, values: Tensor) -> Tensor:
-        total = values.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].clone()
-        dist.all_reduce(total)
-        return total
 
 
 def gather_rows(rows: Tensor) -> Tensor:
@@ -56,13 +41,47 @@ def gather_rows(rows: Tensor) -> Tensor:
     return gathered
 
 
-def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum over all ranks, with gradient."""
-    if world_size() == 1:
-        return values
-    total = _Sum.apply(values)
-    assert isinstance(total, Tensor)
-    return total
+class _Normalise(torch.autograd.Function):
+    """torch's own BatchNorm kernels with the statistics of the global batch: one exchange forward, one backward.
+
+    Every rank has as many values. The kernel's backward takes out the means over the rank's own batch; what the means over
+    the global batch differ by is linear in the values, and is added.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+        unused = values.new_zeros(2, values.shape[1], dtype=kind)
+        own = torch.stack(torch.batch_norm_update_stats(values, unused[0], unused[1], 0.0))
+        parts = [torch.empty_like(own) for _ in range(world_size())]
+        dist.all_gather(parts, own)
+        means, variances = torch.stack(parts, dim=1)
+        mean = means.mean(dim=0)
+        variance = variances.mean(dim=0) + (means - mean).square().mean(dim=0)
+        context.save_for_backward(values, weight, mean, torch.rsqrt(variance + eps))
+        context.eps = eps
+        context.mark_non_differentiable(mean, variance)
+        return F.batch_norm(values, mean, variance, weight, bias, eps=eps), mean, variance
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        values, weight, mean, scale = context.saved_tensors
+        gradient, for_weight, for_bias = torch.ops.aten.native_batch_norm_backward(
+            gradients[0], values, weight, None, None, mean, scale, True, context.eps, [True, True, True]
+        )
+        own = torch.stack([for_bias, for_weight]).to(mean.dtype)
+        total = own.clone()
+        dist.all_reduce(total)
+        count = values.numel() // values.shape[1]
+        missing = (own - total / world_size()) / count * (scale if weight is None else scale * weight)
+        slope = missing[1] * scale
+        offset = missing[0] - slope * mean
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        offset, slope = (part.to(values.dtype).view(shape) for part in (offset, slope))
+        gradient = torch.addcmul(gradient + offset, values, slope)
+        return gradient, *((None, None) if weight is None else (for_weight, for_bias)), None
 
 
 class _AcrossRanks:
@@ -79,25 +98,17 @@ class _AcrossRanks:
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
-            result = super().forward(values)  # type: ignore[misc]
-            assert isinstance(result, Tensor)
-            return result
-        wide = values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-        axes = [axis for axis in range(values.dim()) if axis != 1]
-        shape = [1, -1] + [1] * (values.dim() - 2)
+            alone: Tensor = super().forward(values)  # type: ignore[misc]
+            return alone
+        result: Tensor
+        result, mean, variance = _Normalise.apply(values, self.weight, self.bias, self.eps)
         count = values.numel() // values.shape[1] * world_size()
-        mean = sum_over_ranks(wide.sum(axes)) / count
-        centred = wide - mean.view(shape)
-        variance = sum_over_ranks(centred.square().sum(axes)) / count
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             unbiased = variance * (count / max(count - 1, 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-        result = centred * torch.rsqrt(variance + self.eps).view(shape)
-        if self.weight is not None and self.bias is not None:
-            result = result * self.weight.view(shape) + self.bias.view(shape)
-        return result.to(values.dtype)
+        return result
 
 
 class BatchNorm1dAcrossRanks(_AcrossRanks, nn.BatchNorm1d):  # type: ignore[misc]

@@ -49,7 +49,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     _check(arguments)
     from dssl.report import page
-    from dssl.reproduce import table, write
+    from dssl.reproduce import draw, table, write
     from dssl.reproduce.harness import Place, finished, run_jobs
     from dssl.reproduce.paper import chosen_targets
     from dssl.reproduce.plan import plan
@@ -89,7 +89,11 @@ def run(arguments: Arguments) -> int:
         made = table.build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
         names = [job.name for job in plan([target], scale, seeds=arguments.seeds)]
         used = [outcomes[name] for name in names if name in outcomes]
-        page.write(folder / f"{target.name}.md", write.markdown(made, command=_command(arguments), outcomes=used))
+        picture = draw.curves(made, table.runs_of(target, scale, seeds=arguments.seeds, outcomes=outcomes))
+        if picture is not None:
+            page.write(folder / f"{target.name}.png", picture)
+        text = write.markdown(made, command=_command(arguments), outcomes=used, drawn=picture is not None)
+        page.write(folder / f"{target.name}.md", text)
         page.write(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
         print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")
     left_out = len(jobs) - len(here)

@@ -1,6 +1,7 @@
 """Weighted k-nearest-neighbour classification: cosine similarity, votes of weight exp(similarity / temperature)."""
 
 from collections.abc import Iterator, Sequence
+from math import isqrt
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +9,13 @@ from torch import Tensor
 
 from dssl.errors import DsslError
 
-_TRAIN_BLOCK = 65_536
+_BLOCK, _TRAIN_BLOCK = 512, 65_536
+"""Test and training rows that are compared at a time: 134 MB of similarities."""
 
 
+@torch.no_grad()
 def neighbours(
-    train_features: Tensor, test_features: Tensor, *, k: int, block: int = 256, train_block: int = _TRAIN_BLOCK
+    train_features: Tensor, test_features: Tensor, *, k: int, block: int = _BLOCK, train_block: int = _TRAIN_BLOCK
 ) -> tuple[Tensor, Tensor]:
     """Cosine similarities and indices of the ``k`` nearest training rows of each test row, nearest first: M x k each.
 
@@ -24,9 +27,11 @@ def neighbours(
     train = _normalised(train_features)
     similarities = torch.empty(len(test_features), k, dtype=train.dtype, device=train.device)
     indices = torch.empty(len(test_features), k, dtype=torch.int64, device=train.device)
+    # one piece of memory for all blocks: to be given a new one costs more than to choose the neighbours
+    room = train.new_empty(min(block, len(test_features)) * min(train_block, len(train)))
     for start in range(0, len(test_features), block):
         test = _normalised(test_features[start : start + block].to(train.device))
-        blocks = _per_train_block(train, test, k=k, train_block=train_block)
+        blocks = _per_train_block(train, test, room, k=k, train_block=train_block)
         best, place = next(blocks)
         for value, index in blocks:
             best, order = torch.cat([best, value], dim=1).topk(min(k, best.shape[1] + value.shape[1]), dim=1)
@@ -53,7 +58,7 @@ def knn_predict(
     k: int | Sequence[int],
     temperature: float,
     classes: int,
-    block: int = 256,
+    block: int = _BLOCK,
 ) -> Tensor | list[Tensor]:
     """Predicted classes of the test rows; a list of predictions for several ``k``, which share one search."""
     if len(train_labels) != len(train_features):
@@ -78,7 +83,7 @@ def knn_accuracy(
     k: int,
     temperature: float,
     classes: int,
-    block: int = 256,
+    block: int = _BLOCK,
 ) -> float:
     """The share of test rows that get their own label, from 0 to 1; with fewer than ``k`` training rows all of them vote."""
     if len(test_labels) != len(test_features) or len(test_labels) == 0:
@@ -92,11 +97,33 @@ def knn_accuracy(
     return int((predicted == test_labels.to(predicted.device)).sum()) / len(test_labels)
 
 
-def _per_train_block(train: Tensor, test: Tensor, *, k: int, train_block: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _per_train_block(
+    train: Tensor, test: Tensor, room: Tensor, *, k: int, train_block: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(train), train_block):
         part = train[start : start + train_block]
-        value, index = (test @ part.T).topk(min(k, len(part)), dim=1)
+        found = room[: len(test) * len(part)].view(len(test), len(part))
+        value, index = largest(torch.mm(test, part.T, out=found), min(k, len(part)))
         yield value, index + start
+
+
+def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of each row and their columns, largest first: ``topk``, with less to sort where k is a small part.
+
+    The columns are dealt out to groups. The largest are all in the k groups with the largest maxima, since each of the others
+    has k groups, and so k values, before it.
+    """
+    rows, width = values.shape
+    depth = isqrt(width // k)  # as much to sort among the maxima as among the members of the groups that are left
+    if depth < 2:
+        return values.topk(k, dim=1)
+    groups = width // depth
+    body, rest = values[:, : depth * groups].view(rows, depth, groups), values[:, depth * groups :]
+    chosen = body.amax(dim=1).topk(k, dim=1, sorted=False).indices
+    members = body.gather(2, chosen[:, None].expand(-1, depth, -1)).flatten(1)
+    best, place = torch.cat([members, rest], dim=1).topk(k, dim=1)
+    of_group = place // k * groups + chosen.gather(1, place % k)
+    return best, torch.where(place < depth * k, of_group, place - depth * k + depth * groups)
 
 
 def _normalised(features: Tensor) -> Tensor:

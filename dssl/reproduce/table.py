@@ -59,10 +59,7 @@ class ResultTable:
 
 def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]) -> ResultTable:
     """The table of a target from the results that are there, by name of their job."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for cell in target.cells:
-        names = [] if cell.experiment is None else [job(cell.experiment, scale, seed=seed).name for seed in seeds]
-        found[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
+    found = runs_of(target, scale, seeds=seeds, outcomes=outcomes)
     seed_error = _seed_error(list(found.values()))
     cells = {
         (cell.row, cell.column): _cell(
@@ -83,6 +80,17 @@ def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mappi
         comparisons=_comparisons(target, cells),
         notes=_notes(target, scale, cells),
     )
+
+
+def runs_of(
+    target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]
+) -> dict[tuple[str, str], list[Outcome]]:
+    """The results that are there for each place of the target's table, by row and column, a result for each seed."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for cell in target.cells:
+        names = [] if cell.experiment is None else [job(cell.experiment, scale, seed=seed).name for seed in seeds]
+        found[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
+    return found
 
 
 def _kind(one: Outcome) -> str:

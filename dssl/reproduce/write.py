@@ -6,8 +6,8 @@ from dssl.reproduce.outcome import Outcome
 from dssl.reproduce.table import ResultTable, TableCell
 
 
-def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome]) -> str:
-    """The page that goes into docs/results; ``outcomes`` are the runs that the table is made of."""
+def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
+    """The page that goes into docs/results; ``outcomes`` are the runs that the table is made of, ``drawn`` if it has curves."""
     lines = [
         f"# {table.title}",
         "",
@@ -31,6 +31,14 @@ def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome]) -
             if any(cell is not None and cell.knn is not None for cell in places):
                 texts = ("" if cell is None or cell.knn is None else f"{cell.knn:.1f}" for cell in places)
                 lines.append(f"| {_escape(row)} | {' | '.join(texts)} |")
+    if drawn:
+        lines += [
+            "",
+            f"![kNN accuracy and spread of each run by epoch]({table.name}.png)",
+            "",
+            "Spread is that of the worst view: 1 is healthy, 0 is one point. Below the dashed lines a run is partly and wholly "
+            "collapsed.",
+        ]
     if table.comparisons:
         lines += [
             "",

@@ -29,7 +29,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Te
 
 
 @pytest.mark.parametrize("name", ["simsiam", "byol", "simclr"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 0.05)]
+)
 def test_one_process_equals_two(
     two: list[dict[str, dict[str, Tensor]]], name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -43,5 +45,7 @@ def test_one_process_equals_two(
         other = two[rank][f"{name} {dtype}"]
         assert other.keys() == alone.keys()
         for key, value in alone.items():
+            if dtype == torch.bfloat16 and not key.startswith(("loss", "gradient")):
+                continue  # five steps carry the rounding of bf16 too far for a bound on weights
             torch.testing.assert_close(other[key], value, rtol=tolerance, atol=tolerance, msg=f"rank {rank}: {key}")
     assert any(key.startswith("gradient") for key in alone)

@@ -31,8 +31,10 @@ def views(step: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
-    """Five steps of DSSL; returns the losses, the first gradients and the final state."""
+    """Five steps of DSSL; returns the losses, the first gradients and the final state. bfloat16: by autocast, as in training."""
     torch.set_num_threads(1)
+    mixed = dtype == torch.bfloat16
+    dtype = torch.float32 if mixed else dtype
     method = build(name).to(dtype)
     objective: nn.Module = Objective(method, named_graph("dssl"))
     if world > 1:
@@ -42,7 +44,8 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     result: dict[str, Tensor] = {}
     for step in range(STEPS):
         share = {key: value.chunk(world)[rank] for key, value in views(step, dtype).items()}
-        report = objective(share)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+            report = objective(share)
         optimizer.zero_grad(set_to_none=True)
         report.total.backward()
         loss = report.total.detach().clone()
@@ -63,7 +66,7 @@ def main(rank: int, world: int, store: str, out: str) -> None:
     results = {
         f"{name} {dtype}": steps(name, dtype, rank=rank, world=world)
         for name in ("simsiam", "byol", "simclr")
-        for dtype in (torch.float64, torch.float32)
+        for dtype in (torch.float64, torch.float32, torch.bfloat16)
     }
     torch.save(results, Path(out) / f"rank{rank}.pt")
     dist.destroy_process_group()

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 
 from dssl.errors import DsslError
-from dssl.evaluate.knn import knn_accuracy, knn_predict, neighbours
+from dssl.evaluate.knn import knn_accuracy, knn_predict, largest, neighbours
 
 
 def sklearn_predictions(real: Any, k: int, temperature: float) -> torch.Tensor:
@@ -43,18 +45,31 @@ def test_blocks_change_nothing(block: int, train_block: int, real: Any) -> None:
 
 
 def test_memory_is_bounded_by_the_blocks(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = 0
-    original = torch.Tensor.__matmul__
+    sizes, places = set(), set()
+    original = torch.mm
 
-    def watched(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        nonlocal largest
-        result = original(one, other)
-        largest = max(largest, result.numel())
-        return result
+    def watched(one: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        sizes.add(out.numel())
+        places.add(out.data_ptr())
+        return original(one, other, out=out)
 
-    monkeypatch.setattr(torch.Tensor, "__matmul__", watched)
+    monkeypatch.setattr(torch, "mm", watched)
     neighbours(real.train, real.test, k=5, block=16, train_block=128)
-    assert largest == 16 * 128
+    assert max(sizes) == 16 * 128
+    assert len(places) == 1
+
+
+@given(st.data())
+def test_the_largest_are_those_of_a_full_sort(data: st.DataObject) -> None:
+    rows, width = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 300))
+    k = data.draw(st.integers(1, width))
+    levels = data.draw(st.sampled_from([3, 10**6]))  # few levels: ties, among which any choice is right
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    values = torch.randint(0, levels, (rows, width), generator=generator).double()
+    found, places = largest(values, k)
+    assert torch.equal(found, values.sort(dim=1, descending=True).values[:, :k])
+    assert torch.equal(values.gather(1, places), found)
+    assert all(len(set(row)) == k for row in places.tolist())
 
 
 def test_several_k_share_a_search(real: Any) -> None:

@@ -1,15 +1,19 @@
 """``dssl reproduce`` without training: the plan, the scripts, the tables of what is finished, and mistakes."""
 
+import io
 import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+from PIL import Image as Pillow
+from PIL import ImageColor
 
 from dssl import config_io
 from dssl.commands.reproduce import Arguments, run, status_line
 from dssl.errors import DsslError
+from dssl.report.figures import SERIES
 from dssl.reproduce.harness import Progress, Status
 from dssl.reproduce.outcome import Measured, Outcome
 from dssl.reproduce.paper import targets
@@ -26,11 +30,12 @@ def cifar10(tmp_path: Path) -> Path:
     return path
 
 
-def _finished(job: Job, folder: Path) -> None:
+def _finished(job: Job, folder: Path, curves: dict[str, list[tuple[float, float]]] | None = None) -> None:
     one = Measured(accuracy=40.0, interval=(39.0, 41.0), protocol={})
     Outcome(
         name=job.name, scale="cpu", seed=0, fingerprint=job.fingerprint, config={}, training=None, verdict="healthy", reason="",
         spread=1.0, accuracies={"linear": one, "knn": one}, steps=1, seconds=60.0, versions={}, data={},
+        curves=curves or {},
     ).write(folder / "cells" / f"{job.name}.json")  # fmt: skip
 
 
@@ -60,6 +65,30 @@ def test_finished_cells_become_a_table_without_the_data(tmp_path: Path, capsys) 
     assert "dssl reproduce view-pairs --scale cpu --cifar10 FOLDER --imagenet FOLDER" in text
     assert str(tmp_path) not in text
     assert (out / "cpu" / "table5.json").is_file()
+    assert not (out / "cpu" / "table5.png").exists()  # there is no curve to draw
+    assert "table5.png" not in text
+
+
+def test_curves_are_drawn_a_colour_for_each_row(tmp_path: Path) -> None:
+    pictures = []
+    for name, rows in (("all", len(JOBS)), ("again", len(JOBS)), ("one", 1)):
+        out = tmp_path / name
+        for number, job in enumerate(JOBS):
+            line = [(1.0, 30.0), (2.0, 40.0 + number)] if number < rows else []
+            _finished(job, out / "cpu", {"knn": line, "spread": [(1.0, 0.9), (2.0, 0.8)]})
+        run(Arguments(target="view-pairs", cifar10=tmp_path / "nowhere", imagenet=tmp_path, out=out))
+        pictures.append((out / "cpu" / "table5.png").read_bytes())
+        assert "(table5.png)" in (out / "cpu" / "table5.md").read_text()
+    assert pictures[0] == pictures[1]
+    row_count = len({cell.row for cell in targets()["table5"].cells if cell.experiment is not None})
+    assert [_colours(picture) for picture in pictures] == [row_count, row_count, 1]
+
+
+def _colours(picture: bytes) -> int:
+    """How many colours of series a picture has."""
+    with Pillow.open(io.BytesIO(picture)) as image:
+        found = {colour for _, colour in image.convert("RGB").getcolors(2**24) or []}
+    return len(found & {ImageColor.getrgb(colour) for colour in SERIES})
 
 
 def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:

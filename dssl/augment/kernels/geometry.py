@@ -60,6 +60,21 @@ def _scale_translate(source, target, a):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def _gather(pixels, target, y, places, begin, end):  # type: ignore[no-untyped-def]
+    """Part of a row of every channel from places in its pixels; three channels at once, since to load a place costs as much."""
+    if len(pixels) == 3:
+        red, green, blue = pixels[0], pixels[1], pixels[2]
+        new_red, new_green, new_blue = target[0, y], target[1, y], target[2, y]
+        for x in range(np.uint64(begin), np.uint64(end)):
+            place = np.uint64(places[x])
+            new_red[x], new_green[x], new_blue[x] = red[place], green[place], blue[place]
+    else:
+        old, new = pixels[0], target[0, y]
+        for x in range(np.uint64(begin), np.uint64(end)):
+            new[x] = old[np.uint64(places[x])]
+
+
+@njit(nogil=True)
 def affine(source, target, a):  # type: ignore[no-untyped-def]
     """Image.transform(size, AFFINE, a) with nearest neighbours, zeros outside, in 16.16 fixed point."""
     if a[1] == 0.0 and a[3] == 0.0:
@@ -70,7 +85,8 @@ def affine(source, target, a):  # type: ignore[no-untyped-def]
     a3, a4 = math.floor(a[3] * 65536.0 + 0.5), math.floor(a[4] * 65536.0 + 0.5)
     row_x = math.floor((a[2] + a[0] * 0.5 + a[1] * 0.5) * 65536.0 + 0.5)
     row_y = math.floor((a[5] + a[3] * 0.5 + a[4] * 0.5) * 65536.0 + 0.5)
-    places = np.empty(width, np.int32)
+    pixels = source.reshape(channels, height * width)  # once: numba takes as long for it as for a row
+    places = np.empty(width, np.int64)
     for y in range(height):
         if a0 == 65536 and a3 == 0:  # a horizontal shear moves whole rows
             row, shift = row_y >> 16, row_x >> 16
@@ -87,12 +103,16 @@ def affine(source, target, a):  # type: ignore[no-untyped-def]
             for x in range(width):
                 column, row = (row_x + x * a0) >> 16, (row_y + x * a3) >> 16
                 inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-                places[x] = np.int32(row * width + column if inside else -1)
+                places[x] = row * width + column if inside else -1
+            begin, end = 0, width  # a line crosses the image once: what is inside is in one piece
+            while begin < end and places[begin] < 0:
+                begin += 1
+            while end > begin and places[end - 1] < 0:
+                end -= 1
             for c in range(channels):
-                old, new = source[c].reshape(height * width), target[c, y]
-                for x in range(width):
-                    place = places[x]
-                    new[x] = old[np.uint64(place)] if place >= 0 else np.uint8(0)
+                clear(target[c, y, :begin])
+                clear(target[c, y, end:])
+            _gather(pixels, target, y, places, begin, end)
         row_x += a1
         row_y += a4
 
