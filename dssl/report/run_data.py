@@ -13,7 +13,7 @@ from dssl import config_io
 from dssl.config import RunConfig, method_name
 from dssl.errors import DsslError
 from dssl.presets import named_graph
-from dssl.train.health import WINDOW, Health, Look, Opinion
+from dssl.train.health import WINDOW, Health, Look, Opinion, judges_predictions
 
 Curve = Literal["loss", "knn", "spread", "rank"]
 Points = list[tuple[float, float]]
@@ -55,7 +55,7 @@ class RunData:
     def curve(self, name: Curve) -> Points:
         """(epoch, value) of what is a number; of the values by view the lowest, since one collapsed view is enough."""
         records = self.knns if name == "knn" else self.looks
-        points = [(float(record["epoch"]), _value(record, name)) for record in records]
+        points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
     def thinned(self, name: Curve, count: int) -> Points:
@@ -120,7 +120,8 @@ class RunData:
         last = self.looks[-1]
         if last["verdict"] in ("healthy", "too early"):
             return Opinion(last["verdict"], int(last["step"]))
-        health = Health(named_graph(self.config.graph), patience=1)
+        judged = judges_predictions(self.config.method)
+        health = Health(named_graph(self.config.graph), patience=1, predictions=judged)
         for record in self.looks[-WINDOW:]:
             opinion = health.judge(_look(record))
         if last["verdict"] == "diverged":
@@ -130,11 +131,23 @@ class RunData:
     def _recent(self, name: Literal["spread", "rank"]) -> float | None:
         by_view: dict[str, list[float]] = {}
         for look in self.looks[-WINDOW:]:
-            for view, value in _by_view(look, name).items():
+            for view, value in self._by_view(look, name).items():
                 by_view.setdefault(view, []).append(value)
         medians = [median(values) for values in by_view.values()]
         finite = [value for value in medians if math.isfinite(value)]
         return min(finite) if finite else None
+
+    def _value(self, record: Mapping[str, Any], name: Curve) -> float:
+        if name in ("spread", "rank"):
+            finite = [value for value in self._by_view(record, name).values() if math.isfinite(value)]
+            return min(finite) if finite else math.nan
+        return float(record[name])
+
+    def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
+        """Of the spreads of projection and prediction the lower one where the watch judges both."""
+        both = name == "spread" and judges_predictions(self.config.method)
+        others = record["source"] if both else {}
+        return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
 
 
 def read_run(folder: Path, *, name: str | None = None) -> RunData:
@@ -193,19 +206,6 @@ def _records(path: Path) -> Iterable[dict[str, Any]]:
             continue
         if isinstance(record, dict) and "epoch" in record and "step" in record:
             yield record
-
-
-def _value(record: Mapping[str, Any], name: Curve) -> float:
-    if name in ("spread", "rank"):
-        finite = [value for value in _by_view(record, name).values() if math.isfinite(value)]
-        return min(finite) if finite else math.nan
-    return float(record[name])
-
-
-def _by_view(record: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Of the spreads of projection and prediction the lower one, as the watch takes it."""
-    others = record["source"] if name == "spread" else {}
-    return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
 
 
 def _look(record: Mapping[str, Any]) -> Look:

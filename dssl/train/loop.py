@@ -11,14 +11,14 @@ from torch import nn
 
 from dssl import config_io
 from dssl.augment import Normalization
-from dssl.config import RunConfig, SimSiamConfig
+from dssl.config import RunConfig
 from dssl.data import Quarantine, check_sample
 from dssl.data.loader import Batch, Batches
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.objective import LossReport, Objective
 from dssl.train import engine
-from dssl.train.health import Health, Opinion, look
+from dssl.train.health import Health, Opinion, judges_predictions, look
 from dssl.train.knn import OnlineKnn
 from dssl.train.log import Log
 from dssl.train.optim import build_optimizer
@@ -129,7 +129,7 @@ class Pretraining:
             Health(
                 parts.graph,
                 patience=max(3 * self.steps_per_epoch, 100),
-                predictions=isinstance(config.method, SimSiamConfig),
+                predictions=judges_predictions(config.method),
             )
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)

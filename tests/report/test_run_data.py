@@ -1,10 +1,12 @@
 """Runs read back from their folders: whole, half done, cut short, diverged."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from dssl.config import BYOLConfig
 from dssl.errors import DsslError
 from dssl.report.run_data import find_runs, read_run
 from tests.report.run_folders import write_run
@@ -38,6 +40,23 @@ def test_the_worst_view_counts_and_a_prediction_that_is_narrower_than_its_projec
     run = read_run(folder)
     assert run.spread == 0.5
     assert {value for _, value in run.curve("spread")} == {0.5}
+    # of BYOL the watch judges the projections alone
+    byol = dataclasses.replace(run, config=dataclasses.replace(run.config, method=BYOLConfig()))
+    assert byol.spread == 0.7
+    assert {value for _, value in byol.curve("spread")} == {0.7}
+
+
+def test_predictions_that_are_all_one_are_a_reason_although_the_projections_are_apart(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", "heavy2", verdict="collapsed")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in lines:
+        if "spread" in record:
+            record["source"] = dict.fromkeys(record["spread"], 0.05)
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    opinion = read_run(folder).opinion
+    assert opinion.verdict == "collapsed"
+    assert "h1" in opinion.reason
+    assert len(opinion.remedies) == 3
 
 
 def test_a_collapsed_run_says_which_view_and_what_to_do(tmp_path: Path) -> None:
