@@ -91,7 +91,7 @@ def lightly_knn(data: Data, batch: int) -> torch.Tensor:
         module.knn_predict(part, bank, data["train_labels"], num_classes=classes(data), knn_k=K, knn_t=TEMPERATURE)[
             :, 0
         ]
-        for part in test.split(batch)
+        for part in torch.split(test, batch)
     ]
     return torch.cat(parts)
 
@@ -189,7 +189,8 @@ class Plain(Dataset[torch.Tensor]):
         return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.chain(Image.fromarray(self.source.image(index)))
+        view: torch.Tensor = self.chain(Image.fromarray(self.source.image(index)))
+        return view
 
 
 def features(options: Any, path: str) -> list[record.Record]:

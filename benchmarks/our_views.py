@@ -4,9 +4,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.view_peers import VIEWS, Job
-from dssl.augment import IMAGENET, ViewMaker
+from dssl.augment import IMAGENET, Plan, ViewMaker
 from dssl.data.loader import Batches
 from dssl.graph import View
 
@@ -26,7 +27,7 @@ def one_by_one(size: int, load: Callable[[int], np.ndarray], count: int, *, thre
     epoch = 0
     pool = ThreadPoolExecutor(threads) if threads > 1 else None
 
-    def part(plan: object, rows: range) -> None:
+    def part(plan: Plan, rows: range) -> None:
         for row in rows:
             made.apply(plan, row, load(row), buffers, row)
 
@@ -74,7 +75,9 @@ def many(size: int, images: np.ndarray, *, policy: str = POLICY, views: int = VI
 class _Memory:
     """A source whose images are an array."""
 
-    name, fingerprint, labels, classes = "an array", "array", None, None
+    name, fingerprint = "an array", "array"
+    labels: NDArray[np.int64] | None = None
+    classes: tuple[str, ...] | None = None
 
     def __init__(self, images: list[np.ndarray] | np.ndarray) -> None:
         self.images = images

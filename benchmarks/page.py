@@ -231,6 +231,7 @@ def growth(result: dict[str, Any]) -> Lines:
         *picture("growth", "speed, memory and index on log-log axes"),
     ]  # fmt: skip
     for subject, found in result["results"].items():
+        rows: list[tuple[str, ...]]
         if subject == "files":
             rows = [
                 (f"{row['x']:,}", number(row["scan_seconds"]), number(row["reopen_seconds"]["median"]),

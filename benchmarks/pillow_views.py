@@ -1,5 +1,6 @@
 """The paper's views, composed of Pillow and torchvision as its scripts do: what everything is compared with."""
 
+import math
 import random
 
 import numpy as np
@@ -16,15 +17,17 @@ def operation(name: str, image: Image.Image, value: float) -> Image.Image:
     if name in moves:
         return image.transform(image.size, Image.Transform.AFFINE, moves[name])
     if name in ("color", "contrast", "brightness", "sharpness"):
-        return getattr(ImageEnhance, name.capitalize())(image).enhance(value)
+        enhanced: Image.Image = getattr(ImageEnhance, name.capitalize())(image).enhance(value)
+        return enhanced
     if name in ("autocontrast", "equalize", "invert"):
-        return getattr(ImageOps, name)(image)
+        changed: Image.Image = getattr(ImageOps, name)(image)
+        return changed
     if name == "rotate":
         return image.rotate(value)
     if name == "posterize":
         return ImageOps.posterize(image, max(1, int(value)))
     if name == "solarize":
-        return ImageOps.solarize(image, value)
+        return ImageOps.solarize(image, math.ceil(value))  # the same levels are below it: they are whole
     if name == "solarize-add":
         added = np.clip(np.asarray(image).astype(int) + int(value), 0, 255).astype(np.uint8)
         return ImageOps.solarize(Image.fromarray(added), 128)

@@ -9,7 +9,7 @@ epoch of the other, so that the machine is the same for both. Measuring accuracy
 
 import dataclasses
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +43,16 @@ def accuracy(encoder: torch.nn.Module, bank: Source, queries: Source) -> float:
     return 100 * knn_accuracy(
         values[0], labels[0], values[1], labels[1], k=K, temperature=TEMPERATURE, classes=int(labels[0].max()) + 1
     )
+
+
+class Run(Protocol):
+    """One side of the race."""
+
+    name: str
+    encoder: torch.nn.Module
+
+    def epoch(self, number: int, steps: int, total: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class OurRun:
@@ -94,7 +104,7 @@ def race(config: RunConfig, method: str, *, threads: int, bf16: bool) -> dict[st
     source, test = open_data(config), open_test_data(config)
     assert test is not None
     images = np.stack([source.image(index) for index in range(len(source))])
-    runs = [OurRun(config, source, threads=threads, bf16=bf16), PaperRun(config, images, method=method)]
+    runs: list[Run] = [OurRun(config, source, threads=threads, bf16=bf16), PaperRun(config, images, method=method)]
     steps = len(source) // config.batch_size
     curves: dict[str, list[dict[str, float]]] = {run.name: [] for run in runs}
     spent = dict.fromkeys(curves, 0.0)

@@ -122,7 +122,7 @@ def main() -> int:
             folder = Path(place) / f"run{number}"
             found.setdefault("dssl train, to the first step", []).append(to_first_step(folder))
             found.setdefault("dssl train continued, to the next step", []).append(to_first_step(folder))
-    rows = [{"name": name, "seconds": record.summary(values)} for name, values in found.items()]
+    rows: list[record.Record] = [{"name": name, "seconds": record.summary(values)} for name, values in found.items()]
     parts: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         text = subprocess.run(
@@ -132,7 +132,9 @@ def main() -> int:
             parts.setdefault(name, []).append(value)
     for row in rows:
         print(f"{row['name']:<50}{row['seconds']['median']:7.2f} s")
-    part_rows = [{"name": name, "seconds": record.summary(values)} for name, values in parts.items()]
+    part_rows: list[record.Record] = [
+        {"name": name, "seconds": record.summary(values)} for name, values in parts.items()
+    ]
     for row in part_rows:
         print(f"  {row['name']:<48}{row['seconds']['median']:7.2f} s")
     content = {

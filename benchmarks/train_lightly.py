@@ -74,8 +74,9 @@ class Lightly(WithWorkers):
         if self.name == "simclr":
             loss: Tensor = self.contrast(projections[0], projections[1])
             if not directed:
-                return (loss + self.contrast(projections[2], projections[3])) / 2
-            aligned = [self.cosine(projections[2 + i], projections[i].detach()) for i in range(2)]
+                second: Tensor = self.contrast(projections[2], projections[3])
+                return (loss + second) / 2
+            aligned: list[Tensor] = [self.cosine(projections[2 + i], projections[i].detach()) for i in range(2)]
             return loss + 0.5 * (aligned[0] + aligned[1])
         z = projections
         if self.name == "byol":
@@ -95,6 +96,6 @@ class Lightly(WithWorkers):
         with torch.autocast("cpu", dtype=torch.bfloat16) if self.bf16 else contextlib.nullcontext():
             loss = self.loss(views)
         loss.detach()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()

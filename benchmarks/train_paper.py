@@ -10,13 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from benchmarks import pillow_views
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
+from dssl.methods import BYOL, METHODS, SimCLR, SimSiam
 from dssl.train.prepare import build_method
 
 WORKERS = 2
@@ -58,18 +59,18 @@ def contrast(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(logits, torch.cat([torch.arange(count) + count, torch.arange(count)]))
 
 
-def paper_loss(method: nn.Module, v: Sequence[Tensor], name: str, graph: str) -> Tensor:
+def paper_loss(method: SimSiam | BYOL | SimCLR, v: Sequence[Tensor], graph: str) -> Tensor:
     """Algorithms 1 and 2 as the published scripts write them; BYOL's target network sees all four views."""
     y = [method.projector(method.encoder(images)) for images in v]
-    if name == "simclr":
+    if isinstance(method, SimCLR):
         if graph == "standard2":
             return (contrast(y[0], y[1], 0.5) + contrast(y[2], y[3], 0.5)) / 2
         return contrast(y[0], y[1], 0.5) + (distance(y[2], y[0]) + distance(y[3], y[1])) / 2
     z = [method.predictor(row) for row in y]
-    if name == "byol":
+    if isinstance(method, BYOL):
         with torch.no_grad():
             y = [method.target_projector(method.target_encoder(images)) for images in v]
-    similar = 2 if name == "byol" else 1  # BYOL's own loss is 2 + 2 D; a heavy view's is D for every method
+    similar = 2 if isinstance(method, BYOL) else 1  # BYOL's own loss is 2 + 2 D; a heavy view's is D for every method
     symmetric = similar * (distance(z[0], y[1]) + distance(z[1], y[0]))
     if graph == "standard2":
         return (symmetric + similar * (distance(z[2], y[3]) + distance(z[3], y[2]))) / 4
@@ -89,13 +90,13 @@ class Workers:
         return views
 
     def signal(self, number: int) -> None:
-        for worker in self.iterator._workers:
+        for worker in self.iterator._workers:  # type: ignore[attr-defined]
             if worker.is_alive():
                 os.kill(worker.pid, number)
 
     def close(self) -> None:
         self.signal(signal.SIGCONT)
-        self.iterator._shutdown_workers()
+        self.iterator._shutdown_workers()  # type: ignore[attr-defined]
         atexit.unregister(self.signal)
 
 
@@ -116,9 +117,9 @@ class WithWorkers:
 
 class PaperWay(WithWorkers):
     def __init__(self, config: RunConfig, name: str, images: np.ndarray, *, bf16: bool = False) -> None:
-        self.name, self.graph, self.bf16 = name, config.graph, bf16
+        self.graph, self.bf16 = config.graph, bf16
         method = build_method(config)
-        assert isinstance(method, nn.Module)
+        assert isinstance(method, METHODS[name])
         self.method = method
         self.optimizer = torch.optim.SGD(
             [p for p in method.parameters() if p.requires_grad], lr=0.03, momentum=0.9, weight_decay=5e-4
@@ -130,11 +131,11 @@ class PaperWay(WithWorkers):
 
     def train_on(self, views: Sequence[Tensor]) -> float:
         with torch.autocast("cpu", dtype=torch.bfloat16) if self.bf16 else contextlib.nullcontext():
-            loss = paper_loss(self.method, views, self.name, self.graph)
+            loss = paper_loss(self.method, views, self.graph)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        if self.name == "byol":
+        if isinstance(self.method, BYOL):
             with torch.no_grad():
                 for online, target in (
                     (self.method.encoder, self.method.target_encoder),

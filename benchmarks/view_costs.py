@@ -7,6 +7,7 @@ Pillow's is that of the same call on a Pillow image. The physical limit is ``mem
 own size (uint8) once and write a float32 view once; what a plain copy moves in that time is what the memory would allow.
 """
 
+import functools
 import random
 import time
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def operations() -> dict[str, tuple[str, Callable[[Image.Image], Image.Image]]]:
         value = row.value(_MAGNITUDE)
         found[row.operation] = (
             f"op({row.operation},{_MAGNITUDE})",
-            lambda image, name=row.operation, value=value: pillow_views.operation(name, image, value),
+            functools.partial(pillow_views.operation, row.operation, value=value),
         )
     return found
 

@@ -1,7 +1,8 @@
 """Other libraries' views, each as near to ours as it can be asked to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,13 +13,15 @@ from benchmarks import pillow_views
 from benchmarks.record import reason
 from dssl.augment import IMAGENET
 
+T = TypeVar("T")
+
 VIEWS = 4
 """Views made of every image."""
 Job = Callable[[], int]
 """Makes views of a fixed set of images and says how many."""
 
 
-def per_image(chain: Callable[[object], object], images: list[object], *, views: int = VIEWS) -> Job:
+def per_image(chain: Callable[[T], object], images: Sequence[T], *, views: int = VIEWS) -> Job:
     def job() -> int:
         for image in images:
             for _ in range(views):

@@ -11,6 +11,7 @@ Libraries that lack RandAugment do less work, which the table says.
 import io
 import random
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -120,7 +121,7 @@ def main() -> int:
         return jobs
 
     rows: list[record.Record] = []
-    for setting, wall, build in (
+    settings: tuple[tuple[str, bool, Callable[[], Jobs]], ...] = (
         ("32 px, one core", False, lambda: with_peers(32, little, {
             "dssl, image by image": (our_views.one_by_one(32, little.__getitem__, len(little)), ""),
             "dssl, array of images": (our_views.many(32, small), "")})),
@@ -129,7 +130,8 @@ def main() -> int:
         ("224 px with decoding, one core", False, lambda: decoding(files)),
         ("32 px, threads, wall clock", True, lambda: in_threads(32, little, len(little))),
         ("224 px, threads, wall clock", True, lambda: in_threads(224, photos, len(photos) // 2)),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for setting, wall, build in settings:
         print(setting)
         rows += compare(setting, build(), seconds=options.seconds, rounds=options.rounds, wall=wall)
     content = {"images": "drawn" if options.photos is None else "photos", "missing": missing, "results": rows}
