@@ -96,6 +96,6 @@ class Lightly(WithWorkers):
         with torch.autocast("cpu", dtype=torch.bfloat16) if self.bf16 else contextlib.nullcontext():
             loss = self.loss(views)
         loss.detach()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -133,7 +133,7 @@ class PaperWay(WithWorkers):
         with torch.autocast("cpu", dtype=torch.bfloat16) if self.bf16 else contextlib.nullcontext():
             loss = paper_loss(self.method, views, self.graph)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         self.optimizer.step()
         if isinstance(self.method, BYOL):
             with torch.no_grad():

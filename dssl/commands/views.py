@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> int:
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
     used = tables_of(policies)
     names = used if arguments.table is None else (known_table(arguments.table),)
-    loaded = None if arguments.weights is None else _encoder(arguments)
+    loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
     source = open_source(arguments.source, split=arguments.split, channels=arguments.channels)
     size = arguments.size or (first_size(source) if loaded is None else loaded.image_size)
     standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
@@ -88,14 +88,13 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _encoder(arguments: Arguments) -> "LoadedEncoder":
+def _encoder(weights: Path, arguments: Arguments) -> "LoadedEncoder":
     from dssl.export.load import open_weights
 
-    assert arguments.weights is not None
-    loaded = open_weights(arguments.weights, encoder=arguments.encoder, image_size=arguments.size)
+    loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
     if loaded.channels != arguments.channels:
         raise DsslError(
-            f"--channels is {arguments.channels}, and {arguments.weights} was trained on {loaded.channels}: "
+            f"--channels is {arguments.channels}, and {weights} was trained on {loaded.channels}: "
             f"expected --channels {loaded.channels}"
         )
     print(loaded.report.text())

