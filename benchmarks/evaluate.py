@@ -29,12 +29,13 @@ from torchvision import transforms
 from benchmarks import charts, record
 from dssl.augment import CIFAR10
 from dssl.data import open_source
-from dssl.evaluate.features import compute_features, evaluating
+from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import DEFAULT_STRENGTH, Problem, choose_strength
-from dssl.export.load import load_encoder
 from dssl.models import build_encoder
-from dssl.train.precision import choose_precision
+from dssl.models.inference import evaluating
+from dssl.precision import choose_precision
+from dssl.weights.load import load_encoder
 
 K, TEMPERATURE = 200, 0.1
 Data = dict[str, torch.Tensor]

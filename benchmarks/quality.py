@@ -23,9 +23,9 @@ from dssl.config import RunConfig
 from dssl.data import Source
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
+from dssl.optim import set_learning_rate
+from dssl.precision import choose_precision
 from dssl.reproduce.scales import named_scale
-from dssl.train.optim import set_learning_rate
-from dssl.train.precision import choose_precision
 from dssl.train.prepare import open_data, open_test_data
 from dssl.train.schedule import learning_rate, peak_rate
 

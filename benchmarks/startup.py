@@ -33,17 +33,17 @@ def part(name):
     start = now
 import torch
 part("import torch")
-from dssl.train import loop
+from dssl.train import pretrain as loop
 part("import the rest of the loop")
 from dssl.recipes import recipe
-from dssl.train.precision import choose_precision
+from dssl.precision import choose_precision
 from dssl.train.prepare import prepare, view_maker
 config = recipe("shapes", epochs=2)
 choose_precision(torch.device("cpu"))
 part("measure the precision")
 parts = prepare(config, normalization=None, init=None)
 part("open the data, build the method")
-from dssl.train.optim import build_optimizer
+from dssl.optim import build_optimizer
 build_optimizer(parts.method, config.optimizer)
 part("build the optimiser")
 from torch.utils.tensorboard.summary import scalar
@@ -139,7 +139,7 @@ def main() -> int:
         print(f"  {row['name']:<48}{row['seconds']['median']:7.2f} s")
     content = {
         "results": rows, "parts": part_rows,
-        "imports": {"dssl --help": imports("import dssl.cli"), "dssl train": imports("import dssl.train.loop")},
+        "imports": {"dssl --help": imports("import dssl.cli"), "dssl train": imports("import dssl.train.pretrain")},
     }  # fmt: skip
     record.write("startup", clock, content, folder=options.out)
     groups = {

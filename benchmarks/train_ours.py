@@ -12,9 +12,9 @@ from dssl.config import RunConfig
 from dssl.data import Source
 from dssl.data.loader import Batches
 from dssl.objective import Objective
+from dssl.optim import build_optimizer, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import recipe
-from dssl.train.optim import build_optimizer, set_learning_rate
 from dssl.train.prepare import build_method, view_maker
 
 STEPS = 10**6

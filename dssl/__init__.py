@@ -12,19 +12,19 @@ from dssl.version import VERSION as __version__
 if TYPE_CHECKING:
     from dssl.config import RunConfig
     from dssl.errors import DsslError
-    from dssl.export.load import load_encoder
     from dssl.graph import Edge, View, ViewGraph
     from dssl.methods import BYOL, SimCLR, SimSiam
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
     from dssl.presets import equation6, named_graph, soft
     from dssl.recipes import recipe
+    from dssl.weights.load import load_encoder
 
 # torch takes seconds to import: `dssl --help` and the graph must not wait for it
 _HOME = {
     "DsslError": "errors",
     "RunConfig": "config",
-    "load_encoder": "export.load",
+    "load_encoder": "weights.load",
     "recipe": "recipes",
     "Edge": "graph",
     "View": "graph",

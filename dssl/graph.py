@@ -2,15 +2,29 @@
 
 A loss term is an edge. ``h1 -> s1`` reads "the prediction of the heavy view h1 is pulled to the target of the standard view
 s1". Every method, baseline and ablation of the paper is one graph over SimSiam, BYOL or SimCLR. This module is pure data and
-knows no torch; the text form is in ``graph_text``, the named graphs of the paper are in ``presets``.
+knows no torch; the named graphs of the paper are in ``presets``.
+
+The text form, for people and for the command line; ``ViewGraph.parse(text)`` and ``str(graph)`` are inverse:
+
+    s1<->s2            the method's own similarity, both ways
+    h1->s1             alignment: the prediction of h1 is pulled to the detached target of s1
+    s1<-h1             the same, as the paper writes it
+    h1->s1:0.5         a weight
+    a->b[similarity, attach]   another kind, or a target through which gradient flows
+    h1 = ra(2,5)(image)        a view declared: policy, and what it is applied to
+    normalize=all      what the total is divided by
+
+Items are separated by commas, semicolons or new lines. A view that is not declared is ``standard(image)`` when its name starts
+with s, and h1 is ``heavy(s1)``.
 """
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from dssl.errors import DsslError
+from dssl.errors import DsslError, choices
 
 Kind = Literal["similarity", "alignment"]
 Normalize = Literal["similarity", "all", "sum"]
@@ -20,6 +34,12 @@ NORMALIZATIONS: tuple[Normalize, ...] = ("similarity", "all", "sum")
 RESERVED_NAMES = ("image", "normalize")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EDGE = re.compile(
+    r"(?P<left>\w+)\s*(?P<arrow><->|->|<-)\s*(?P<right>\w+)"
+    r"\s*(?::\s*(?P<weight>[^\s\[\]]+))?\s*(?:\[(?P<options>[^\]]*)\])?"
+)
+_DECLARATION = re.compile(r"(?P<name>\w+)\s*=\s*(?P<policy>.+)\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL)
+_SETTING = re.compile(r"normalize\s*=\s*(?P<value>[^()]*)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +110,10 @@ class ViewGraph:
     @staticmethod
     def parse(text: str) -> "ViewGraph":
         """The graph of a text such as ``s1<->s2, h1->s1, h2->s2``; ``str(graph)`` is its inverse."""
-        from dssl.graph_text import parse
-
-        return parse(text)
+        return _parse(text)
 
     def __str__(self) -> str:
-        from dssl.graph_text import write
-
-        return write(self)
+        return _write(self)
 
     def view(self, name: str) -> View:
         return next(view for view in self.views if view.name == name)
@@ -208,3 +224,145 @@ def _check_edges(graph: ViewGraph) -> None:
     for view in graph.views:
         if view.name not in used:
             raise DsslError(f"view {view.name} is in no edge and no view is derived from it; remove it or add its edge")
+
+
+def _parse(text: str) -> ViewGraph:
+    """Read a graph, or say in one sentence which part could not be read."""
+    declared: dict[str, View] = {}
+    edges: list[Edge] = []
+    normalize: Normalize = "similarity"
+    for item in _items(text):
+        if match := _SETTING.fullmatch(item):
+            normalize = _normalization(match["value"].strip())
+        elif match := _EDGE.fullmatch(item):
+            edges += _edges(match)
+        elif match := _DECLARATION.fullmatch(item):
+            if match["name"] in declared:
+                raise DsslError(f"view {match['name']} is declared twice; give the second one another name")
+            source = None if match["source"] == "image" else match["source"]
+            declared[match["name"]] = View(name=match["name"], policy=match["policy"].strip(), source=source)
+        else:
+            raise DsslError(
+                f"cannot read {item!r} in the graph: expected an edge such as 'h1->s1:0.5' or 's1<->s2', "
+                "a view such as 'h1 = ra(2,5)(image)', or 'normalize=all'"
+            )
+    return ViewGraph(_complete(declared, edges), tuple(edges), normalize)
+
+
+def _write(graph: ViewGraph) -> str:
+    """The shortest of the spellings that is read back as the same graph."""
+    edges = list(_edge_texts(graph.edges))
+    tail = [] if graph.normalize == "similarity" else [f"normalize={graph.normalize}"]
+    unusual = [str(view) for view in graph.views if view != _default_view(view.name)]
+    for declarations in ([], unusual, [str(view) for view in graph.views]):
+        text = ", ".join([*edges, *declarations, *tail])
+        try:
+            if _parse(text) == graph:
+                return text
+        except DsslError:  # a view without a declaration may not have a default
+            continue
+    raise AssertionError(f"graph has no text form: {graph!r}")
+
+
+def _items(text: str) -> Iterator[str]:
+    """Split at separators that are outside of brackets."""
+    depth = start = 0
+    for position, character in enumerate(text + ","):
+        if character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character in ",;\n" and depth <= 0:
+            if item := text[start:position].strip():
+                yield item
+            start, depth = position + 1, 0
+    if depth > 0:
+        raise DsslError(f"a bracket is not closed in {text[start:].strip()!r}")
+
+
+def _normalization(value: str) -> Normalize:
+    for known in NORMALIZATIONS:
+        if value == known:
+            return known
+    raise choices("normalisation", value, NORMALIZATIONS)
+
+
+def _edges(match: re.Match[str]) -> list[Edge]:
+    left, arrow, right = match["left"], match["arrow"], match["right"]
+    try:
+        weight = float(match["weight"] or 1)
+    except ValueError:
+        raise DsslError(f"edge {match.group()!r}: weight {match['weight']!r} is not a number") from None
+    both = arrow == "<->"
+    kind: Kind = "similarity" if both else "alignment"
+    detach = not both
+    for option in filter(None, (word.strip() for word in (match["options"] or "").split(","))):
+        if option in KINDS:
+            kind = "similarity" if option == "similarity" else "alignment"
+        elif option in ("attach", "detach"):
+            detach = option == "detach"
+        else:
+            raise choices(f"option of edge {left}{arrow}{right}", option, (*KINDS, "attach", "detach"))
+    forward = Edge(predictor=left, target=right, weight=weight, kind=kind, detach=detach)
+    backward = replace(forward, predictor=right, target=left)
+    return {"->": [forward], "<-": [backward], "<->": [forward, backward]}[arrow]
+
+
+def _default_view(name: str) -> View | None:
+    if name.startswith("s"):
+        return View(name=name, policy="standard")
+    if name.startswith("h") and len(name) > 1:
+        return View(name=name, policy="heavy", source="s" + name[1:])
+    return None
+
+
+def _complete(declared: dict[str, View], edges: list[Edge]) -> tuple[View, ...]:
+    """Views in the order of declaration, then of first mention; each mention is followed to the views it is derived from."""
+    views: dict[str, View] = {}
+
+    def add(name: str, mentioned_by: str) -> None:
+        if name in views:
+            return
+        view = declared.get(name) or _default_view(name)
+        if view is None:
+            raise DsslError(
+                f"{mentioned_by} names the view {name!r}, which is unknown: s… is standard(image) and h1 is heavy(s1); "
+                f"declare any other, as in '{name} = ra(2,5)(image)'"
+            )
+        views[name] = view
+        if view.source is not None:
+            add(view.source, f"view {name}")
+
+    for name in declared:
+        views[name] = declared[name]
+    for name in declared:
+        source = declared[name].source
+        if source is not None:
+            add(source, f"view {name}")
+    for edge in edges:
+        add(edge.predictor, f"edge {edge.name}")
+        add(edge.target, f"edge {edge.name}")
+    return tuple(views.values())
+
+
+def _edge_texts(edges: tuple[Edge, ...]) -> Iterator[str]:
+    position = 0
+    while position < len(edges):
+        edge = edges[position]
+        back = replace(edge, predictor=edge.target, target=edge.predictor)
+        both = position + 1 < len(edges) and edges[position + 1] == back
+        # a pair of alignments reads better as two arrows, unless nothing but the pair's own spelling differs
+        both = both and edge.kind == "similarity"
+        options: list[str] = []
+        if edge.kind != ("similarity" if both else "alignment"):
+            options.append(edge.kind)
+        if edge.detach == both:
+            options.append("detach" if edge.detach else "attach")
+        weight = "" if edge.weight == 1 else f":{_number(edge.weight)}"
+        suffix = f"[{', '.join(options)}]" if options else ""
+        yield f"{edge.predictor}{'<->' if both else '->'}{edge.target}{weight}{suffix}"
+        position += 2 if both else 1
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and value < 1e15 else repr(float(value))

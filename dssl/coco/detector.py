@@ -15,8 +15,8 @@ from dssl.augment import IMAGENET, Normalization
 from dssl.coco.batches import Sample
 from dssl.coco.config import SCRATCH, CocoConfig
 from dssl.errors import DsslError
-from dssl.export.load import LoadedEncoder, open_weights
 from dssl.models import build_encoder
+from dssl.weights.load import LoadedEncoder, open_weights
 
 _COUNTER = "num_batches_tracked"
 

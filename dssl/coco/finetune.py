@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dssl import loop
 from dssl.coco.annotations import CocoData, CocoImage, read_split
 from dssl.coco.batches import CocoBatches, Sample, read_pixels, resize, scaled_size, to_tensor
 from dssl.coco.config import CocoConfig
@@ -19,14 +20,13 @@ from dssl.coco.watch import LossWatch
 from dssl.data.parallel import in_threads
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
-from dssl.report import page
-from dssl.train import engine
-from dssl.train.log import Log
-from dssl.train.precision import autocast
-from dssl.train.run_folder import RunFolder
-from dssl.train.state import Pace
-from dssl.train.world import World
+from dssl.files import write_atomically
+from dssl.log import Log
+from dssl.precision import autocast
+from dssl.run import RunFolder
+from dssl.state import Pace
 from dssl.version import VERSION
+from dssl.world import World
 
 TASK = "coco"
 _AHEAD = 16
@@ -38,16 +38,26 @@ COMPARABLE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a page about a scored run shows."""
+
+    test: CocoData
+    results: list[Result]
+    protocol: dict[str, Any]
+    losses: list[tuple[int, float, dict[str, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CocoResult:
     """How a fine-tuning ended; scores only where it reached its last step, on the first process."""
 
-    ending: engine.Ending
+    ending: loop.Ending
     scores: Scores | None
     origin: Origin
-    page: Path | None
+    findings: Findings | None = None
 
 
-def finetune(config: CocoConfig, out: Path | str, *, command: str = "") -> CocoResult:
+def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
     """Fine-tune Mask R-CNN in the folder ``out`` or continue there, then score the last weights on the test split."""
     require_pycocotools()
     folder = RunFolder(Path(out))
@@ -57,13 +67,13 @@ def finetune(config: CocoConfig, out: Path | str, *, command: str = "") -> CocoR
             raise DsslError(f"{folder.path} holds a run of another kind (pretraining); name another --out")
         return config.changes(kept["config"])
 
-    with engine.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
-        return _run(config, folder, world, command)
+    with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
+        return _run(config, folder, world)
 
 
-def _run(config: CocoConfig, folder: RunFolder, world: World, command: str) -> CocoResult:
-    kept, resumed = engine.what_is_there(folder, world)
-    precision, why = engine.precision_of(config.precision, kept, world)
+def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
+    kept, resumed = loop.what_is_there(folder, world)
+    precision, why = loop.precision_of(config.precision, kept, world)
     train, test = _data(config)
     known = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
     detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
@@ -76,10 +86,10 @@ def _run(config: CocoConfig, folder: RunFolder, world: World, command: str) -> C
         "fingerprint": train.fingerprint,
     }
     images = train.trainable()
-    engine.describe(
+    loop.describe(
         folder, world, header | {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
     )
-    settings = engine.Settings(
+    settings = loop.Settings(
         pace=Pace(
             total=config.total, steps_per_epoch=len(images) / config.batch_size, round=config.round, counted="step"
         ),
@@ -92,24 +102,24 @@ def _run(config: CocoConfig, folder: RunFolder, world: World, command: str) -> C
     )
     task = Finetuning(config, images, detector, world=world, header=header)
     greeting = [origin.text, *_greeting(config, train, test, images, world, why), COMPARABLE]
-    ending = engine.run(task, settings, folder=folder, world=world, resumed=resumed, greeting=greeting)
+    ending = loop.run(task, settings, folder=folder, world=world, resumed=resumed, greeting=greeting)
     if ending.step < ending.total or ending.signal is not None or ending.opinion.verdict == "diverged":
-        return CocoResult(ending=ending, scores=None, origin=origin, page=None)
+        return CocoResult(ending=ending, scores=None, origin=origin)
     with autocast(world.device, precision):
         results = detect_all(detector, test, config, world=world)
     if not world.first:
-        return CocoResult(ending=ending, scores=None, origin=origin, page=None)
+        return CocoResult(ending=ending, scores=None, origin=origin)
     scores = score(test, results)
     return CocoResult(
         ending=ending,
         scores=scores,
         origin=origin,
-        page=_write(config, folder, train, test, results, scores, origin, ending, command),
+        findings=_write(config, folder, train, test, results, scores, origin, ending),
     )
 
 
 class Finetuning:
-    """Mask R-CNN on annotated images: ``engine.Task`` for ``dssl evaluate-coco``."""
+    """Mask R-CNN on annotated images: ``loop.Task`` for ``dssl evaluate-coco``."""
 
     name = "detector"
 
@@ -213,12 +223,10 @@ def _write(
     results: list[Result],
     scores: Scores,
     origin: Origin,
-    ending: engine.Ending,
-    command: str,
-) -> Path:
-    """results.json as COCO's tools read it, evaluation.json with the protocol, and the page."""
-    from dssl.coco.report import html
-    from dssl.train import checkpoint
+    ending: loop.Ending,
+) -> Findings:
+    """results.json as COCO's tools read it, and evaluation.json with the protocol."""
+    from dssl.weights import checkpoint
 
     assert ending.checkpoint is not None
     protocol = {
@@ -235,13 +243,10 @@ def _write(
         "checkpoint": {"file": ending.checkpoint.name, "sha256": checkpoint.read(ending.checkpoint).header["sha256"]},
         "scored": "the weights of the last step, once",
     }
-    page.write(folder.path / "results.json", json.dumps(results) + "\n")
+    write_atomically(folder.path / "results.json", [json.dumps(results).encode(), b"\n"])
     record = {"scores": scores.plain(), "protocol": protocol}
-    page.write(folder.path / "evaluation.json", json.dumps(record, indent=2) + "\n")
-    written = folder.path / "evaluation.html"
-    losses = _losses(folder)
-    page.write(written, html(test, results, scores, protocol, losses=losses, pictures=config.pictures, command=command))
-    return written
+    write_atomically(folder.path / "evaluation.json", [json.dumps(record, indent=2).encode(), b"\n"])
+    return Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
 
 
 def _losses(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:

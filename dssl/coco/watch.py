@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dssl.coco.detector import DetectionLoss
-from dssl.train.health import Opinion
-from dssl.train.state import Sight
+from dssl.state import Opinion, Sight
 
 _REMEDIES = (
     "lower --rate by half or more, or lengthen --warmup",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dssl.cli import COMMANDS, module_name
+from dssl.commands import COMMANDS, module_name
 from dssl.config import METHOD_CONFIGS
 from dssl.presets import PRESETS
 from dssl.recipes import RECIPES

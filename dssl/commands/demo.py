@@ -24,16 +24,17 @@ def run(arguments: Arguments) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.report import page, run_report
+    from dssl.report.gallery import draw_gallery
     from dssl.report.run_data import read_run
     from dssl.report.run_maps import embedding_maps
     from dssl.reproduce import demo
-    from dssl.train.loop import train
+    from dssl.train.pretrain import train
 
     runs = []
     for number, (name, graph) in enumerate(demo.RUNS.items(), 1):
         print(f"\n{number} of {len(demo.RUNS)}: SimSiam, {name}", file=sys.stderr, flush=True)
         folder = arguments.out / graph
-        ended = train(demo.settings(graph, seed=arguments.seed), folder)
+        ended = train(demo.settings(graph, seed=arguments.seed), folder, gallery=draw_gallery)
         if ended.signal is not None:
             return ended.exit_code
         runs.append(read_run(folder, name=name))

@@ -42,8 +42,9 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     import torch
 
+    from dssl.precision import choose_precision
     from dssl.train.estimate import measure_speed
-    from dssl.train.precision import choose_precision, pick_device
+    from dssl.world import pick_device
 
     config = recipe(arguments.recipe, method=arguments.method)
     print(f"dssl {VERSION}, Python {platform.python_version()}, {platform.platform()}")

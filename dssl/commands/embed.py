@@ -47,7 +47,7 @@ def run(arguments: Arguments) -> int:
 
     from dssl.data import open_source
     from dssl.evaluate.embed import Encoding, embed_file, embed_shards
-    from dssl.train.precision import pick_device
+    from dssl.world import pick_device
 
     if arguments.out.suffix not in ("", ".npz", ".csv"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")

@@ -15,7 +15,7 @@ from dssl.errors import DsslError
 
 if TYPE_CHECKING:
     from dssl.data import Source
-    from dssl.export.load import LoadedEncoder
+    from dssl.weights.load import LoadedEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     import torch
 
-    from dssl.evaluate import page
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels, evaluate
     from dssl.evaluate.store import FeatureStore
+    from dssl.report import evaluation as page
     from dssl.report import page as base_page
-    from dssl.train.precision import pick_device
+    from dssl.world import pick_device
 
     loaded = load(arguments)
     train, test, data = _sources(arguments, loaded)

@@ -29,13 +29,14 @@ def run(arguments: Arguments) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.coco.finetune import COMPARABLE, finetune
-    from dssl.coco.report import table
+    from dssl.report.coco import table, write_page
 
-    result = finetune(config, arguments.out, command=_command(arguments))
+    result = finetune(config, arguments.out)
     if result.scores is not None:
+        written = write_page(result, arguments.out, pictures=config.pictures, command=_command(arguments))
         print(table(result.scores))
         print(f"note: {COMPARABLE}")
-        print(result.page)
+        print(written)
     elif result.ending.signal is None and result.ending.exit_code and os.environ.get("RANK", "0") == "0":
         print(f"{result.ending.opinion.verdict}: {result.ending.checkpoint}")
     return result.ending.exit_code

@@ -31,8 +31,8 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    from dssl.export.card import card, evaluation_of
-    from dssl.export.formats import export
+    from dssl.weights.card import card, evaluation_of
+    from dssl.weights.formats import export
 
     if not arguments.formats:
         raise DsslError("--formats is empty: expected some, such as safetensors torchvision")

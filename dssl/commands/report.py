@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
-    from dssl.reproduce.table import ResultTable
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _tables(folder: Path) -> "list[ResultTable]":
+def _tables(folder: Path) -> list[dict[str, object]]:
     """The tables that stand in a folder, made anew from its cells."""
     from dssl.reproduce import outcome, table
     from dssl.reproduce.paper import targets
@@ -70,7 +70,7 @@ def _tables(folder: Path) -> "list[ResultTable]":
                 raise DsslError(
                     f"{path} is no table of dssl reproduce ({error}): delete it and make it again"
                 ) from None
-            found.append(table.build(target, scale, seeds=seeds, outcomes=outcomes))
+            found.append(table.for_page(table.build(target, scale, seeds=seeds, outcomes=outcomes)))
     if not found:
         raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
     return found

@@ -65,10 +65,11 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
-    from dssl.train.loop import train
+    from dssl.report.gallery import draw_gallery
+    from dssl.train.pretrain import train
 
     try:
-        result = train(config, arguments.out)
+        result = train(config, arguments.out, gallery=draw_gallery)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise

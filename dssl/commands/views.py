@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
-    from dssl.export.load import LoadedEncoder
     from dssl.report.strength import Batch, Embedding, Features
+    from dssl.weights.load import LoadedEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _encoder(weights: Path, arguments: Arguments) -> "LoadedEncoder":
-    from dssl.export.load import open_weights
+    from dssl.weights.load import open_weights
 
     loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
     if loaded.channels != arguments.channels:
@@ -105,7 +105,7 @@ def _embedding(loaded: "LoadedEncoder") -> "Embedding":
     """The encoder's features of uint8 images, whose pixels are normalised as in its training."""
     import torch
 
-    from dssl.evaluate.features import evaluating, forward
+    from dssl.models.inference import evaluating, forward
     from dssl.report.strength import Embedding
 
     mean, deviation = (

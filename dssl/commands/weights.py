@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from dssl.export.load import LoadedEncoder
+    from dssl.weights.load import LoadedEncoder
 
 
 class NamesWeights(Protocol):
@@ -23,7 +23,7 @@ class NamesWeights(Protocol):
 def load(arguments: NamesWeights) -> "LoadedEncoder":
     """The encoder; what was loaded and what was not is printed."""
     from dssl.augment import CIFAR10, IMAGENET
-    from dssl.export.load import open_weights
+    from dssl.weights.load import open_weights
 
     loaded = open_weights(
         arguments.weights,

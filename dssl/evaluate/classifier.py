@@ -17,10 +17,11 @@ from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
 from dssl.data.loader import Batches
 from dssl.errors import DsslError
-from dssl.evaluate.features import Progress, evaluating, forward
+from dssl.evaluate.features import Progress
 from dssl.evaluate.result import frozen
 from dssl.graph import View
-from dssl.train.optim import LARS
+from dssl.models.inference import evaluating, forward
+from dssl.optim import LARS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

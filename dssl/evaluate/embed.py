@@ -18,7 +18,7 @@ from dssl.data import Source
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
 from dssl.evaluate.features import Progress, compute_features
-from dssl.export.load import LoadedEncoder
+from dssl.weights.load import LoadedEncoder
 
 SMALL = 100_000
 """Up to so many images fit into one .npz or .csv."""

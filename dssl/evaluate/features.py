@@ -1,7 +1,6 @@
 """Features of every image of a source: none dropped, none padded, nothing random."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +13,7 @@ from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
+from dssl.models.inference import evaluating, forward
 
 Progress = Callable[[int, int], None]
 """Called with how many images are done, and of how many."""
@@ -84,27 +84,3 @@ def check_complete(values: Tensor, rows: NDArray[np.int64], wanted: NDArray[np.i
     """Refuse features that are not one row for each wanted image, in their order."""
     if len(values) != len(wanted) or not np.array_equal(rows, wanted):
         raise DsslError(f"{name}: {len(values)} features for {len(wanted)} images: samples were dropped or repeated")
-
-
-@contextmanager
-def evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module has the mode that it had."""
-    modes = {module: module.training for module in encoder.modules()}
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def forward(encoder: nn.Module, images: Tensor, *, autocast: torch.dtype | None = None) -> Tensor:
-    """The features of a batch, float32 on the CPU, computed where and in the type in which the weights are."""
-    weight = next(encoder.parameters(), images)
-    with nullcontext() if autocast is None else torch.autocast(weight.device.type, dtype=autocast):
-        values = encoder(images.to(weight.device, weight.dtype, non_blocking=True))
-    if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(images):
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise DsslError(f"the encoder maps {len(images)} images to {found}, expected one vector for each")
-    return values.float().cpu()

@@ -22,9 +22,9 @@ from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import Problem, choose_strength
 from dssl.evaluate.result import Result, count_correct
 from dssl.evaluate.store import FeatureStore
-from dssl.export.load import LoadedEncoder
 from dssl.models import build_encoder
 from dssl.train.prepare import Subset
+from dssl.weights.load import LoadedEncoder
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data.loader import Batches
-from dssl.evaluate.features import evaluating, forward
 from dssl.graph import View
+from dssl.models.inference import evaluating, forward
 from dssl.train.prepare import Subset
 
 if TYPE_CHECKING:

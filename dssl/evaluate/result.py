@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dssl.errors import DsslError
-from dssl.train.checkpoint import content_hash
+from dssl.weights.checkpoint import content_hash
 
 _NORMAL_95 = 1.959963984540054
 

@@ -15,8 +15,8 @@ from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO
 from dssl.data.quarantine import Quarantine
 from dssl.evaluate.features import Features, Progress, compute_features
-from dssl.export.load import LoadedEncoder
-from dssl.train.checkpoint import content_hash
+from dssl.weights.checkpoint import content_hash
+from dssl.weights.load import LoadedEncoder
 
 
 class FeatureStore:

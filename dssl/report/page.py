@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from dssl.version import VERSION
 
-Verdict: TypeAlias = Literal["good", "warn", "bad", "neutral"]
+Colour: TypeAlias = Literal["good", "warn", "bad", "neutral"]
 """How a badge or a number is coloured; ``neutral`` says nothing about quality."""
 
 TEMPLATES = Path(__file__).parent / "templates"

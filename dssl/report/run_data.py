@@ -13,7 +13,8 @@ from dssl import config_io
 from dssl.config import RunConfig, method_name
 from dssl.errors import DsslError
 from dssl.presets import named_graph
-from dssl.train.health import WINDOW, Health, Look, Opinion, judges_predictions
+from dssl.state import Opinion
+from dssl.train.health import WINDOW, Health, Look, judges_predictions
 
 Curve = Literal["loss", "knn", "spread", "rank"]
 Points = list[tuple[float, float]]

@@ -2,9 +2,9 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup
 from PIL import Image as Pillow
@@ -13,15 +13,12 @@ from PIL import UnidentifiedImageError
 from dssl import config_io
 from dssl.report import page, run_figures
 from dssl.report.figures import COLORS
-from dssl.report.page import Verdict
+from dssl.report.page import Colour
 from dssl.report.pictures import Picture, png
 from dssl.report.run_data import RunData
 from dssl.report.run_figures import EmbeddingMap
 
-if TYPE_CHECKING:
-    from dssl.reproduce.table import ResultTable
-
-_COLOURS: dict[str, Verdict] = {
+_COLOURS: dict[str, Colour] = {
     "healthy": "good",
     "too early": "neutral",
     "partial collapse": "warn",
@@ -35,8 +32,6 @@ _WORDS = {
     "collapsed": "The embeddings of at least one view shrank to nearly a point.",
     "diverged": "The loss is no longer a number.",
 }
-_TABLE_COLOURS: dict[str, Verdict] = {"measured": "neutral", "collapse": "bad", "diverged": "bad"}
-_AGREEMENT: dict[str, Verdict] = {"agrees": "good", "disagrees": "bad"}
 _BORING = ("threads", "checkpoint.", "health.", "bad_share", "device")
 """Settings that change no result and say nothing about the runs."""
 
@@ -45,7 +40,7 @@ _BORING = ("threads", "checkpoint.", "health.", "bad_share", "device")
 class _Card:
     name: str
     verdict: str
-    colour: Verdict
+    colour: Colour
     statement: str
     remedies: tuple[str, ...]
     graph: str
@@ -66,7 +61,7 @@ def html(
     runs: Sequence[RunData],
     *,
     command: str,
-    tables: Sequence["ResultTable"] = (),
+    tables: Sequence[Mapping[str, object]] = (),
     maps: Sequence[EmbeddingMap] = (),
     classes: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -86,7 +81,7 @@ def html(
             "notes": notes,
             "curves": run_figures.curves(runs),
             "rows": [_row(run) for run in runs],
-            "tables": [_table(table) for table in tables],
+            "tables": tables,
             "differences": differences(runs),
             "names": [run.name for run in runs],
             "sheets": _sheets(runs),
@@ -190,28 +185,6 @@ def _knn(run: RunData) -> str:
 
 def _partly(run: RunData) -> str:
     return "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
-
-
-def _table(table: "ResultTable") -> dict[str, object]:
-    return {
-        "title": table.title,
-        "about": f"{table.name} ({table.label}), {table.measure}, scale {table.scale}",
-        "columns": table.columns,
-        "rows": [
-            (row, [_table_cell(table, row, column) for column in table.columns])
-            for row in table.rows
-        ],
-        "comparisons": [
-            (one.where, one.paper, one.ours, one.verdict, _AGREEMENT.get(one.verdict, "neutral"))
-            for one in table.comparisons
-        ],
-        "notes": table.notes,
-    }  # fmt: skip
-
-
-def _table_cell(table: "ResultTable", row: str, column: str) -> tuple[str, str, Verdict] | None:
-    cell = table.cells.get((row, column))
-    return None if cell is None else (cell.paper, cell.ours, _TABLE_COLOURS.get(cell.state, "neutral"))
 
 
 def _sheets(runs: Sequence[RunData]) -> list[_Sheet]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dssl.report.page import Verdict
+from dssl.report.page import Colour
 
 _LEAST = 1.0
 """Differences of less than one of 255 levels are not called a trend."""
@@ -16,7 +16,7 @@ _SHARE = 0.05
 class Trend:
     """What growing magnitude does to an operation; ``weakens`` when a larger magnitude somewhere changes less."""
 
-    verdict: Verdict
+    verdict: Colour
     text: str
     weakens: bool
 

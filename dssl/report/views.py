@@ -9,7 +9,7 @@ from markupsafe import Markup
 from dssl.report import figures, page
 from dssl.report.figures import COLORS, SERIES, Plot
 from dssl.report.operations import OperationStrip, OperationTable
-from dssl.report.page import Verdict, percent, rate
+from dssl.report.page import Colour, percent, rate
 from dssl.report.pictures import Picture, picture, png
 from dssl.report.sheet import SheetRow, contact_sheet
 from dssl.report.strength import FLAT_BELOW, nearly_flat
@@ -45,7 +45,7 @@ class _Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
     text: str
-    verdict: Verdict
+    verdict: Colour
     label: str
     statement: str
     flat: float
@@ -71,7 +71,7 @@ class _StripTable:
     operations: tuple[_Strip, ...]
 
 
-def judge(policy: PolicyStrength, *, size: int) -> tuple[Verdict, str, str]:
+def judge(policy: PolicyStrength, *, size: int) -> tuple[Colour, str, str]:
     """The verdict on a policy, in a word and in a sentence."""
     if policy.flat >= FLAT_WARN:
         sentence = f"{policy.policy} leaves {percent(policy.flat)} of your {size} px images blank."

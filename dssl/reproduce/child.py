@@ -61,13 +61,14 @@ def _watch_parent() -> None:
 
 
 def _pretrain(spec: Mapping[str, Any], result: Path) -> int:
+    from dssl.report.gallery import draw_gallery
     from dssl.report.run_data import read_run
     from dssl.reproduce.outcome import Outcome
-    from dssl.train.loop import train
+    from dssl.train.pretrain import train
 
     config = config_io.from_dict(spec["config"])
     folder = Path(spec["run"])
-    ended = train(config, folder)
+    ended = train(config, folder, gallery=draw_gallery)
     if ended.signal is not None:
         return ended.exit_code
     run = read_run(folder)
@@ -108,9 +109,9 @@ def _task(config: RunConfig, folder: Path) -> "Task":
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels
     from dssl.evaluate.store import FeatureStore
-    from dssl.export.load import open_weights
-    from dssl.train.precision import pick_device
     from dssl.train.prepare import open_data, open_test_data
+    from dssl.weights.load import open_weights
+    from dssl.world import pick_device
 
     loaded = open_weights(folder)
     loaded.encoder.to(pick_device(config.device))

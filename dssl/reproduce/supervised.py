@@ -13,8 +13,8 @@ from dssl.evaluate.features import Progress
 from dssl.evaluate.result import Result, count_correct
 from dssl.evaluate.runner import aligned_labels
 from dssl.models import build_encoder, feature_dim
-from dssl.train.precision import pick_device
 from dssl.train.prepare import normalization_of, open_data, open_test_data
+from dssl.world import pick_device
 
 
 def train_supervised(

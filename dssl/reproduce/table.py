@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 from typing import Literal
 
+from dssl.report.page import Colour
 from dssl.reproduce.outcome import Outcome
 from dssl.reproduce.paper import PaperCell, Target
 from dssl.reproduce.plan import job
 from dssl.reproduce.scales import Scale
 
 State = Literal["measured", "collapse", "diverged", "open", "none"]
+
+_TABLE_COLOURS: dict[str, Colour] = {"measured": "neutral", "collapse": "bad", "diverged": "bad"}
+_AGREEMENT: dict[str, Colour] = {"agrees": "good", "disagrees": "bad"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +229,26 @@ def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCe
             "± is the standard deviation over seeds; another seed also takes other training images where the scale limits them."
         )
     return (*notes, *(f"Reading: {text}" for text in target.readings), *(f"Missing: {text}" for text in target.missing))
+
+
+def for_page(table: ResultTable) -> dict[str, object]:
+    """What the page of a report shows of a table."""
+    return {
+        "title": table.title,
+        "about": f"{table.name} ({table.label}), {table.measure}, scale {table.scale}",
+        "columns": table.columns,
+        "rows": [
+            (row, [_table_cell(table, row, column) for column in table.columns])
+            for row in table.rows
+        ],
+        "comparisons": [
+            (one.where, one.paper, one.ours, one.verdict, _AGREEMENT.get(one.verdict, "neutral"))
+            for one in table.comparisons
+        ],
+        "notes": table.notes,
+    }  # fmt: skip
+
+
+def _table_cell(table: ResultTable, row: str, column: str) -> tuple[str, str, Colour] | None:
+    cell = table.cells.get((row, column))
+    return None if cell is None else (cell.paper, cell.ours, _TABLE_COLOURS.get(cell.state, "neutral"))

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dssl.train.loop import RunResult, train
+    from dssl.train.pretrain import RunResult, train
 
 __all__ = ["RunResult", "train"]
 
@@ -11,7 +11,7 @@ __all__ = ["RunResult", "train"]
 def __getattr__(name: str) -> object:
     """The loop imports everything there is; those who want only checkpoints or schedules need not wait for it."""
     if name in __all__:
-        from dssl.train import loop
+        from dssl.train import pretrain
 
-        return getattr(loop, name)
+        return getattr(pretrain, name)
     raise AttributeError(f"module 'dssl.train' has no attribute {name!r}")

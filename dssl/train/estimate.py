@@ -9,9 +9,9 @@ from torch import nn
 
 from dssl.config import Precision, RunConfig
 from dssl.objective import Objective
+from dssl.optim import build_optimizer, optimizer_tensors
+from dssl.precision import autocast, choose_precision
 from dssl.presets import named_graph
-from dssl.train.optim import build_optimizer, optimizer_tensors
-from dssl.train.precision import autocast, choose_precision
 from dssl.train.prepare import build_method, normalization_of, view_maker
 
 

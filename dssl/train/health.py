@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,7 @@ from dssl.config import MethodConfig, SimSiamConfig
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import wide
 from dssl.objective import LossReport
-
-Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged"]
+from dssl.state import Opinion, Verdict
 
 PARTIAL, COLLAPSED = 0.35, 0.2
 """Below these the median spread of a view, of its projections or its predictions, counts as partly and as wholly collapsed."""
@@ -49,25 +48,6 @@ class Look:
     """Spread of the predictions."""
     target: dict[str, float]
     """Spread of the targets."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """A verdict with its reasons, in words."""
-
-    verdict: Verdict
-    step: int
-    view: str = ""
-    edge: str = ""
-    reason: str = ""
-    remedies: tuple[str, ...] = ()
-
-    def lines(self) -> list[str]:
-        """For the console and the log."""
-        if not self.reason:
-            return [self.verdict]
-        head = f"{self.verdict} at step {self.step}: {self.reason}"
-        return [head, *(f"  {number}. {remedy}" for number, remedy in enumerate(self.remedies, 1))]
 
 
 @torch.no_grad()

@@ -94,7 +94,7 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
     dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     if init is not None:  # before the method copies the encoder, as BYOL does
-        from dssl.export.load import load_weights_into
+        from dssl.weights.load import load_weights_into
 
         logger.info(load_weights_into(encoder, init).text())
     method = METHODS[method_name(config.method)](encoder, feature_dim=dim, **dataclasses.asdict(config.method))

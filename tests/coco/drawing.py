@@ -15,8 +15,8 @@ from torch import nn
 from dssl import config_io
 from dssl.coco.config import CocoConfig
 from dssl.config import BYOLConfig, RunConfig
-from dssl.train import checkpoint
 from dssl.train.prepare import build_method
+from dssl.weights import checkpoint
 
 CATEGORIES = [{"id": 90, "name": "triangle"}, {"id": 3, "name": "square"}, {"id": 41, "name": "never there"}]
 """Neither in order nor without gaps, as in COCO."""

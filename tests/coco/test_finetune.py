@@ -22,8 +22,9 @@ from dssl.coco.detector import build_detector
 from dssl.coco.finetune import Finetuning, detect_all, finetune
 from dssl.distributed import BatchNorm2dAcrossRanks
 from dssl.errors import DsslError
-from dssl.train import checkpoint
-from dssl.train.world import World
+from dssl.report.coco import write_page
+from dssl.weights import checkpoint
+from dssl.world import World
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
 from tests.train.running import end_of, kill_at, run
@@ -41,7 +42,8 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
     file = pretrained(tmp_path / "step-000000007.safetensors")
     config = tiny(draw(tmp_path / "data"), weights=str(file), encoder=None, steps=2)
     with caplog.at_level(logging.INFO, logger="dssl"):
-        result = finetune(config, tmp_path / "run", command="dssl evaluate-coco <weights>")
+        result = finetune(config, tmp_path / "run")
+    write_page(result, tmp_path / "run", pictures=config.pictures, command="dssl evaluate-coco <weights>")
     assert result.ending.exit_code == 0
     assert result.ending.step == 2
     assert "100 of 100 tensors of the backbone are the file's, bit for bit" in caplog.text
@@ -73,12 +75,10 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
     assert looks[0]["loss"] == pytest.approx(sum(looks[0]["parts"].values()), rel=1e-5)
 
     file.unlink()  # a run that has begun needs the encoder's file no more, and a finished one is only scored again
-    (tmp_path / "run" / "evaluation.html").unlink()
     with caplog.at_level(logging.INFO, logger="dssl"):
         again = finetune(config, tmp_path / "run")
     assert "this run is finished: 2 steps" in caplog.text
     assert again.scores == result.scores
-    assert (tmp_path / "run" / "evaluation.html").is_file()
     with pytest.raises(DsslError, match=r"another configuration \(flip: True -> False; rate: 0.02 -> 0.5\)"):
         finetune(replace(config, rate=0.5, flip=False, threads=2), tmp_path / "run")
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_pat
 
 def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     from dssl.config import RunConfig
-    from dssl.train.loop import train
+    from dssl.train.pretrain import train
 
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)

@@ -11,7 +11,7 @@ import pytest
 
 from dssl.data import index as module
 from dssl.data.index import open_index, scan
-from dssl.data.storage import cache_folder
+from dssl.files import cache_folder
 
 
 def fill(root: Path, names: list[str]) -> None:

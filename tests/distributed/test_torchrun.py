@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 from tests.train.running import command, environment, run, wait_for_step
 
 

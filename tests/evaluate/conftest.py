@@ -17,7 +17,7 @@ from dssl.config_io import to_dict
 from dssl.data.shapes import Shapes
 from dssl.evaluate.features import compute_features
 from dssl.models import build_encoder
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 
 
 class Memory:

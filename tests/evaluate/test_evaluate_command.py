@@ -14,13 +14,14 @@ from torch import nn
 from dssl.commands.evaluate import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluate import page, protocols
+from dssl.evaluate import protocols
 from dssl.evaluate.protocols import PROTOCOLS, Task, chosen_protocols
 from dssl.evaluate.references import REFERENCES, references_for
 from dssl.evaluate.result import Result
 from dssl.evaluate.runner import aligned_labels, evaluate
 from dssl.evaluate.store import FeatureStore
-from dssl.export.load import open_weights
+from dssl.report import evaluation as page
+from dssl.weights.load import open_weights
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from sklearn.decomposition import PCA
 
-from dssl.evaluate.map import layouts, map_picture, pca, retrieve
 from dssl.evaluate.quality import alignment, effective_rank, spread, uniformity
+from dssl.report.map import layouts, map_picture, pca, retrieve
 
 
 def test_effective_rank_is_that_of_the_singular_values(real: Any) -> None:

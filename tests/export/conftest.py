@@ -11,7 +11,7 @@ from torch import nn
 from dssl.config import RunConfig
 from dssl.config_io import to_dict
 from dssl.models import build_encoder
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 
 
 def _shaken(encoder: nn.Module, seed: int = 0) -> nn.Module:

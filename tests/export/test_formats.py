@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from dssl.commands.export import Arguments, run
 from dssl.errors import DsslError
-from dssl.export import formats
-from dssl.export.formats import FORMATS, export, probe_images
-from dssl.export.load import LoadedEncoder, load_encoder, open_weights
-from dssl.export.match import from_detectron2, to_detectron2
-from dssl.export.rebuild import rebuild_lines
 from dssl.models import build_encoder
+from dssl.weights import formats
+from dssl.weights.formats import FORMATS, export, probe_images
+from dssl.weights.load import LoadedEncoder, load_encoder, open_weights
+from dssl.weights.match import from_detectron2, to_detectron2
+from dssl.weights.rebuild import rebuild_lines
 
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).mul(37).sin()
 
@@ -58,7 +58,7 @@ def test_round_trip_by_the_printed_lines(
     assert "largest difference 0.0" in done.text()
     lines = list(done.code)
     if name == "safetensors":
-        lines = ["from dssl.export.load import load_encoder", lines[1].replace("dssl.load", "load")]
+        lines = ["from dssl.weights.load import load_encoder", lines[1].replace("dssl.load", "load")]
     again = execute(lines, tmp_path, monkeypatch)["encoder"]
     assert torch.equal(features(again), features(loaded.encoder))
     assert done.tensors == len(loaded.encoder.state_dict())

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dssl.errors import DsslError
-from dssl.export.files import read_tensors
-from dssl.export.infer import infer_encoder
-from dssl.export.load import load_encoder, load_weights_into, open_weights
-from dssl.export.match import to_detectron2
 from dssl.models import build_encoder
+from dssl.weights.files import read_tensors
+from dssl.weights.infer import infer_encoder
+from dssl.weights.load import load_encoder, load_weights_into, open_weights
+from dssl.weights.match import to_detectron2
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32).sin()
 

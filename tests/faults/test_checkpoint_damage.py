@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dssl.cli import main
-from dssl.train import checkpoint
-from dssl.train.checkpoint import CheckpointError
+from dssl.weights import checkpoint
+from dssl.weights.checkpoint import CheckpointError
 from tests.faults.conftest import Tally
 from tests.faults.inside import train
 from tests.faults.test_disk import one_line

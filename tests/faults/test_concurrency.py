@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl.train.run_folder import RunFolder
+from dssl.run import RunFolder
 from tests.faults.conftest import Tally
 from tests.faults.inside import train
 from tests.faults.processes import command, launch
@@ -61,7 +61,7 @@ def test_a_live_lock_and_a_disk_without_locks(
         raise OSError(37, "No locks available")
 
     with tally.trial("a disk without locks"):
-        monkeypatch.setattr("dssl.train.run_folder.fcntl.flock", none)
+        monkeypatch.setattr("dssl.run.fcntl.flock", none)
         assert train("simsiam", tmp_path / "run") == 2
         assert "No locks available" in one_line(capsys)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 from tests.faults.conftest import Tally
 from tests.faults.inside import at_step, train
 from tests.faults.processes import command, launch, under_strace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 from tests.faults.conftest import Tally
 from tests.faults.processes import command, launch, run, under_strace
 from tests.train.running import end_of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dssl.data.loader import Batch, Batches
 from dssl.objective import Objective
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 from tests.faults.conftest import Tally
 from tests.faults.inside import train
 from tests.train.running import end_of

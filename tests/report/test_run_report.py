@@ -13,7 +13,7 @@ from dssl.report.run_data import find_runs, read_run
 from dssl.report.run_figures import EmbeddingMap
 from dssl.reproduce.paper import targets
 from dssl.reproduce.scales import SCALES
-from dssl.reproduce.table import build
+from dssl.reproduce.table import build, for_page
 from tests.report.run_folders import write_run
 
 HOSTILE = "$x_y$<script>document.title='owned'<_script><img src=x onerror=\"document.title='owned'\">' {{7*7}}"
@@ -41,7 +41,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = run_report.html(
         runs,
         command=f"dssl report '{HOSTILE}'",
-        tables=[build(targets()[name], SCALES["cpu"], seeds=(0,), outcomes={}) for name in ("table2", "figure5")],
+        tables=[
+            for_page(build(targets()[name], SCALES["cpu"], seeds=(0,), outcomes={})) for name in ("table2", "figure5")
+        ],
         maps=[_map(run.name) for run in runs[:4]],
         classes=[HOSTILE, *(f"class {number}" for number in range(9))],
         notes=[f"{HOSTILE}: no map"],

@@ -15,7 +15,7 @@ from dssl.reproduce import outcome
 from dssl.reproduce.harness import finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell
 from dssl.reproduce.plan import plan
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 from tests.reproduce import tiny
 
 JOBS = plan([tiny.TARGET], tiny.SCALE, seeds=(0,))

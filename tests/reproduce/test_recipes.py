@@ -13,12 +13,12 @@ from dssl.evaluate.classifier import SUPERVISED
 from dssl.graph import ViewGraph
 from dssl.models import build_encoder, feature_dim
 from dssl.objective import Objective
+from dssl.optim import build_optimizer, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.reproduce.paper import Experiment, chosen_targets, targets
 from dssl.reproduce.plan import job, plan
 from dssl.reproduce.scales import SCALES, recipe
-from dssl.train.optim import build_optimizer, set_learning_rate
 from dssl.train.prepare import build_method, normalization_of, view_maker
 
 EXPERIMENTS = list(

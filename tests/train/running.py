@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 
 TINY = {
     "simsiam": ["--method.hidden", "32", "--method.output", "32", "--method.bottleneck", "8"],

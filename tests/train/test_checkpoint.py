@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dssl.train import checkpoint
-from dssl.train.checkpoint import CheckpointError
+from dssl.weights import checkpoint
+from dssl.weights.checkpoint import CheckpointError
 
 
 @pytest.fixture

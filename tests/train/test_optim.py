@@ -8,7 +8,7 @@ from torch import nn
 
 from dssl import BYOL
 from dssl.config import OptimizerConfig
-from dssl.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
 from dssl.train.schedule import learning_rate, peak_rate
 
 

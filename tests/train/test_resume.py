@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl.train import checkpoint
+from dssl.weights import checkpoint
 from tests.train.running import command, end_of, kill_at, run, start, wait_for_step
 
 METHODS = ("simsiam", "byol", "simclr")

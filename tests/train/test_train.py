@@ -12,8 +12,9 @@ from PIL import Image
 
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig, SimSiamConfig
 from dssl.errors import DsslError
-from dssl.train import checkpoint
-from dssl.train.loop import train
+from dssl.report.gallery import draw_gallery
+from dssl.train.pretrain import train
+from dssl.weights import checkpoint
 
 TINY = RunConfig(
     data="shapes:64",
@@ -28,7 +29,7 @@ TINY = RunConfig(
 
 
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
-    result = train(TINY, tmp_path / "run")
+    result = train(TINY, tmp_path / "run", gallery=draw_gallery)
     assert result.step == result.total == 8
     names = {entry.name for entry in (tmp_path / "run").iterdir()}
     assert names >= {"config.json", "metrics.jsonl", "checkpoints", "views.png", "tensorboard"}

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dssl.export.formats import Exported
-from dssl.export.load import LoadedEncoder
 from dssl.version import VERSION
+from dssl.weights.formats import Exported
+from dssl.weights.load import LoadedEncoder
 
 
 def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None) -> str:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import ImageDraw
 from dssl import rng
 from dssl.coco.annotations import CocoData, CocoImage
 from dssl.coco.batches import read_pixels, resize, scaled_size
+from dssl.coco.finetune import CocoResult
 from dssl.coco.masks import draw_mask
 from dssl.coco.results import COLUMNS, ClassScore, Result, Scores
 from dssl.report import page
@@ -46,6 +48,19 @@ def table(scores: Scores) -> str:
     return "\n".join(
         "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in (head, values)
     )
+
+
+def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
+    """evaluation.html of a scored run, in its folder."""
+    found, scores = result.findings, result.scores
+    assert found is not None
+    assert scores is not None
+    path = folder / "evaluation.html"
+    made = html(
+        found.test, found.results, scores, found.protocol, losses=found.losses, pictures=pictures, command=command
+    )
+    page.write(path, made)
+    return path
 
 
 def html(

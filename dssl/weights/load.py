@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.errors import DsslError
-from dssl.export.files import read_tensors
-from dssl.export.infer import infer_encoder
-from dssl.export.match import MatchReport, match
 from dssl.models import build_encoder
-from dssl.train.checkpoint import Checkpoint, content_hash, newest_good, read
+from dssl.weights.checkpoint import Checkpoint, content_hash, newest_good, read
+from dssl.weights.files import read_tensors
+from dssl.weights.infer import infer_encoder
+from dssl.weights.match import MatchReport, match
 
 logger = logging.getLogger("dssl")
 ENCODER_KEY = "dssl_encoder"

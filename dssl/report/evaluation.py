@@ -9,10 +9,10 @@ import torch
 from PIL import Image as Pillow
 
 from dssl import rng
-from dssl.evaluate.map import Layout, Retrieval, layouts, map_picture, readable, retrieve
 from dssl.evaluate.protocols import Task
 from dssl.evaluate.runner import Evaluation
 from dssl.report import page
+from dssl.report.map import Layout, Retrieval, layouts, map_picture, readable, retrieve
 from dssl.report.pictures import Picture, picture, png
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8

@@ -1,44 +1,49 @@
 """Pretraining: what the engine trains when views of images are pulled to each other along the edges of a graph."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from dssl import config_io
-from dssl.augment import Normalization
+from dssl import config_io, loop
+from dssl.augment import Normalization, ViewMaker
 from dssl.config import RunConfig
-from dssl.data import Quarantine, check_sample
+from dssl.data import Quarantine, Source, check_sample
 from dssl.data.loader import Batch, Batches
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
+from dssl.log import Log
 from dssl.objective import LossReport, Objective
-from dssl.train import engine
-from dssl.train.health import Health, Opinion, judges_predictions, look
+from dssl.optim import build_optimizer
+from dssl.run import RunFolder
+from dssl.state import Opinion, Pace, Sight
+from dssl.train.health import Health, judges_predictions, look
 from dssl.train.knn import OnlineKnn
-from dssl.train.log import Log
-from dssl.train.optim import build_optimizer
 from dssl.train.prepare import Parts, prepare, view_maker
-from dssl.train.run_folder import RunFolder
 from dssl.train.schedule import learning_rate, peak_rate
-from dssl.train.state import Pace, Sight
-from dssl.train.world import World
 from dssl.types import Images
 from dssl.version import VERSION
+from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult(engine.Ending):
+class RunResult(loop.Ending):
     """How a pretraining run ended."""
 
     knn: float | None
 
 
-def train(config: RunConfig, out: Path | str) -> RunResult:
+Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
+"""Draws the views of a few images into a file and returns the picture: ``dssl.report.gallery.draw_gallery``."""
+
+
+def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> RunResult:
     """Pretrain an encoder in the folder ``out``, or continue the run that is there."""
     folder = RunFolder(Path(out))
 
@@ -47,13 +52,13 @@ def train(config: RunConfig, out: Path | str) -> RunResult:
             raise DsslError(f"{folder.path} holds a run of another kind ({kept['task']}); name another --out")
         return config_io.difference(config_io.from_dict(kept["config"], where=str(folder.config_file)), config)
 
-    with engine.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
-        return _run(config, folder, world)
+    with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
+        return _run(config, folder, world, gallery)
 
 
-def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
-    kept, resumed = engine.what_is_there(folder, world)
-    precision, why = engine.precision_of(config.precision, kept, world)
+def _run(config: RunConfig, folder: RunFolder, world: World, gallery: Gallery | None) -> RunResult:
+    kept, resumed = loop.what_is_there(folder, world)
+    precision, why = loop.precision_of(config.precision, kept, world)
     parts = prepare(config, normalization=_normalization(kept), init=config.init if resumed is None else None)
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
     check_sample(parts.source, seed=config.seed, quarantine=quarantine)
@@ -64,8 +69,8 @@ def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
             "choose a smaller --batch-size or more data"
         )
     header = _header(config, parts)
-    engine.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
-    settings = engine.Settings(
+    loop.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
+    settings = loop.Settings(
         pace=Pace(
             total=steps_per_epoch * config.epochs,
             steps_per_epoch=steps_per_epoch,
@@ -81,8 +86,10 @@ def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
         clip=config.optimizer.clip,
         compile=config.compile,
     )
-    task = Pretraining(config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header)
-    ending = engine.run(
+    task = Pretraining(
+        config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header, gallery=gallery
+    )
+    ending = loop.run(
         task, settings, folder=folder, world=world, resumed=resumed, greeting=[_greeting(config, parts, world, why)]
     )
     return RunResult(
@@ -96,7 +103,7 @@ def _run(config: RunConfig, folder: RunFolder, world: World) -> RunResult:
 
 
 class Pretraining:
-    """A method, a graph of views and the images they are made of: ``engine.Task`` for ``dssl train``."""
+    """A method, a graph of views and the images they are made of: ``loop.Task`` for ``dssl train``."""
 
     name = "method"
 
@@ -104,12 +111,13 @@ class Pretraining:
         self,
         config: RunConfig,
         parts: Parts,
-        settings: engine.Settings,
+        settings: loop.Settings,
         *,
         folder: RunFolder,
         world: World,
         quarantine: Quarantine,
         header: Mapping[str, Any],
+        gallery: Gallery | None,
     ) -> None:
         method = parts.method
         assert isinstance(method, nn.Module)
@@ -121,6 +129,7 @@ class Pretraining:
         if world.size > 1 and config.batchnorm_across_ranks:
             objective = batchnorm_across_ranks(objective, device=world.device)
         self.config, self.parts, self.folder, self.world, self.header = config, parts, folder, world, header
+        self.gallery = gallery
         self.quarantine, self.precision, self.total = quarantine, precision, pace.total
         self.steps_per_epoch = pace.round
         self.module, self.objective = method, objective
@@ -164,11 +173,9 @@ class Pretraining:
         self.parts.method.after_step(step, self.total)
 
     def begin(self, log: Log) -> None:
-        if self.world.first and not self.folder.views_file.is_file():
-            from dssl.train.gallery import draw_gallery
-
+        if self.gallery is not None and self.world.first and not self.folder.views_file.is_file():
             maker = view_maker(self.config, self.parts.graph, None)
-            log.gallery(draw_gallery(self.parts.source, maker, self.folder.views_file))
+            log.gallery(self.gallery(self.parts.source, maker, self.folder.views_file))
 
     def after_round(self, step: int, log: Log) -> None:
         if self.knn is not None and self.knn.due(step // self.steps_per_epoch):

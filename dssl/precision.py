@@ -7,19 +7,6 @@ import torch
 import torch.nn.functional as F
 
 from dssl.config import Precision
-from dssl.errors import DsslError
-
-
-def pick_device(name: str) -> torch.device:
-    """``auto`` is CUDA, then Apple's GPU, then the CPU."""
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not present.get(name, True):
-        raise DsslError(f"device is {name}, which this machine does not have: take auto, or see `dssl doctor`")
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def choose_precision(device: torch.device) -> tuple[Precision, str]:

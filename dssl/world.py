@@ -12,10 +12,21 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from dssl.errors import DsslError
-from dssl.train.precision import pick_device
 
 _PATIENCE = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: the first one measures kNN while they wait."""
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is CUDA, then Apple's GPU, then the CPU."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(name, True):
+        raise DsslError(f"device is {name}, which this machine does not have: take auto, or see `dssl doctor`")
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dssl.config import CheckpointConfig, Precision
-from dssl.train import checkpoint
-from dssl.train.checkpoint import Checkpoint
-from dssl.train.health import Opinion
-from dssl.train.log import Log
-from dssl.train.optim import set_learning_rate
-from dssl.train.precision import autocast, choose_precision
-from dssl.train.run_folder import RunFolder
-from dssl.train.signals import Stop
-from dssl.train.state import Keeper, Pace, TrainState, Watch
-from dssl.train.world import World, join_world
+from dssl.log import Log
+from dssl.optim import set_learning_rate
+from dssl.precision import autocast, choose_precision
+from dssl.run import RunFolder
+from dssl.signals import Stop
+from dssl.state import Keeper, Opinion, Pace, TrainState, Watch
+from dssl.weights import checkpoint
+from dssl.weights.checkpoint import Checkpoint
+from dssl.world import World, join_world
 
 _VOTE_EVERY = 8
 """Steps between the votes on stopping when there are several processes: a vote waits for all of them."""

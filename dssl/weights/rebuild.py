@@ -1,7 +1,7 @@
 """The lines of code that build an encoder again in another program, and whether that program has it at all."""
 
 from dssl.errors import DsslError
-from dssl.export.load import LoadedEncoder
+from dssl.weights.load import LoadedEncoder
 
 
 def base_name(loaded: LoadedEncoder) -> str:

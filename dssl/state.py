@@ -11,13 +11,32 @@ from torch import Tensor, nn
 
 from dssl.config import CheckpointConfig
 from dssl.errors import DsslError
-from dssl.train import checkpoint
-from dssl.train.checkpoint import Checkpoint
-from dssl.train.health import Opinion
-from dssl.train.optim import load_optimizer_tensors, optimizer_tensors
-from dssl.train.run_folder import RunFolder
+from dssl.optim import load_optimizer_tensors, optimizer_tensors
+from dssl.run import RunFolder
+from dssl.weights import checkpoint
+from dssl.weights.checkpoint import Checkpoint
 
+Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged"]
 Report_contra = TypeVar("Report_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """A verdict with its reasons, in words."""
+
+    verdict: Verdict
+    step: int
+    view: str = ""
+    edge: str = ""
+    reason: str = ""
+    remedies: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For the console and the log."""
+        if not self.reason:
+            return [self.verdict]
+        head = f"{self.verdict} at step {self.step}: {self.reason}"
+        return [head, *(f"  {number}. {remedy}" for number, remedy in enumerate(self.remedies, 1))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dssl.board import Board
 from dssl.errors import DsslError
-from dssl.train.board import Board
-from dssl.train.run_folder import RunFolder
-from dssl.train.state import Pace, Sight
+from dssl.run import RunFolder
+from dssl.state import Pace, Sight
 
 logger = logging.getLogger("dssl")
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from dssl import rng
 from dssl.errors import DsslError, choices
-from dssl.evaluate.features import evaluating
-from dssl.export.load import ENCODER_KEY, LoadedEncoder, open_weights
-from dssl.export.match import from_detectron2, to_detectron2
-from dssl.export.rebuild import base_name, classifier_path, rebuild_lines, refuse_unless_held
 from dssl.models import build_encoder
-from dssl.train.checkpoint import content_hash
+from dssl.models.inference import evaluating
+from dssl.weights.checkpoint import content_hash
+from dssl.weights.load import ENCODER_KEY, LoadedEncoder, open_weights
+from dssl.weights.match import from_detectron2, to_detectron2
+from dssl.weights.rebuild import base_name, classifier_path, rebuild_lines, refuse_unless_held
 
 TOLERANCE = {"onnx": 1e-4, "torch": 1e-6}
 """How far features may differ; all other formats must give the same bits."""

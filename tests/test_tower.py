@@ -1,0 +1,36 @@
+"""The program is a tower: a module imports only what stands above it in this list (docs/concepts.md has the picture)."""
+
+import ast
+from pathlib import Path
+
+import dssl
+
+TOWER = (
+    *("version", "errors", "types", "rng", "files", "compiled"),
+    *("graph", "presets", "cost"),
+    *("augment", "data"),
+    *("distributed", "world"),
+    *("models", "methods", "objective"),
+    *("config", "config_io", "recipes"),
+    *("precision", "optim", "weights"),
+    *("run", "board", "signals", "state", "log", "loop"),
+    *("evaluate", "train", "coco", "report", "reproduce"),
+    *("commands", "cli"),
+)
+
+
+def test_no_import_points_down_the_tower() -> None:
+    root = Path(dssl.__file__).parent
+    wrong = []
+    for path in sorted(root.rglob("*.py")):
+        room = path.relative_to(root).with_suffix("").parts[0]
+        if room in ("__init__", "__main__"):  # the public names, from every floor
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for parts in (name.split(".") for name in names):
+                if parts[0] == "dssl" and parts[1] in TOWER and TOWER.index(parts[1]) > TOWER.index(room):
+                    wrong.append(f"{path.relative_to(root)} imports {'.'.join(parts)}")
+    assert not wrong, "\n".join(wrong)
