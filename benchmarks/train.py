@@ -24,8 +24,8 @@ from benchmarks.train_lightly import Lightly
 from benchmarks.train_ours import Ours, settings
 from benchmarks.train_paper import WORKERS, PaperWay
 from benchmarks.train_stable import StablePretraining
-from dssl.cost import cost
 from dssl.data import open_source
+from dssl.methods import METHODS
 from dssl.models import build_encoder
 from dssl.presets import named_graph
 
@@ -147,7 +147,7 @@ def compare(
     rows = [{"name": name, "rate": rate, "ratio": rate["median"] / base} for name, rate in found.items()]
     ours = jobs["dssl, bf16"]
     assert isinstance(ours, Ours)
-    passes = cost(named_graph(graph), method)
+    passes = METHODS[method].cost(named_graph(graph))
     rate = found["dssl, bf16"]["median"]
     work = rate * encoder_operations(encoder) * (3 * passes.with_gradient + passes.without_gradient)
     row = {

@@ -17,7 +17,7 @@ from torchvision import transforms
 from benchmarks import pillow_views
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
-from dssl.methods import BYOL, METHODS, SimCLR, SimSiam
+from dssl.methods import BYOL, SimCLR, SimSiam
 from dssl.train.prepare import build_method
 
 WORKERS = 2
@@ -119,7 +119,7 @@ class PaperWay(WithWorkers):
     def __init__(self, config: RunConfig, name: str, images: np.ndarray, *, bf16: bool = False) -> None:
         self.graph, self.bf16 = config.graph, bf16
         method = build_method(config)
-        assert isinstance(method, METHODS[name])
+        assert isinstance(method, SimSiam | BYOL | SimCLR)
         self.method = method
         self.optimizer = torch.optim.SGD(
             [p for p in method.parameters() if p.requires_grad], lr=0.03, momentum=0.9, weight_decay=5e-4

@@ -3,96 +3,15 @@
 ``dssl train RECIPE`` starts from a recipe's full configuration; each field is a flag of the same name.
 """
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from dssl.checks import LARGEST, between, finite, require
 from dssl.errors import DsslError
+from dssl.methods import METHODS, MethodSettings
 
 Precision = Literal["auto", "bf16", "fp32", "fp64"]
-
-
-def _require(condition: bool, name: str, given: object, expected: str) -> None:
-    if not condition:
-        raise DsslError(f"{name} is {given}, expected {expected}")
-
-
-_LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
-"""Above these a value is a slip of the finger, and the machine would fail in a less polite way."""
-
-
-def _finite(name: str, value: float, *, least: float = 0.0, strictly: bool = False) -> None:
-    enough = value > least if strictly else value >= least
-    _require(
-        math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} {least:g}"
-    )
-
-
-def _between(name: str, value: int, largest: int) -> None:
-    _require(value >= 1, name, value, "at least 1")
-    _require(value <= largest, name, value, f"at most {largest:,}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimSiamConfig:
-    """SimSiam's heads; the defaults are those of CIFAR-10."""
-
-    projector_layers: Literal[2, 3] = 2
-    """Layers of the projector: 2 on CIFAR-10, 3 on ImageNet."""
-    hidden: int = 2048
-    """Width of the projector's hidden layers."""
-    output: int = 2048
-    """Width of the projection."""
-    bottleneck: int = 512
-    """Width of the predictor's hidden layer."""
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "output", "bottleneck"):
-            _between(f"method.{name}", getattr(self, name), _LARGEST["head"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class BYOLConfig:
-    """BYOL's heads and moving average."""
-
-    hidden: int = 4096
-    """Width of the hidden layers of projector and predictor."""
-    output: int = 256
-    """Width of the projection."""
-    momentum: float = 0.996
-    """Momentum of the target at the start; it grows to 1 along a cosine."""
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "output"):
-            _between(f"method.{name}", getattr(self, name), _LARGEST["head"])
-        _require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimCLRConfig:
-    """SimCLR's head and temperature."""
-
-    output: int = 128
-    """Width of the projection."""
-    temperature: float = 0.5
-    """0.5 on CIFAR-10, 0.1 on ImageNet."""
-
-    def __post_init__(self) -> None:
-        _between("method.output", self.output, _LARGEST["head"])
-        _finite("method.temperature", self.temperature, strictly=True)
-
-
-MethodConfig = SimSiamConfig | BYOLConfig | SimCLRConfig
-METHOD_CONFIGS: dict[str, type[SimSiamConfig] | type[BYOLConfig] | type[SimCLRConfig]] = {
-    "simsiam": SimSiamConfig,
-    "byol": BYOLConfig,
-    "simclr": SimCLRConfig,
-}
-
-
-def method_name(config: MethodConfig) -> str:
-    return next(name for name, kind in METHOD_CONFIGS.items() if isinstance(config, kind))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +35,12 @@ class OptimizerConfig:
     """Clip the norm of the gradient to this value."""
 
     def __post_init__(self) -> None:
-        _finite("optimizer.rate", self.rate, strictly=True)
-        _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "a number from 0 to below 1")
-        _finite("optimizer.weight_decay", self.weight_decay)
-        _finite("optimizer.warmup_epochs", self.warmup_epochs)
+        finite("optimizer.rate", self.rate, strictly=True)
+        require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "a number from 0 to below 1")
+        finite("optimizer.weight_decay", self.weight_decay)
+        finite("optimizer.warmup_epochs", self.warmup_epochs)
         if self.clip is not None:
-            _finite("optimizer.clip", self.clip, strictly=True)
+            finite("optimizer.clip", self.clip, strictly=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +57,11 @@ class CheckpointConfig:
     """Keep those of every so many epochs for ever."""
 
     def __post_init__(self) -> None:
-        _require(self.every_epochs >= 1, "checkpoint.every_epochs", self.every_epochs, "at least 1")
-        _finite("checkpoint.every_minutes", self.every_minutes, strictly=True)
-        _require(self.keep >= 1, "checkpoint.keep", self.keep, "at least 1")
+        require(self.every_epochs >= 1, "checkpoint.every_epochs", self.every_epochs, "at least 1")
+        finite("checkpoint.every_minutes", self.every_minutes, strictly=True)
+        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least 1")
         if self.keep_every is not None:
-            _require(self.keep_every >= 1, "checkpoint.keep_every", self.keep_every, "at least 1")
+            require(self.keep_every >= 1, "checkpoint.keep_every", self.keep_every, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +74,15 @@ class HealthConfig:
     """Look every so many steps."""
 
     def __post_init__(self) -> None:
-        _require(self.every >= 1, "health.every", self.every, "at least 1")
+        require(self.every >= 1, "health.every", self.every, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A pretraining run."""
+
+    HARMLESS: ClassVar[tuple[str, ...]] = ("checkpoint.", "health.", "threads", "knn_every", "bad_share")
+    """Settings that a run may change half-way, since no weight depends on them."""
 
     data: str = "shapes"
     """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, or a text file that lists them."""
@@ -179,7 +101,7 @@ class RunConfig:
     """What is trained: small, resnet18-cifar, any classifier of torchvision by name, or timm:NAME."""
     init: Path | None = None
     """Start the encoder from these weights: a file of dssl, torchvision or timm."""
-    method: MethodConfig = field(default_factory=SimSiamConfig)
+    method: MethodSettings = field(default_factory=METHODS["simsiam"].settings)
     """simsiam, byol or simclr."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
@@ -218,14 +140,14 @@ class RunConfig:
         from dssl.presets import named_graph
 
         for name in ("image_size", "epochs"):
-            _between(name, getattr(self, name), _LARGEST[name])
-        _require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
-        _require(self.limit is None or self.limit >= 2, "limit", self.limit, "at least 2")
-        _require(0 <= self.bad_share < 1, "bad_share", self.bad_share, "a number from 0 to below 1")
-        _require(self.knn_every >= 0, "knn_every", self.knn_every, "0 or more")
+            between(name, getattr(self, name), LARGEST[name])
+        require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
+        require(self.limit is None or self.limit >= 2, "limit", self.limit, "at least 2")
+        require(0 <= self.bad_share < 1, "bad_share", self.bad_share, "a number from 0 to below 1")
+        require(self.knn_every >= 0, "knn_every", self.knn_every, "0 or more")
         if self.threads is not None:
-            _between("threads", self.threads, _LARGEST["threads"])
-        _require(
+            between("threads", self.threads, LARGEST["threads"])
+        require(
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",
         )  # fmt: skip

@@ -1,4 +1,7 @@
-"""Configurations in and out: TOML and JSON, strict about every name and type, with the difference of two in words."""
+"""Configurations in and out: TOML and JSON, strict about every name and type, with the difference of two in words.
+
+It reads and writes any frozen dataclass of settings: ``RunConfig``, and COCO's.
+"""
 
 import dataclasses
 import hashlib
@@ -6,33 +9,48 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from dssl.config import METHOD_CONFIGS, RunConfig, method_name
+from dssl.config import RunConfig
 from dssl.errors import DsslError, choices
+from dssl.methods import METHODS, MethodSettings, declaration_of
 
 Plain = dict[str, Any]
 _LARGEST = 1_000_000  # bytes of a file of settings
 
 
-def to_dict(config: RunConfig) -> Plain:
+class Settings(Protocol):
+    """A frozen dataclass of settings; ``HARMLESS`` are those that change no result, a prefix standing for all below it."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    HARMLESS: ClassVar[tuple[str, ...]]
+
+
+T = TypeVar("T", bound=Settings)
+
+
+def to_dict(config: Settings) -> Plain:
     """Plain data, as JSON and TOML know it; ``from_dict`` is the inverse."""
     plain: Plain = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    plain["method"] = {"name": method_name(config.method), **plain["method"]}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, MethodSettings):
+            plain[field.name] = {"name": declaration_of(value).name, **plain[field.name]}
     return plain
 
 
 def from_dict(plain: Mapping[str, Any], *, default: RunConfig | None = None, where: str = "configuration") -> RunConfig:
-    """A configuration from plain data; a field that is missing is taken from ``default``, one too many is refused."""
+    """The configuration of a run; a field that is missing is taken from ``default``, one too many is refused."""
+    return read(plain, default=default or RunConfig(), where=where)
+
+
+def read(plain: Mapping[str, Any], *, default: T, where: str) -> T:
+    """Settings of the default's kind from plain data."""
     if not isinstance(plain, Mapping):
         raise DsslError(f"{where} holds {type(plain).__name__}, expected a table of settings")
-    values = dict(plain)
-    base = default or RunConfig()
-    if "method" in values:
-        values["method"] = _method(values["method"], base, where)
-    return typing.cast(RunConfig, _build(RunConfig, values, base, where, ""))
+    return typing.cast(T, _build(type(default), plain, default, where, ""))
 
 
 def load(path: Path, *, default: RunConfig | None = None) -> RunConfig:
@@ -63,46 +81,48 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
     return plain
 
 
-def fingerprint(config: RunConfig) -> str:
+def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    text = json.dumps({key: value for key, value in _flat(to_dict(config)) if not _harmless(key)}, sort_keys=True)
+    text = json.dumps(
+        {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}, sort_keys=True
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def difference(old: RunConfig, new: RunConfig) -> list[str]:
+def difference(old: T, new: T) -> list[str]:
     """What differs in a way that can change a result: ``epochs: 100 -> 200``."""
-    before, after = dict(_flat(to_dict(old))), dict(_flat(to_dict(new)))
+    before, after = flat(to_dict(old)), flat(to_dict(new))
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and not _harmless(key)
+        if before.get(key) != after.get(key) and not is_harmless(key, new)
     ]
 
 
-def _harmless(key: str) -> bool:
-    """Settings that a run may change half-way, since no weight depends on them."""
-    return key.startswith(("checkpoint.", "health.")) or key in ("threads", "knn_every", "bad_share")
+def is_harmless(key: str, config: Settings) -> bool:
+    """Whether a run may change this setting half-way, since no result depends on it."""
+    return any(key.startswith(name) if name.endswith(".") else key == name for name in config.HARMLESS)
 
 
-def _flat(plain: Plain, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(plain: Plain, prefix: str = "") -> Plain:
+    """Tables within tables as one, their names joined by dots."""
+    found: Plain = {}
     for key, value in plain.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
 
 
-def _method(value: Any, base: RunConfig, where: str) -> Any:
+def _method(value: Any, base: MethodSettings, where: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise DsslError(f"{where}: method is {value!r}, expected a name or a table with a name")
     settings = dict(value)
-    name = settings.pop("name", method_name(base.method))
-    if not isinstance(name, str) or name not in METHOD_CONFIGS:
-        raise choices("method", str(name), METHOD_CONFIGS)
-    kind = METHOD_CONFIGS[name]
-    default = base.method if isinstance(base.method, kind) else kind()
+    name = settings.pop("name", declaration_of(base).name)
+    if not isinstance(name, str) or name not in METHODS:
+        raise choices("method", str(name), METHODS)
+    kind = METHODS[name].settings
+    default = base if isinstance(base, kind) else kind()
     return _build(kind, settings, default, where, "method.")
 
 
@@ -113,7 +133,9 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
     for name, value in values.items():
         if name not in known:
             raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + one for one in known))}")
-        if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
+        if hints[name] is MethodSettings:
+            changes[name] = _method(value, getattr(default, name), where)
+        elif dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
             assert isinstance(hints[name], type)
             changes[name] = _build(hints[name], value, getattr(default, name), where, f"{prefix}{name}.")
         else:
@@ -131,15 +153,13 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in inside:
             return None
-        if any(dataclasses.is_dataclass(one) for one in inside):
-            if isinstance(value, inside):
-                return value
-            raise DsslError(f"{name} is {value!r}, expected a table")
         return _convert(value, next(one for one in inside if one is not type(None)), name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(one, inside[0], name) for one in value)
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     wanted = getattr(hint, "__name__", str(hint))

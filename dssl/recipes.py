@@ -4,19 +4,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from dssl.config import (
-    METHOD_CONFIGS,
-    BYOLConfig,
-    MethodConfig,
-    OptimizerConfig,
-    RunConfig,
-    SimCLRConfig,
-    SimSiamConfig,
-)
+from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import choices
+from dssl.methods import METHODS, Defaults, MethodSettings
 
 PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
 """The paper's heavy augmentation (appendix), with the operation ranges of its code."""
+
+
+def _settings(recipe: str, method: str) -> MethodSettings:
+    """The method's own defaults, with what it declares for this recipe."""
+    declared = METHODS[method]
+    return declared.settings(**declared.recipes.get(recipe, Defaults()).settings)
+
+
+def _optimizer(recipe: str, method: str, usual: OptimizerConfig) -> OptimizerConfig:
+    """The recipe's optimiser, with what the method declares for this recipe."""
+    return dataclasses.replace(usual, **METHODS[method].recipes.get(recipe, Defaults()).optimizer)
 
 
 def shapes(method: str = "simsiam") -> RunConfig:
@@ -24,56 +28,44 @@ def shapes(method: str = "simsiam") -> RunConfig:
 
     A batch of 64: at this length steps teach more than images do.
     """
-    heads: dict[str, MethodConfig] = {
-        "simsiam": SimSiamConfig(hidden=256, output=128, bottleneck=64),
-        "byol": BYOLConfig(hidden=512, output=128, momentum=0.99),
-        "simclr": SimCLRConfig(temperature=0.5),
-    }
     return RunConfig(
         data="shapes",
         encoder="small",
-        method=heads[method],
+        method=_settings("shapes", method),
         epochs=10,
         batch_size=64,
         knn_every=2,
-        optimizer=OptimizerConfig(rate=0.24, warmup_epochs=1),
+        optimizer=_optimizer("shapes", method, OptimizerConfig(rate=0.24, warmup_epochs=1)),
     )
 
 
 def cifar10(method: str = "simsiam") -> RunConfig:
     """The paper's CIFAR-10 settings; give --data cifar10:FOLDER."""
-    simclr = OptimizerConfig(name="lars", rate=1.0, weight_decay=1e-6, decay_norms_and_biases=False, warmup_epochs=10)
     return RunConfig(
         data="cifar10",
         encoder="resnet18-cifar",
-        method=METHOD_CONFIGS[method](),
+        method=_settings("cifar10", method),
         heavy=PAPER_HEAVY,
         epochs=800,
         batch_size=512,
         knn_every=10,
-        optimizer=simclr if method == "simclr" else OptimizerConfig(rate=0.03, weight_decay=5e-4, warmup_epochs=10),
+        optimizer=_optimizer("cifar10", method, OptimizerConfig(rate=0.03, weight_decay=5e-4, warmup_epochs=10)),
     )
 
 
 def imagenet(method: str = "simsiam") -> RunConfig:
     """The paper's ImageNet settings; give --data FOLDER, the one that holds train and val."""
-    heads: dict[str, MethodConfig] = {
-        "simsiam": SimSiamConfig(projector_layers=3),
-        "byol": BYOLConfig(),
-        "simclr": SimCLRConfig(temperature=0.1),
-    }
-    simclr = OptimizerConfig(name="lars", rate=0.3, weight_decay=1e-6, decay_norms_and_biases=False, warmup_epochs=10)
     return RunConfig(
         data="imagenet",
         image_size=224,
         normalization="imagenet",
         encoder="resnet50",
-        method=heads[method],
+        method=_settings("imagenet", method),
         standard="standard",
         heavy=PAPER_HEAVY,
         epochs=100,
         batch_size=512,
-        optimizer=simclr if method == "simclr" else OptimizerConfig(rate=0.05, weight_decay=1e-4, warmup_epochs=0),
+        optimizer=_optimizer("imagenet", method, OptimizerConfig(rate=0.05, weight_decay=1e-4, warmup_epochs=0)),
     )
 
 
@@ -109,6 +101,7 @@ def recipe(name: str, *, method: str = "simsiam", **changes: Any) -> RunConfig:
     """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3)``."""
     if name not in RECIPES:
         raise choices("recipe", name, RECIPES)
-    if method not in METHOD_CONFIGS:
-        raise choices("method", method, METHOD_CONFIGS)
-    return dataclasses.replace(RECIPES[name](method), **changes)
+    if method not in METHODS:
+        raise choices("method", method, METHODS)
+    made = RECIPES[name](method)
+    return dataclasses.replace(made, **changes) if changes else made

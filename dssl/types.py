@@ -1,19 +1,21 @@
 """Names for the arrays that pass between modules."""
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor  # takes seconds to import, and a look at data does not need it
 
 Image: TypeAlias = NDArray[np.uint8]
 """One image: height x width x channels, uint8, one or three channels, C-contiguous."""
 
-Images: TypeAlias = Tensor
+Images: TypeAlias = "Tensor"
 """A batch: N x C x H x W, float, normalised."""
 
-Embedding: TypeAlias = Tensor
+Embedding: TypeAlias = "Tensor"
 """N x D."""
 
-Scalar: TypeAlias = Tensor
+Scalar: TypeAlias = "Tensor"
 """A tensor without dimensions."""

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from dssl import config_io
-from dssl.config import BYOLConfig, CheckpointConfig, OptimizerConfig, RunConfig, SimCLRConfig, SimSiamConfig
+from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
+from dssl.methods import BYOLConfig, SimCLRConfig, SimSiamConfig
 from dssl.recipes import RECIPES, recipe
 
 

@@ -2,8 +2,16 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+
+from dssl import Objective, build_encoder, named_graph
+from dssl.cli import main
+from dssl.methods import METHODS
+from dssl.presets import PRESETS
+from dssl.weights import checkpoint
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -25,15 +33,38 @@ def test_links_lead_somewhere() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-def test_the_method_of_the_documentation_works_with_every_graph() -> None:
-    from dssl import Objective, named_graph
-    from dssl.presets import PRESETS
-
+def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = README.parent / "docs" / "add-a-method.md"
     (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    namespace: dict[str, object] = {}
+    namespace: dict[str, Any] = {}
     exec(compile(snippet, str(page), "exec"), namespace)
+    declared = namespace["METHOD"]
+    method = declared.build(build_encoder("small", image_size=32), feature_dim=256)
     for name in PRESETS:
         graph = named_graph(name)
         views = {view.name: torch.randn(4, 3, 32, 32) for view in graph.views}
-        assert Objective(namespace["method"], graph)(views).total.isfinite()  # type: ignore[arg-type]
+        assert Objective(method, graph)(views).total.isfinite()
+
+    monkeypatch.setitem(METHODS, declared.name, declared)  # the one line
+    out = tmp_path / "run"
+    words = [
+        "train",
+        "shapes",
+        "--method",
+        "margin",
+        "--method.margin",
+        "0.8",
+        "--data",
+        "shapes:32",
+        "--batch-size",
+        "16",
+    ]
+    words += ["--epochs", "1", "--knn-every", "0", "--precision", "fp32", "--out", str(out)]
+    assert main(words) == 0
+    saved = checkpoint.newest_good(out / "checkpoints")
+    assert saved is not None
+    assert saved[1].header["config"]["method"] == {"name": "margin", "output": 64, "margin": 0.8}
+    assert saved[1].tensors["method.projector.weight"].shape == (64, 256)
+    assert main(words) == 0  # and it is resumed

@@ -6,8 +6,8 @@ from pathlib import Path
 import dssl
 
 TOWER = (
-    *("version", "errors", "types", "rng", "files", "compiled"),
-    *("graph", "presets", "cost"),
+    *("version", "errors", "checks", "types", "rng", "files", "compiled"),
+    *("graph", "presets"),
     *("augment", "data"),
     *("distributed", "world"),
     *("models", "methods", "objective"),

@@ -1,12 +1,11 @@
 """A fine-tuning run on COCO as one frozen dataclass: the 1x schedule, and its linear scaling with the batch."""
 
-import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
+from dssl.checks import require
 from dssl.config import CheckpointConfig, Precision
 from dssl.errors import DsslError
 
@@ -15,13 +14,14 @@ ITERATIONS, BATCH, WARMUP = 90_000, 16, 500
 """The 1x schedule: so many steps of so many images, the first of them with a growing rate."""
 DROPS = (60_000, 80_000)
 """Where the 1x schedule divides its rate by ten."""
-_HARMLESS = frozenset({"threads", "round", "save_minutes", "keep", "look_every", "pictures"})
-"""Settings that a run may change half-way, since no weight and no score depends on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CocoConfig:
     """Fine-tuning of Mask R-CNN with a feature pyramid."""
+
+    HARMLESS: ClassVar[tuple[str, ...]] = ("threads", "round", "save_minutes", "keep", "look_every", "pictures")
+    """Settings that a run may change half-way, since no weight and no score depends on them."""
 
     weights: str
     """The folder of a run, a checkpoint or export of dssl, torchvision's weights file, or the word scratch."""
@@ -90,30 +90,28 @@ class CocoConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "test_size", "max_size", "proposals", "samples", "look_every", "round", "keep"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("train_images", "test_images", "steps", "threads"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
+            require(value is None or value >= 1, name, value, "at least 1")
         for name in ("schedule", "rate", "save_minutes"):
             value = getattr(self, name)
-            _require(math.isfinite(value) and value > 0, name, value, "a number above 0")
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
-        _require(
+            require(math.isfinite(value) and value > 0, name, value, "a number above 0")
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
+        require(
             math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"
         )
-        _require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "0 or more")
-        _require(self.clip is None or self.clip > 0, "clip", self.clip, "a number above 0")
-        _require(self.pictures >= 0, "pictures", self.pictures, "0 or more")
-        _require(
-            len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels"
-        )
-        _require(
+        require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "0 or more")
+        require(self.clip is None or self.clip > 0, "clip", self.clip, "a number above 0")
+        require(self.pictures >= 0, "pictures", self.pictures, "0 or more")
+        require(len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels")
+        require(
             max(*self.sizes, self.test_size) <= self.max_size, "max_size", self.max_size, "at least every other size"
         )
-        _require(
+        require(
             len(self.anchors) == 5 and min(self.anchors) >= 1, "anchors", self.anchors, "five sides of at least 1 pixel"
         )
-        _require(self.precision != "fp64", "precision", self.precision, "fp32, bf16 or auto")
+        require(self.precision != "fp64", "precision", self.precision, "fp32, bf16 or auto")
         if self.weights == SCRATCH and self.norm == "frozen":
             raise DsslError(
                 "norm is frozen and weights is scratch: there are no statistics to freeze; take --norm sync"
@@ -143,22 +141,3 @@ class CocoConfig:
         warmup = min(round(WARMUP * BATCH / self.batch_size), self.total // 10) if self.warmup is None else self.warmup
         grown = min(1.0, (step + 1) / warmup) if warmup else 1.0
         return float(peak * grown * 0.1 ** sum(step >= drop for drop in self.drops))
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON knows it."""
-        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self), default=str))
-        return values
-
-    def changes(self, before: dict[str, Any]) -> list[str]:
-        """What differs from an earlier ``plain()`` in a way that can change a result."""
-        now = self.plain()
-        return [
-            f"{name}: {before.get(name)} -> {now.get(name)}"
-            for name in sorted({*before, *now} - _HARMLESS)
-            if before.get(name) != now.get(name)
-        ]
-
-
-def _require(condition: bool, name: str, given: object, expected: str) -> None:
-    if not condition:
-        raise DsslError(f"{name} is {given}, expected {expected}")

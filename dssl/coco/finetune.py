@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dssl import loop
+from dssl import config_io, loop
 from dssl.coco.annotations import CocoData, CocoImage, read_split
 from dssl.coco.batches import CocoBatches, Sample, read_pixels, resize, scaled_size, to_tensor
 from dssl.coco.config import CocoConfig
@@ -65,7 +65,9 @@ def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
     def changes(kept: dict[str, Any]) -> list[str]:
         if kept.get("task") != TASK:
             raise DsslError(f"{folder.path} holds a run of another kind (pretraining); name another --out")
-        return config.changes(kept["config"])
+        return config_io.difference(
+            config_io.read(kept["config"], default=config, where=str(folder.config_file)), config
+        )
 
     with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
         return _run(config, folder, world)
@@ -80,7 +82,7 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
     header = {
         "task": TASK,
         "dssl_version": VERSION,
-        "config": config.plain(),
+        "config": config_io.to_dict(config),
         "origin": origin.plain(),
         "categories": dict(zip(map(str, train.category_ids), train.category_names, strict=True)),
         "fingerprint": train.fingerprint,
@@ -233,7 +235,7 @@ def _write(
         "detector": "torchvision Mask R-CNN with a feature pyramid on all four stages",
         "note": COMPARABLE,
         "weights": origin.plain(),
-        "config": config.plain(),
+        "config": config_io.to_dict(config),
         "steps": config.total,
         "rate drops at": list(config.drops),
         "batchnorm": "frozen" if config.frozen else "trained over the global batch",

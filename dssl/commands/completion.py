@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dssl.commands import COMMANDS, module_name
-from dssl.config import METHOD_CONFIGS
+from dssl.methods import METHODS, MethodSettings
 from dssl.presets import PRESETS
 from dssl.recipes import RECIPES
 
-_VALUES = {"--method": tuple(METHOD_CONFIGS), "--graph": tuple(PRESETS)}
+_VALUES = {"--method": tuple(METHODS), "--graph": tuple(PRESETS)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +29,16 @@ def run(arguments: Arguments) -> int:
 
 
 def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """The flags of a dataclass, those of the dataclasses in it with a dot."""
+    """The flags of a dataclass, those of the dataclasses in it with a dot; ``config`` is the command's own settings."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name = prefix + field.name.replace("_", "-")
-        inner = [
-            hint for hint in (hints[field.name], *typing.get_args(hints[field.name])) if dataclasses.is_dataclass(hint)
-        ]
-        for one in inner:
-            yield from flags(one, f"{name}.")
-        if not inner:
+        if hints[field.name] is MethodSettings:
+            for method in METHODS.values():
+                yield from flags(method.settings, f"{name}.")
+        elif dataclasses.is_dataclass(hints[field.name]):
+            yield from flags(hints[field.name], prefix if field.name == "config" else f"{name}.")
+        else:
             yield name
 
 

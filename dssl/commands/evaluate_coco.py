@@ -4,12 +4,15 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from dssl.coco.config import CocoConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(CocoConfig):
+class Arguments:
     """Fine-tune Mask R-CNN on COCO from an encoder and score boxes and masks: dssl evaluate-coco WEIGHTS FOLDER.
 
     The same command again continues a run that was stopped. The defaults are the 1x schedule with a feature pyramid; it wants
@@ -17,6 +20,7 @@ class Arguments(CocoConfig):
     torchvision's, so that its numbers are not strictly comparable with those of Detectron; docs/coco.md says more.
     """
 
+    config: Annotated[CocoConfig, tyro.conf.arg(name="")]
     out: Path = Path("runs/coco")
     """The run's folder: checkpoints, metrics.jsonl, results.json, evaluation.json, evaluation.html."""
 
@@ -25,7 +29,7 @@ def run(arguments: Arguments) -> int:
     import logging
     import os
 
-    config = CocoConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(CocoConfig)})
+    config = arguments.config
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.coco.finetune import COMPARABLE, finetune
@@ -44,10 +48,11 @@ def run(arguments: Arguments) -> int:
 
 def _command(arguments: Arguments) -> str:
     """The command that makes this result again."""
-    words = ["dssl", "evaluate-coco", arguments.weights, str(arguments.data)]
-    default = Arguments(weights=arguments.weights, data=arguments.data)
-    for field in dataclasses.fields(Arguments):
-        value = getattr(arguments, field.name)
+    config = arguments.config
+    words = ["dssl", "evaluate-coco", config.weights, str(config.data)]
+    default = CocoConfig(weights=config.weights, data=config.data)
+    for field in dataclasses.fields(CocoConfig):
+        value = getattr(config, field.name)
         if value == getattr(default, field.name):
             continue
         flag = field.name.replace("_", "-")
@@ -55,4 +60,6 @@ def _command(arguments: Arguments) -> str:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    if arguments.out != Path("runs/coco"):
+        words += ["--out", str(arguments.out)]
     return shlex.join(words)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dssl.cost import cost
 from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
+from dssl.methods import METHODS
 from dssl.presets import PRESETS, named_graph
 
 _PUBLISHED = "the published code makes 8 passes for DSSL: both networks see all four views"
@@ -56,9 +56,9 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         "cost of a step with a batch of n",
         "  method   encoder passes  of these without gradient  compared pairs",
     ]
-    for method in ("simsiam", "byol", "simclr"):
-        price = cost(graph, method)
-        lines.append(f"  {method:<9}{price.passes:<16}{price.without_gradient:<27}{price.pairs}")
+    for method in METHODS.values():
+        price = method.cost(graph)
+        lines.append(f"  {method.name:<9}{price.passes:<16}{price.without_gradient:<27}{price.pairs}")
     if graph == named_graph("dssl"):
         lines += [f"  byol: {_PUBLISHED}", "  simclr: the standard pair alone compares 2n² pairs"]
     return "\n".join(lines)

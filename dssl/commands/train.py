@@ -1,19 +1,21 @@
 """``dssl train``: from images to a pretrained encoder."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from dssl import config_io
-from dssl.config import METHOD_CONFIGS, RunConfig
-from dssl.errors import DsslError, choices
+from dssl.config import RunConfig
+from dssl.errors import DsslError
 from dssl.recipes import RECIPES, recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(RunConfig):
+class Arguments:
     """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. The same command again continues the run.
 
     Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images).
@@ -21,6 +23,7 @@ class Arguments(RunConfig):
     torchrun --nproc-per-node 8 -m dssl train ...
     """
 
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
     out: Path = Path("runs")
     """The run's folder: checkpoints, metrics.jsonl, views.png; runs/RECIPE by default."""
     write_config: Path | None = None
@@ -32,8 +35,6 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     rest = list(words)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
     file, method = _take(rest, "--config"), _take(rest, "--method")
-    if method is not None and method not in METHOD_CONFIGS:
-        raise choices("method", method, METHOD_CONFIGS)
     if name is not None and file is not None:
         raise DsslError(f"both the recipe {name} and --config {file} are given; choose one")
     if file is not None:
@@ -48,12 +49,11 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         config, out = recipe("shapes", method=method or "simsiam"), Path("runs/shapes")
     else:
         raise DsslError(f"what should be trained? expected a recipe ({', '.join(RECIPES)}) or --config FILE")
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(RunConfig)}
-    return Arguments(**fields, out=out), rest
+    return Arguments(config=config, out=out), rest
 
 
 def run(arguments: Arguments) -> int:
-    config = RunConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(RunConfig)})
+    config = arguments.config
     if arguments.write_config is not None:
         import json
 

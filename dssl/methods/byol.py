@@ -1,16 +1,36 @@
 """BYOL: the target is a moving average of the online network (Grill et al., NeurIPS 2020)."""
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from dssl.checks import LARGEST, between, require
 from dssl.errors import DsslError
+from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp
 from dssl.methods.losses import squared_distance
-from dssl.methods.method import Prediction
+from dssl.methods.method import Cost, Declaration, Defaults, MethodSettings, Prediction, pairs
 from dssl.methods.momentum import momentum_at, move_average
 from dssl.types import Embedding, Images, Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class BYOLConfig(MethodSettings):
+    """BYOL's heads and moving average."""
+
+    hidden: int = 4096
+    """Width of the hidden layers of projector and predictor."""
+    output: int = 256
+    """Width of the projection."""
+    momentum: float = 0.996
+    """Momentum of the target at the start; it grows to 1 along a cosine."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "output"):
+            between(f"method.{name}", getattr(self, name), LARGEST["head"])
+        require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
 
 
 class BYOL(nn.Module):
@@ -57,3 +77,18 @@ class BYOL(nn.Module):
         online = [*self.encoder.parameters(), *self.projector.parameters()]
         target = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
         move_average(list(target), list(online), momentum=momentum_at(step, total, base=self.momentum))
+
+
+def cost(graph: ViewGraph) -> Cost:
+    """The online network sees the views that predict, the momentum network those that are a target."""
+    return Cost(len(graph.predictors), len(graph.targets), pairs(quadratic=0, linear=len(graph.active_edges)))
+
+
+METHOD = Declaration(
+    name="byol",
+    build=BYOL,
+    settings=BYOLConfig,
+    cost=cost,
+    # not its predictions: the predictor learns the mean of its targets first and the images later, so they start out as one
+    recipes={"shapes": Defaults(settings={"hidden": 512, "output": 128, "momentum": 0.99})},
+)

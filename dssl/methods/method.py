@@ -1,10 +1,12 @@
 """What the objective asks of a method, and nothing more."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import nn
 
+from dssl.graph import ViewGraph
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -37,3 +39,57 @@ class Method(Protocol):
     def after_step(self, step: int, total: int) -> None:
         """Called after the optimiser's step number ``step`` of ``total``."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """The settings of a method, its flags under ``--method.``; each method derives its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Encoder passes of one step, and compared pairs in a batch of n; a test counts the real passes."""
+
+    with_gradient: int
+    without_gradient: int
+    """Passes that keep no graph: the momentum encoder, and views that are only ever a target."""
+    pairs: str
+    """The paper's count of compared pairs, in n."""
+
+    @property
+    def passes(self) -> int:
+        return self.with_gradient + self.without_gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """How a method departs from a recipe's defaults, as plain settings."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """All that the rest of the program knows of a method; ``METHODS`` lists them by name."""
+
+    name: str
+    build: Callable[..., Method]
+    """``build(encoder, feature_dim=..., **settings)``: the class."""
+    settings: type[MethodSettings]
+    cost: Callable[[ViewGraph], Cost]
+    judges_predictions: bool = False
+    """Whether the watch for collapse looks at the predictions too."""
+    recipes: Mapping[str, Defaults] = field(default_factory=dict)
+    """By the name of the recipe."""
+
+
+def only_targets(graph: ViewGraph) -> list[str]:
+    """The views that are a target and predict nothing."""
+    return [name for name in graph.targets if name not in graph.predictors]
+
+
+def pairs(*, quadratic: int, linear: int) -> str:
+    """``2n² + 2n``."""
+    terms = [f"{'' if count == 1 else count}{power}" for count, power in ((quadratic, "n²"), (linear, "n")) if count]
+    return " + ".join(terms)

@@ -1,15 +1,32 @@
 """SimCLR: pick the other view of the same image among all views of the batch (Chen et al., ICML 2020)."""
 
 import contextlib
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from dssl.checks import LARGEST, between, finite
 from dssl.errors import DsslError
+from dssl.graph import ViewGraph
 from dssl.methods.heads import simclr_projector
 from dssl.methods.losses import contrast
-from dssl.methods.method import Prediction
+from dssl.methods.method import Cost, Declaration, Defaults, MethodSettings, Prediction, only_targets, pairs
 from dssl.types import Embedding, Images, Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLRConfig(MethodSettings):
+    """SimCLR's head and temperature."""
+
+    output: int = 128
+    """Width of the projection."""
+    temperature: float = 0.5
+    """0.5 on CIFAR-10, 0.1 on ImageNet."""
+
+    def __post_init__(self) -> None:
+        between("method.output", self.output, LARGEST["head"])
+        finite("method.temperature", self.temperature, strictly=True)
 
 
 class SimCLR(nn.Module):
@@ -41,3 +58,26 @@ class SimCLR(nn.Module):
 
     def after_step(self, step: int, total: int) -> None:
         pass
+
+
+def cost(graph: ViewGraph) -> Cost:
+    """Both ends of a similarity learn; a view that is only ever a detached target passes without gradient."""
+    attached = {edge.target for edge in graph.active_edges if not edge.detach}
+    frozen = sum(name not in attached for name in only_targets(graph))
+    similarities = sum(edge.kind == "similarity" for edge in graph.active_edges)
+    alignments = len(graph.active_edges) - similarities
+    return Cost(len(graph.encoded) - frozen, frozen, pairs(quadratic=similarities, linear=alignments))
+
+
+_LARS = {"name": "lars", "weight_decay": 1e-6, "decay_norms_and_biases": False, "warmup_epochs": 10.0}
+
+METHOD = Declaration(
+    name="simclr",
+    build=SimCLR,
+    settings=SimCLRConfig,
+    cost=cost,
+    recipes={
+        "cifar10": Defaults(optimizer={**_LARS, "rate": 1.0}),
+        "imagenet": Defaults(settings={"temperature": 0.1}, optimizer={**_LARS, "rate": 0.3}),
+    },
+)

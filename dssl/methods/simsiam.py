@@ -1,13 +1,36 @@
 """SimSiam: a predictor on one side, a stop-gradient on the other (Chen and He, CVPR 2021)."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from torch import nn
 
+from dssl.checks import LARGEST, between
 from dssl.errors import DsslError
+from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp, simsiam_projector
 from dssl.methods.losses import negative_cosine
-from dssl.methods.method import Prediction
+from dssl.methods.method import Cost, Declaration, Defaults, MethodSettings, Prediction, only_targets, pairs
 from dssl.types import Embedding, Images, Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimSiamConfig(MethodSettings):
+    """SimSiam's heads; the defaults are those of CIFAR-10."""
+
+    projector_layers: Literal[2, 3] = 2
+    """Layers of the projector: 2 on CIFAR-10, 3 on ImageNet."""
+    hidden: int = 2048
+    """Width of the projector's hidden layers."""
+    output: int = 2048
+    """Width of the projection."""
+    bottleneck: int = 512
+    """Width of the predictor's hidden layer."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "output", "bottleneck"):
+            between(f"method.{name}", getattr(self, name), LARGEST["head"])
 
 
 class SimSiam(nn.Module):
@@ -48,3 +71,22 @@ class SimSiam(nn.Module):
 
     def after_step(self, step: int, total: int) -> None:
         pass
+
+
+def cost(graph: ViewGraph) -> Cost:
+    """A view that predicts is its own target; one that is only a target passes without gradient."""
+    return Cost(len(graph.predictors), len(only_targets(graph)), pairs(quadratic=0, linear=len(graph.active_edges)))
+
+
+METHOD = Declaration(
+    name="simsiam",
+    build=SimSiam,
+    settings=SimSiamConfig,
+    cost=cost,
+    # a last BatchNorm keeps the projections apart whatever they carry; a collapse shows in the predictions
+    judges_predictions=True,
+    recipes={
+        "shapes": Defaults(settings={"hidden": 256, "output": 128, "bottleneck": 64}),
+        "imagenet": Defaults(settings={"projector_layers": 3}),
+    },
+)

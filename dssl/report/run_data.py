@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any, Literal
 
 from dssl import config_io
-from dssl.config import RunConfig, method_name
+from dssl.config import RunConfig
 from dssl.errors import DsslError
+from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl.state import Opinion
-from dssl.train.health import WINDOW, Health, Look, judges_predictions
+from dssl.train.health import WINDOW, Health, Look
 
 Curve = Literal["loss", "knn", "spread", "rank"]
 Points = list[tuple[float, float]]
@@ -37,7 +38,7 @@ class RunData:
 
     @property
     def method(self) -> str:
-        return method_name(self.config.method)
+        return declaration_of(self.config.method).name
 
     @property
     def steps(self) -> int:
@@ -121,7 +122,7 @@ class RunData:
         last = self.looks[-1]
         if last["verdict"] in ("healthy", "too early"):
             return Opinion(last["verdict"], int(last["step"]))
-        judged = judges_predictions(self.config.method)
+        judged = declaration_of(self.config.method).judges_predictions
         health = Health(named_graph(self.config.graph), patience=1, predictions=judged)
         for record in self.looks[-WINDOW:]:
             opinion = health.judge(_look(record))
@@ -146,7 +147,7 @@ class RunData:
 
     def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
         """Of the spreads of projection and prediction the lower one where the watch judges both."""
-        both = name == "spread" and judges_predictions(self.config.method)
+        both = name == "spread" and declaration_of(self.config.method).judges_predictions
         others = record["source"] if both else {}
         return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
 

@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 from PIL import Image as Pillow
@@ -32,8 +31,6 @@ _WORDS = {
     "collapsed": "The embeddings of at least one view shrank to nearly a point.",
     "diverged": "The loss is no longer a number.",
 }
-_BORING = ("threads", "checkpoint.", "health.", "bad_share", "device")
-"""Settings that change no result and say nothing about the runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,23 +102,13 @@ def summary(runs: Sequence[RunData]) -> str:
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the runs differ, with the value of each run; harmless ones are left out."""
-    flat = [_flat(config_io.to_dict(run.config)) for run in runs]
+    flat = [config_io.flat(config_io.to_dict(run.config)) for run in runs]
     keys = dict.fromkeys(key for values in flat for key in values)
     found = []
     for key in keys:
         values = ["–" if one.get(key) is None else str(one[key]) for one in flat]
-        if len(set(values)) > 1 and not key.startswith(_BORING):
+        if len(set(values)) > 1 and not config_io.is_harmless(key, runs[0].config):
             found.append((key, values))
-    return found
-
-
-def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
     return found
 
 

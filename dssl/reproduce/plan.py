@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dssl import config_io
-from dssl.config import RunConfig, method_name
-from dssl.cost import cost
+from dssl.config import RunConfig
 from dssl.evaluate.classifier import Training
+from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.reproduce.paper import Experiment, Target
@@ -40,7 +40,7 @@ class Job:
         images = min(self.config.limit or 10**9, _IMAGES.get(self.config.data, 10**9))
         if self.training is not None:
             return 3.0 * images * self.training.epochs
-        passes = cost(named_graph(self.config.graph), method_name(self.config.method))
+        passes = declaration_of(self.config.method).cost(named_graph(self.config.graph))
         return float(images * self.config.epochs * (3 * passes.with_gradient + passes.without_gradient))
 
 

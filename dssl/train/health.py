@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dssl.config import MethodConfig, SimSiamConfig
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import wide
 from dssl.objective import LossReport
@@ -78,14 +77,6 @@ def look(step: int, report: LossReport) -> Look:
     )
 
 
-def judges_predictions(method: MethodConfig) -> bool:
-    """For SimSiam the predictions count too, since a last BatchNorm keeps its projections apart whatever they carry.
-
-    BYOL's predictor learns the mean of its targets first and the images later, so that its predictions start out as one.
-    """
-    return isinstance(method, SimSiamConfig)
-
-
 @dataclass
 class Health:
     """The watch over one run; its state is small and travels with the checkpoint."""
@@ -94,7 +85,7 @@ class Health:
     patience: int
     """Steps before the first verdict: early embeddings wander, and a dip in the second epoch is normal."""
     predictions: bool = False
-    """Judge the predictions too (``judges_predictions``)."""
+    """Judge the predictions too, as the method asks for."""
     spreads: dict[str, deque[float]] = field(default_factory=dict)
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)

@@ -12,11 +12,11 @@ from torch import nn
 
 from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
-from dssl.config import RunConfig, method_name
+from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, measure, open_source
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
-from dssl.methods import METHODS, Method
+from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.presets import named_graph
 from dssl.types import Image
@@ -97,7 +97,7 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
         from dssl.weights.load import load_weights_into
 
         logger.info(load_weights_into(encoder, init).text())
-    method = METHODS[method_name(config.method)](encoder, feature_dim=dim, **dataclasses.asdict(config.method))
+    method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
     return method
 

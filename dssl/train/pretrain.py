@@ -19,11 +19,12 @@ from dssl.data.loader import Batch, Batches
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
+from dssl.methods import declaration_of
 from dssl.objective import LossReport, Objective
 from dssl.optim import build_optimizer
 from dssl.run import RunFolder
 from dssl.state import Opinion, Pace, Sight
-from dssl.train.health import Health, judges_predictions, look
+from dssl.train.health import Health, look
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, prepare, view_maker
 from dssl.train.schedule import learning_rate, peak_rate
@@ -138,7 +139,7 @@ class Pretraining:
             Health(
                 parts.graph,
                 patience=max(3 * self.steps_per_epoch, 100),
-                predictions=judges_predictions(config.method),
+                predictions=declaration_of(config.method).judges_predictions,
             )
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)

@@ -14,7 +14,8 @@ from torch import nn
 
 from dssl import config_io
 from dssl.coco.config import CocoConfig
-from dssl.config import BYOLConfig, RunConfig
+from dssl.config import RunConfig
+from dssl.methods import BYOLConfig
 from dssl.train.prepare import build_method
 from dssl.weights import checkpoint
 

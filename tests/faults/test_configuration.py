@@ -10,8 +10,9 @@ import pytest
 
 from dssl import config_io
 from dssl.cli import main
-from dssl.config import METHOD_CONFIGS, RunConfig
+from dssl.config import RunConfig
 from dssl.errors import DsslError
+from dssl.methods import METHODS
 from dssl.recipes import RECIPES, recipe
 from tests.faults.conftest import Tally
 from tests.faults.test_disk import one_line
@@ -52,7 +53,7 @@ BAD: dict[str, list[Any]] = {
 
 def mutated(generator: random.Random) -> tuple[str, dict[str, Any]]:
     """A recipe's settings with one bad value, one unknown name, or one name misspelt, among harmless changes."""
-    plain = config_io.to_dict(recipe(generator.choice(list(RECIPES)), method=generator.choice(list(METHOD_CONFIGS))))
+    plain = config_io.to_dict(recipe(generator.choice(list(RECIPES)), method=generator.choice(list(METHODS))))
     for key, value in (("seed", generator.randrange(10**6)), ("epochs", generator.randrange(200, 900)), ("tf32", True)):
         if generator.random() < 0.3:
             plain[key] = value
@@ -80,7 +81,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 
     runs: list[RunConfig] = []
 
-    def record(config: RunConfig, out: Path) -> object:
+    def record(config: RunConfig, out: Path, *, gallery: object) -> object:
         runs.append(config)
         return SimpleNamespace(checkpoint=None, signal=None, exit_code=0)
 

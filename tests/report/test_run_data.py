@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dssl.config import BYOLConfig
 from dssl.errors import DsslError
+from dssl.methods import BYOLConfig
 from dssl.report.run_data import find_runs, read_run
 from tests.report.run_folders import write_run
 

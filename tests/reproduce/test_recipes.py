@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from dssl.config import RunConfig, method_name
+from dssl.config import RunConfig
 from dssl.evaluate.classifier import SUPERVISED
 from dssl.graph import ViewGraph
+from dssl.methods import declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
@@ -69,7 +70,7 @@ def test_the_paper_scale_is_the_paper(method: str, data: str, expected: tuple[ob
         optimizer.weight_decay, optimizer.warmup_epochs,
     ) == expected  # fmt: skip
     assert (config.heavy, config.seed, config.limit) == (PAPER_HEAVY, 3, None)
-    assert method_name(config.method) == method
+    assert declaration_of(config.method).name == method
     linear = job(experiment, SCALES["paper"], seed=0).protocols[1]
     assert linear == ("linear-lars" if data == "imagenet" and method != "simclr" else "linear-sgd")
 

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig, SimSiamConfig
+from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.evaluate.classifier import SUPERVISED
+from dssl.methods import SimSiamConfig
 from dssl.reproduce import table, write
 from dssl.reproduce.harness import Ended, Place, finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell, Target

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig, SimSiamConfig
+from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
+from dssl.methods import SimSiamConfig
 from dssl.report.gallery import draw_gallery
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint

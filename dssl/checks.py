@@ -1,0 +1,26 @@
+"""What a setting must be: each check names the setting, what was given and what was expected."""
+
+import math
+
+from dssl.errors import DsslError
+
+
+def require(condition: bool, name: str, given: object, expected: str) -> None:
+    if not condition:
+        raise DsslError(f"{name} is {given}, expected {expected}")
+
+
+LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
+"""Above these a value is a slip of the finger, and the machine would fail in a less polite way."""
+
+
+def finite(name: str, value: float, *, least: float = 0.0, strictly: bool = False) -> None:
+    enough = value > least if strictly else value >= least
+    require(
+        math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} {least:g}"
+    )
+
+
+def between(name: str, value: int, largest: int) -> None:
+    require(value >= 1, name, value, "at least 1")
+    require(value <= largest, name, value, f"at most {largest:,}")
