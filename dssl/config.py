@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dssl.checks import LARGEST, between, finite, require
 from dssl.errors import DsslError
-from dssl.methods import METHODS, MethodSettings
+from dssl.settings import LARGEST, MethodSettings, between, finite, require
 
 Precision = Literal["auto", "bf16", "fp32", "fp64"]
 
@@ -77,6 +76,12 @@ class HealthConfig:
         require(self.every >= 1, "health.every", self.every, "at least 1")
 
 
+def _simsiam() -> MethodSettings:
+    from dssl.methods import SimSiamConfig  # and with it torch, which `--help` of other commands need not wait for
+
+    return SimSiamConfig()
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A pretraining run."""
@@ -101,7 +106,7 @@ class RunConfig:
     """What is trained: small, resnet18-cifar, any classifier of torchvision by name, or timm:NAME."""
     init: Path | None = None
     """Start the encoder from these weights: a file of dssl, torchvision or timm."""
-    method: MethodSettings = field(default_factory=METHODS["simsiam"].settings)
+    method: MethodSettings = field(default_factory=_simsiam)
     """simsiam, byol or simclr."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import dssl
 
 TOWER = (
-    *("version", "errors", "checks", "types", "rng", "files", "compiled"),
+    *("version", "errors", "settings", "types", "rng", "files", "compiled"),
     *("graph", "presets"),
     *("augment", "data"),
     *("distributed", "world"),

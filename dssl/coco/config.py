@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dssl.checks import require
 from dssl.config import CheckpointConfig, Precision
 from dssl.errors import DsslError
+from dssl.settings import require
 
 SCRATCH = "scratch"
 ITERATIONS, BATCH, WARMUP = 90_000, 16, 500

@@ -43,10 +43,10 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / Path(file).stem
     elif name is not None:
-        config = recipe(name, method=method or "simsiam")
+        config = recipe(name, method="simsiam" if method is None else method)
         out = Path("runs") / name
     elif {"-h", "--help"} & set(rest):
-        config, out = recipe("shapes", method=method or "simsiam"), Path("runs/shapes")
+        config, out = recipe("shapes", method="simsiam" if method is None else method), Path("runs/shapes")
     else:
         raise DsslError(f"what should be trained? expected a recipe ({', '.join(RECIPES)}) or --config FILE")
     return Arguments(config=config, out=out), rest

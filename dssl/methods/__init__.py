@@ -2,9 +2,10 @@
 
 from dssl.methods import byol, simclr, simsiam
 from dssl.methods.byol import BYOL, BYOLConfig
-from dssl.methods.method import Cost, Declaration, Defaults, Method, MethodSettings, Prediction
+from dssl.methods.method import Cost, Declaration, Defaults, Method, Prediction
 from dssl.methods.simclr import SimCLR, SimCLRConfig
 from dssl.methods.simsiam import SimSiam, SimSiamConfig
+from dssl.settings import MethodSettings
 
 METHODS: dict[str, Declaration] = {one.name: one for one in (simsiam.METHOD, byol.METHOD, simclr.METHOD)}
 

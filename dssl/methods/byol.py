@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dssl.checks import LARGEST, between, require
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp
 from dssl.methods.losses import squared_distance
-from dssl.methods.method import Cost, Declaration, Defaults, MethodSettings, Prediction, pairs
+from dssl.methods.method import Cost, Declaration, Defaults, Prediction, pairs
 from dssl.methods.momentum import momentum_at, move_average
+from dssl.settings import LARGEST, MethodSettings, between, require
 from dssl.types import Embedding, Images, Scalar
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from dssl.graph import ViewGraph
+from dssl.settings import MethodSettings
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -39,11 +40,6 @@ class Method(Protocol):
     def after_step(self, step: int, total: int) -> None:
         """Called after the optimiser's step number ``step`` of ``total``."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodSettings:
-    """The settings of a method, its flags under ``--method.``; each method derives its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dssl.checks import LARGEST, between, finite
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import simclr_projector
 from dssl.methods.losses import contrast
-from dssl.methods.method import Cost, Declaration, Defaults, MethodSettings, Prediction, only_targets, pairs
+from dssl.methods.method import Cost, Declaration, Defaults, Prediction, only_targets, pairs
+from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Images, Scalar
 
 

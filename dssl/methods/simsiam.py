@@ -6,12 +6,12 @@ from typing import Literal
 import torch
 from torch import nn
 
-from dssl.checks import LARGEST, between
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp, simsiam_projector
 from dssl.methods.losses import negative_cosine
-from dssl.methods.method import Cost, Declaration, Defaults, MethodSettings, Prediction, only_targets, pairs
+from dssl.methods.method import Cost, Declaration, Defaults, Prediction, only_targets, pairs
+from dssl.settings import LARGEST, MethodSettings, between
 from dssl.types import Embedding, Images, Scalar
 
 

@@ -13,7 +13,7 @@ from dssl.reproduce.outcome import Measured, Outcome, read
 from dssl.reproduce.paper import targets
 from dssl.reproduce.plan import Job, plan
 from dssl.reproduce.scales import SCALES
-from dssl.reproduce.table import ResultTable, build
+from dssl.reproduce.table import ResultTable, build, for_page
 
 SCALE = SCALES["cpu"]
 MAIN = targets()["table2"]
@@ -146,4 +146,4 @@ def test_tables_come_back_from_a_folder(tmp_path: Path) -> None:
         one.write(tmp_path / "cells" / f"{name}.json")
     made = build(MAIN, SCALE, seeds=(0,), outcomes=outcomes)
     (tmp_path / "table2.json").write_text(json.dumps(write.plain(made)))
-    assert _tables(tmp_path) == [made]
+    assert _tables(tmp_path) == [for_page(made)]
