@@ -109,6 +109,8 @@ def views(result: dict[str, Any]) -> Lines:
             for row in result["results"] if row["setting"] == setting
         ]  # fmt: skip
         lines += table((setting, "views/s", "times Pillow", ""), rows)
+    for setting, why in result.get("withdrawn", {}).items():
+        lines += [f"**{setting}: withdrawn** until measured again on an idle machine. {why}", ""]
     return lines + source(result)
 
 
