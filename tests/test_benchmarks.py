@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
-from benchmarks import our_views, page, views
+from benchmarks import our_views, page, train_paper, views
 from benchmarks.view_peers import VIEWS, Contender
+from dssl import Objective, named_graph
 from dssl.augment import Buffers, Plan, ViewMaker
 from dssl.data import decode
+from dssl.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 BATCH = 4
@@ -134,3 +138,22 @@ def test_the_readme_quotes_the_measured_speed_of_views() -> None:
     assert quoted is not None
     expected = (slowest("32 px, one core"), slowest("224 px without decoding, one core"))
     assert (int(quoted[1]), int(quoted[2])) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "graph", "same"),
+    [
+        ("simsiam", "dssl", "dssl"),
+        ("simsiam", "standard2", "standard2"),
+        ("byol", "dssl", "s1<->s2:0.5[alignment], h1->s1:0.5, h2->s2:0.5, normalize=sum"),
+        ("simclr", "dssl", "dssl"),
+    ],
+)
+def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same: str) -> None:
+    torch.manual_seed(0)
+    built = METHODS[method](nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), feature_dim=8)
+    names = [view.name for view in named_graph(same).views]
+    views = {name: torch.randn(6, 3, 8, 8) for name in names}
+    ordered = [views[name] for name in sorted(names, key=lambda name: (name[0] == "h", name))]
+    expected = Objective(built, named_graph(same))(views).total
+    assert train_paper.paper_loss(built, ordered, graph).item() == pytest.approx(expected.item(), rel=1e-5)

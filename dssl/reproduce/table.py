@@ -160,7 +160,7 @@ def student_95(freedom: int) -> float:
 
 
 def _share_within(angle: float, freedom: int) -> float:
-    """The share of Student's t below sqrt(freedom) tan(angle) in magnitude: for whole freedoms a finite series, not an integral."""
+    """The share of Student's t below sqrt(freedom) tan(angle) in magnitude: for a whole freedom it is a finite series."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
     term, series = cosine**odd, 0.0

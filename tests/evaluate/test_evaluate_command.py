@@ -100,9 +100,7 @@ def test_the_protocol_records_the_crop_that_was_made(
 ) -> None:
     """Images of the encoder's size are taken whole; None: every second image is larger."""
     shapes = Shapes(101, split="test")
-    images = [
-        np.array(Pillow.fromarray(shapes.image(i)).resize(((side or 32 + 8 * (i % 2)),) * 2)) for i in range(101)
-    ]
+    images = [np.array(Pillow.fromarray(shapes.image(i)).resize(((side or 32 + 8 * (i % 2)),) * 2)) for i in range(101)]
     test = memory(np.zeros((101, 1), np.uint8), list(shapes.labels), shapes.classes)
     test.images, test.fingerprint = images, f"shapes of {side}"
     one = task(test=test)
