@@ -1,13 +1,15 @@
 """Our views as jobs: image by image as the loader works on photos, many at a time as it works on small images, and the loader."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.view_peers import VIEWS, Job
-from dssl.augment import IMAGENET, Plan, ViewMaker
+from benchmarks.view_peers import VIEWS, Contender, Job
+from dssl.augment import IMAGENET, Buffers, Plan, ViewMaker
 from dssl.data.loader import Batches
 from dssl.graph import View
 
@@ -92,15 +94,73 @@ class _Memory:
         return str(index)
 
 
-def loader(size: int, images: list[np.ndarray] | np.ndarray, *, threads: int, batch: int) -> Job:
-    """What training gets: whole batches from the real loader, one after the other, with nothing else to do."""
-    batches = Batches(_Memory(images), maker(size), batch_size=batch, seed=0, steps=10**9, threads=threads)
-    step = 0
+class _Counted:
+    """A view maker that counts the views it makes and makes none while it is paused."""
+
+    def __init__(self, made: ViewMaker) -> None:
+        self._maker, self.names = made, made.names
+        self.allocate, self.plan = made.allocate, made.plan
+        self.made = 0
+        self._changed = threading.Condition()
+        self._paused, self._busy = True, 0
+
+    def apply(self, plan: Plan, row: int, image: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
+        with self._making(1):
+            self._maker.apply(plan, row, image, out, out_row)
+
+    def apply_many(self, plan: Plan, row: int, images: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
+        with self._making(len(images)):
+            self._maker.apply_many(plan, row, images, out, out_row)
+
+    @contextmanager
+    def _making(self, images: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy -= 1
+                self.made += images * len(self.names)
+                self._changed.notify_all()
+
+    def pause(self) -> None:
+        """Returns once nobody is making views any more."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: self._busy == 0)
+
+    def resume(self) -> None:
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
+
+def loader(size: int, images: list[np.ndarray] | np.ndarray, *, threads: int, batch: int) -> Contender:
+    """What training gets: whole batches from the real loader, one after the other, with nothing else to do.
+
+    The loader works ahead, so what it hands over in a window was partly made before it. Views are counted when they are made,
+    and the threads rest while others are measured.
+    """
+    counted = _Counted(maker(size))
+    batches = Batches(_Memory(images), counted, batch_size=batch, seed=0, steps=10**9, threads=threads)
+    step = seen = 0
 
     def job() -> int:
-        nonlocal step
+        nonlocal step, seen
         batches.at(step)
         step += 1
-        return VIEWS * batch
+        before, seen = seen, counted.made
+        return seen - before
 
-    return job
+    def resume() -> None:
+        nonlocal seen
+        seen = counted.made
+        counted.resume()
+
+    def close() -> None:
+        counted.resume()  # a thread that waits to make a view would not notice that it should end
+        batches.close()
+
+    return Contender(job, "whole batches from the real loader", resume=resume, pause=counted.pause, close=close)

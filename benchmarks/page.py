@@ -100,7 +100,8 @@ def show_missing(results: Results) -> Lines:
 def views(result: dict[str, Any]) -> Lines:
     lines = [
         "## Views", "",
-        "A view is the whole chain: crop, flip, colour jitter, gray, blur, two RandAugment operations, normalised float32.", "",
+        "A view is the whole chain: crop, flip, colour jitter, gray, blur, two RandAugment operations, normalised float32. "
+        "Only views made inside a window count; the loader's threads rest while others are measured.", "",
         *picture("views", "views per second by library"),
     ]  # fmt: skip
     for setting in dict.fromkeys(row["setting"] for row in result["results"]):
@@ -109,6 +110,8 @@ def views(result: dict[str, Any]) -> Lines:
             for row in result["results"] if row["setting"] == setting
         ]  # fmt: skip
         lines += table((setting, "views/s", "times Pillow", ""), rows)
+    for setting, why in result.get("withdrawn", {}).items():
+        lines += [f"**{setting}: withdrawn** until measured again on an idle machine. {why}", ""]
     return lines + source(result)
 
 

@@ -60,21 +60,21 @@ def contrast(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 
 
 def paper_loss(method: SimSiam | BYOL | SimCLR, v: Sequence[Tensor], graph: str) -> Tensor:
-    """Algorithms 1 and 2 as the published scripts write them; BYOL's target network sees all four views."""
+    """Algorithms 1 and 2 as the published scripts write them; BYOL's target network makes a pass for each of the four terms."""
     y = [method.projector(method.encoder(images)) for images in v]
     if isinstance(method, SimCLR):
         if graph == "standard2":
             return (contrast(y[0], y[1], 0.5) + contrast(y[2], y[3], 0.5)) / 2
         return contrast(y[0], y[1], 0.5) + (distance(y[2], y[0]) + distance(y[3], y[1])) / 2
     z = [method.predictor(row) for row in y]
+    ends = (1, 0, 3, 2) if graph == "standard2" else (1, 0, 0, 1)  # the view that each one is pulled to
     if isinstance(method, BYOL):
         with torch.no_grad():
-            y = [method.target_projector(method.target_encoder(images)) for images in v]
-    similar = 2 if isinstance(method, BYOL) else 1  # BYOL's own loss is 2 + 2 D; a heavy view's is D for every method
-    symmetric = similar * (distance(z[0], y[1]) + distance(z[1], y[0]))
-    if graph == "standard2":
-        return (symmetric + similar * (distance(z[2], y[3]) + distance(z[3], y[2]))) / 4
-    return (symmetric + distance(z[2], y[0]) + distance(z[3], y[1])) / 2
+            targets = [method.target_projector(method.target_encoder(v[end])) for end in ends]
+    else:
+        targets = [y[end] for end in ends]
+    terms = [distance(row, target) for row, target in zip(z, targets, strict=True)]
+    return torch.stack(terms).sum() / (4 if graph == "standard2" else 2)
 
 
 class Workers:

@@ -1,6 +1,7 @@
 """Other libraries' views, each as near to ours as it can be asked to."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
 
@@ -19,6 +20,22 @@ VIEWS = 4
 """Views made of every image."""
 Job = Callable[[], int]
 """Makes views of a fixed set of images and says how many."""
+
+
+def nothing() -> None:
+    """What most contenders do between their turns."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Somebody to measure: ``job`` says how many views were made since ``resume`` or the call before."""
+
+    job: Job
+    note: str = ""
+    resume: Callable[[], None] = nothing
+    pause: Callable[[], None] = nothing
+    """Whoever works in threads of its own stops here, so that nothing is made in the turns of others."""
+    close: Callable[[], None] = nothing
 
 
 def per_image(chain: Callable[[T], object], images: Sequence[T], *, views: int = VIEWS) -> Job:
@@ -109,15 +126,15 @@ PEERS: tuple[tuple[str, str, Callable[[int, list[np.ndarray]], Job], str], ...] 
 )
 
 
-def peers(size: int, images: list[np.ndarray]) -> tuple[dict[str, tuple[Job, str]], dict[str, str]]:
-    """The jobs of the libraries that work here, with a note each, and why the others do not."""
-    jobs, missing = {}, {}
+def peers(size: int, images: list[np.ndarray]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The libraries that work here, and why the others do not."""
+    found, missing = {}, {}
     for name, package, build, note in PEERS:
         try:
             job = build(size, images)
             job()
-            jobs[name] = (job, f"{package} {version(package)}; {note}")
+            found[name] = Contender(job, f"{package} {version(package)}; {note}")
         except Exception as problem:  # any reason at all: the page says which
             missing[name] = reason(problem)
             print(f"  {name:28} left out: {missing[name]}")
-    return jobs, missing
+    return found, missing

@@ -5,7 +5,7 @@
 A view is the whole chain: crop, flip, colour jitter, gray, blur, two RandAugment operations at magnitude 9 (table
 ``dssl16``), and normalised float32. Four views are made of every image. "One core" is measured in CPU seconds of the
 process, so that other programs on the machine do not count; the rows with several threads are measured by the wall clock.
-Libraries that lack RandAugment do less work, which the table says.
+Libraries that lack RandAugment do less work, which the table says. Only views that are made inside a window are counted.
 """
 
 import io
@@ -16,22 +16,24 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from PIL import Image
-from torchvision import io as torchvision_io
 
 from benchmarks import charts, images, our_views, pillow_views, record, view_peers
-from benchmarks.view_peers import VIEWS, Job
+from benchmarks.view_peers import VIEWS, Contender
+from dssl.data.decode import decode
 
 BASELINE = "Pillow composition"
-Jobs = dict[str, tuple[Job, str]]
+Contenders = dict[str, Contender]
 
 
-def measure(job: Job, *, seconds: float, wall: bool) -> float:
-    """Views per second of this process; asserts that a job meant for one core used no more than one."""
+def measure(contender: Contender, *, seconds: float, wall: bool) -> float:
+    """Views per second of this process; asserts that a contender meant for one core used no more than one."""
     record.set_threads(1)
+    contender.resume()
     made, start, cpu = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - start < seconds:
-        made += job()
+        made += contender.job()
     elapsed, used = time.perf_counter() - start, time.process_time() - cpu
+    contender.pause()
     record.check_threads(1)
     if wall:
         return made / elapsed
@@ -39,27 +41,29 @@ def measure(job: Job, *, seconds: float, wall: bool) -> float:
     return made / used
 
 
-def compare(setting: str, jobs: Jobs, *, seconds: float, rounds: int, wall: bool) -> list[record.Record]:
-    """Every job in turn, several times over: medians and quartiles."""
-    for job, _ in jobs.values():
-        job()  # compiles and warms up
-    found: dict[str, list[float]] = {name: [] for name in jobs}
+def compare(setting: str, contenders: Contenders, *, seconds: float, rounds: int, wall: bool) -> list[record.Record]:
+    """Every contender in turn, several times over: medians and quartiles."""
+    for contender in contenders.values():
+        contender.resume()
+        contender.job()  # compiles and warms up
+        contender.pause()
+    found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
-        for name, (job, _) in jobs.items():
-            found[name].append(measure(job, seconds=seconds, wall=wall))
+        for name, contender in contenders.items():
+            found[name].append(measure(contender, seconds=seconds, wall=wall))
     rows = []
-    for name, (_, note) in jobs.items():
+    for name, contender in contenders.items():
+        contender.close()
         rate = record.summary(found[name])
         ratio = rate["median"] / record.summary(found[BASELINE])["median"]
-        rows.append({"setting": setting, "name": name, "rate": rate, "ratio": ratio, "note": note})
-        print(f"  {name:28} {rate['median']:12,.0f} views/s {ratio:8.1f}x  {note}", flush=True)
+        rows.append({"setting": setting, "name": name, "rate": rate, "ratio": ratio, "note": contender.note})
+        print(f"  {name:28} {rate['median']:12,.0f} views/s {ratio:8.1f}x  {contender.note}", flush=True)
     return rows
 
 
-def decoding(files: list[bytes]) -> Jobs:
-    """From the bytes of a file to four views."""
+def decoding(files: list[bytes]) -> Contenders:
+    """From the bytes of a file to four views; ours through the decoder that every folder is read with."""
     chain = pillow_views.chain(224)
-    tensors = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
 
     def pillow() -> int:
         for data in files:
@@ -68,13 +72,10 @@ def decoding(files: list[bytes]) -> Jobs:
                 chain(image)
         return VIEWS * len(files)
 
-    def decode(row: int) -> np.ndarray:
-        rgb = torchvision_io.decode_jpeg(tensors[row], mode=torchvision_io.ImageReadMode.RGB)
-        return np.ascontiguousarray(rgb.permute(1, 2, 0).numpy())
-
+    ours = our_views.one_by_one(224, lambda row: decode(io.BytesIO(files[row])), len(files))
     return {
-        BASELINE: (pillow, "decodes with Pillow, once for four views"),
-        "dssl": (our_views.one_by_one(224, decode, len(files)), "decodes with torchvision, once for four views"),
+        BASELINE: Contender(pillow, "decodes once for four views"),
+        "dssl": Contender(ours, "decodes once for four views, as a folder of images is read"),
     }
 
 
@@ -99,34 +100,31 @@ def main() -> int:
     little = list(small)
     missing: dict[str, str] = {}
 
-    def with_peers(size: int, arrays: list[np.ndarray], ours: Jobs) -> Jobs:
+    def with_peers(size: int, arrays: list[np.ndarray], ours: Contenders) -> Contenders:
         found, absent = view_peers.peers(size, arrays)
         missing.update(absent)
-        return {BASELINE: (view_peers.pillow(size, arrays), ""), **ours, **found}
+        return {BASELINE: Contender(view_peers.pillow(size, arrays)), **ours, **found}
 
-    def in_threads(size: int, arrays: list[np.ndarray], batch: int) -> Jobs:
-        jobs: Jobs = {BASELINE: (view_peers.pillow(size, arrays), "one thread")}
+    def in_threads(size: int, arrays: list[np.ndarray], batch: int) -> Contenders:
+        found = {BASELINE: Contender(view_peers.pillow(size, arrays), "one thread")}
         for count in threads_used():
             kernels = (
                 our_views.many(32, small, threads=count)
                 if size == 32
                 else our_views.one_by_one(size, arrays.__getitem__, len(arrays), threads=count)
             )
-            jobs[f"dssl kernels, {count} thread{'s' if count > 1 else ''}"] = (kernels, "")
-            loader = our_views.loader(size, arrays, threads=count, batch=batch)
-            jobs[f"dssl loader, {count} thread{'s' if count > 1 else ''}"] = (
-                loader,
-                "whole batches from the real loader",
-            )
-        return jobs
+            threads = f"{count} thread{'s' if count > 1 else ''}"
+            found[f"dssl kernels, {threads}"] = Contender(kernels)
+            found[f"dssl loader, {threads}"] = our_views.loader(size, arrays, threads=count, batch=batch)
+        return found
 
     rows: list[record.Record] = []
-    settings: tuple[tuple[str, bool, Callable[[], Jobs]], ...] = (
+    settings: tuple[tuple[str, bool, Callable[[], Contenders]], ...] = (
         ("32 px, one core", False, lambda: with_peers(32, little, {
-            "dssl, image by image": (our_views.one_by_one(32, little.__getitem__, len(little)), ""),
-            "dssl, array of images": (our_views.many(32, small), "")})),
+            "dssl, image by image": Contender(our_views.one_by_one(32, little.__getitem__, len(little))),
+            "dssl, array of images": Contender(our_views.many(32, small))})),
         ("224 px without decoding, one core", False, lambda: with_peers(224, photos, {
-            "dssl": (our_views.one_by_one(224, photos.__getitem__, len(photos)), "")})),
+            "dssl": Contender(our_views.one_by_one(224, photos.__getitem__, len(photos)))})),
         ("224 px with decoding, one core", False, lambda: decoding(files)),
         ("32 px, threads, wall clock", True, lambda: in_threads(32, little, len(little))),
         ("224 px, threads, wall clock", True, lambda: in_threads(224, photos, len(photos) // 2)),

@@ -11,7 +11,7 @@ COMMANDS: dict[str, str] = {
     "views": "look at the views of your images, and at what each policy does to them",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
     "data": "look at a source of images, pack it, or fetch CIFAR-10",
-    "reproduce": "every table and figure of the paper, at three scales",
+    "reproduce": "the paper's tables and figures at three scales (table 4: pretraining only)",
     "doctor": "what this machine has, what works, and how long a run would take",
     "completion": "print a script that completes commands and flags in the shell",
 }

@@ -53,6 +53,7 @@ class _Content:
     indices: NDArray[np.int64]
     images: NDArray[Any]
     good: NDArray[np.bool_]
+    cropped: NDArray[np.bool_]
 
 
 class EvaluationBatches:
@@ -83,6 +84,8 @@ class EvaluationBatches:
         if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(source):
             raise DsslError(f"indices from {chosen.min()} to {chosen.max()}: the source has {len(source):,} images")
         self.count = len(chosen)
+        self.cropped = 0
+        """How many images so far were not taken whole."""
         self.steps = -(-len(chosen) // batch_size)
         scale, offset = _scale(normalization)
         kind = np.uint8 if normalization is None else np.float32
@@ -90,7 +93,7 @@ class EvaluationBatches:
         def start(step: int) -> tuple[_Content, int]:
             part = chosen[step * batch_size : (step + 1) * batch_size]
             images = np.empty((len(part), size, size, channels), kind)
-            return _Content(part, images, np.ones(len(part), np.bool_)), len(part)
+            return _Content(part, images, np.ones(len(part), np.bool_), np.zeros(len(part), np.bool_)), len(part)
 
         def fill(content: _Content, rows: range, is_stopped: Callable[[], bool]) -> None:
             for row in rows:
@@ -107,6 +110,7 @@ class EvaluationBatches:
                     continue
                 if image.shape[2] != channels:
                     raise DsslError(f"{source.label_of(index)}: {image.shape[2]} channels, expected {channels}")
+                content.cropped[row] = image.shape[:2] != (size, size)
                 image = centre_crop(image, size=size, crop_ratio=crop_ratio)
                 content.images[row] = image if normalization is None else image * scale + offset
 
@@ -128,6 +132,7 @@ class EvaluationBatches:
         for step in range(self.steps):
             content = self._pipeline.take(step)
             indices, images = content.indices, content.images
+            self.cropped += int(content.cropped.sum())
             if not content.good.all():
                 indices, images = indices[content.good], images[content.good]
             if len(indices):

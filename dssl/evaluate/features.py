@@ -27,6 +27,8 @@ class Features:
     rows: NDArray[np.int64]
     unreadable: int = 0
     """How many images could not be read and have no row; always 0 unless that was allowed."""
+    cropped: int = 0
+    """How many images were resized and cropped; those that have the encoder's size already are taken whole."""
 
 
 def compute_features(
@@ -77,7 +79,7 @@ def compute_features(
     if quarantine is not None:
         wanted = wanted[[int(index) not in quarantine for index in wanted]]
     check_complete(values, found, wanted, name=source.name)
-    return Features(values=values, rows=found, unreadable=batches.count - len(found))
+    return Features(values=values, rows=found, unreadable=batches.count - len(found), cropped=batches.cropped)
 
 
 def check_complete(values: Tensor, rows: NDArray[np.int64], wanted: NDArray[np.int64], *, name: str) -> None:

@@ -77,6 +77,7 @@ class Task:
     def result(self, name: str, predicted: Tensor, *, used: int, protocol: dict[str, Any]) -> Result:
         """The number with all that it depends on; predictions are of the whole test set, in order."""
         labels = torch.from_numpy(self.test_labels)
+        cropped = self.store.of(self.test, allow_unreadable=False).cropped
         about = {
             "train_images": used,
             "test_images": len(self.test),
@@ -87,7 +88,8 @@ class Task:
             "classes": len(self.classes),
             "seed": self.seed,
             "checkpoint": self.loaded.protocol(),
-            "crop_ratio": self.store.crop_ratio,
+            "crop_ratio": self.store.crop_ratio if cropped else 1.0,
+            "cropped_test_images": cropped,
             "precision": "float32" if self.store.autocast is None else str(self.store.autocast).removeprefix("torch."),
         }
         return Result(name=name, correct=count_correct(predicted, labels), total=len(labels), protocol=about | protocol)

@@ -86,7 +86,8 @@ def _write(path: Path, about: str, features: Features) -> None:
     tensors = {"values": features.values.contiguous(), "rows": torch.from_numpy(features.rows)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     digest = content_hash(about, tensors)
-    metadata = {"about": about, "unreadable": str(features.unreadable), "sha256": digest}
+    counts = {"unreadable": str(features.unreadable), "cropped": str(features.cropped)}
+    metadata = {"about": about, "sha256": digest, **counts}
     save_file(tensors, temporary, metadata=metadata)
     temporary.replace(path)
 
@@ -101,5 +102,11 @@ def _read(path: Path, about: str) -> Features | None:
         return None
     if metadata.get("about") != about or content_hash(about, tensors) != metadata.get("sha256"):
         return None
-    rows = tensors["rows"].numpy().astype(np.int64)
-    return Features(values=tensors["values"], rows=rows, unreadable=int(metadata["unreadable"]))
+    if "cropped" not in metadata:  # written before it was counted
+        return None
+    return Features(
+        values=tensors["values"],
+        rows=tensors["rows"].numpy().astype(np.int64),
+        unreadable=int(metadata["unreadable"]),
+        cropped=int(metadata["cropped"]),
+    )

@@ -111,8 +111,7 @@ def _seed_error(cells: Sequence[Sequence[Outcome]]) -> float:
             freedom += len(values) - 1
     if freedom == 0:
         return 0.0
-    student = _STUDENT_95.get(freedom, 1.96 + 2.5 / freedom)
-    return student * math.sqrt(squares / freedom)
+    return student_95(freedom) * math.sqrt(squares / freedom)
 
 
 def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, seed_error: float) -> TableCell:
@@ -155,8 +154,24 @@ def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, 
     )
 
 
-_STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23}
-"""Student's t by degrees of freedom; beyond them 1.96 + 2.5 / freedom is right to a hundredth."""
+def student_95(freedom: int) -> float:
+    """Student's t that 95 % of draws stay within, on both sides, for a whole number of degrees of freedom."""
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / sqrt(freedom); every step halves the gap
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _share_within(angle, freedom) < 0.95 else (low, angle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def _share_within(angle: float, freedom: int) -> float:
+    """The share of Student's t below sqrt(freedom) tan(angle) in magnitude: for a whole freedom it is a finite series."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, series = cosine**odd, 0.0
+    for power in range(odd, freedom - 1, 2):
+        series += term
+        term *= cosine**2 * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * series) if odd else sine * series
 
 
 def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> tuple[Comparison, ...]:

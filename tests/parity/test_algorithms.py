@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +143,34 @@ def test_byol_with_dssl(encoder: tuple[nn.Module, int, int]) -> None:
         for parameter in method.target_encoder.parameters():
             parameter.mul_(0.9)
     check(method, named_graph("dssl"), random_views(size, "s1", "s2", "h1", "h2"), by_hand)
+
+
+@pytest.mark.parametrize("encoder", ["toy"], indirect=True)
+def test_the_published_byol_script(encoder: tuple[nn.Module, int, int]) -> None:
+    """Negative cosine for every pair, each halved, each with a pass of the target network of its own (docs/decisions.md, 1)."""
+
+    def by_hand(m: nn.Module, v: Views) -> Tensor:
+        assert isinstance(m, BYOL)
+
+        def half(predictor: str, target: str) -> Tensor:
+            z = m.predictor(m.projector(m.encoder(v[predictor])))
+            with torch.no_grad():
+                y = m.target_projector(m.target_encoder(v[target]))
+            return 0.5 * cosine(z, y)
+
+        return half("s1", "s2") + half("s2", "s1") + half("h1", "s1") + half("h2", "s2")
+
+    module, dim, size = encoder
+    method = BYOL(module, feature_dim=dim, hidden=32, output=16).double()
+    with torch.no_grad():
+        for parameter in method.target_encoder.parameters():
+            parameter.mul_(0.9)
+    text = "s1<->s2:0.5[alignment], h1->s1:0.5, h2->s2:0.5, normalize=sum"
+    assert text in (Path(__file__).parents[2] / "docs" / "decisions.md").read_text()
+    views = random_views(size, "s1", "s2", "h1", "h2")
+    check(copy.deepcopy(method), ViewGraph.parse(text), views, by_hand)
+    with pytest.raises(AssertionError):
+        check(method, named_graph("dssl"), views, by_hand)
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:

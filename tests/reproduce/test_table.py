@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 from dssl.commands.report import _tables
 from dssl.reproduce import write
@@ -13,7 +14,7 @@ from dssl.reproduce.outcome import Measured, Outcome, read
 from dssl.reproduce.paper import targets
 from dssl.reproduce.plan import Job, plan
 from dssl.reproduce.scales import SCALES
-from dssl.reproduce.table import ResultTable, build, for_page
+from dssl.reproduce.table import ResultTable, build, for_page, student_95
 
 SCALE = SCALES["cpu"]
 MAIN = targets()["table2"]
@@ -63,11 +64,16 @@ def test_several_seeds() -> None:
     made = _simsiam({"standard2": (42.0, "healthy"), "dssl": (43.0, "healthy")}, seeds=(0, 1), shift=2.0)
     cell = made.cells["repro.", "CIFAR-10, SimSiam"]
     assert cell.ours == "43.0 ± 1.4"  # 42 and 44: the deviation is the root of 2
-    # two cells of two seeds: variance 2 with two degrees of freedom, Student's t 4.30; the mean of two halves the variance
-    assert cell.error == pytest.approx(math.hypot(1 / math.sqrt(2), 4.30 * math.sqrt(2) / math.sqrt(2)))
+    # two cells of two seeds: variance 2 with two degrees of freedom, Student's t 4.3027; the mean of two halves the variance
+    assert cell.error == pytest.approx(math.hypot(1 / math.sqrt(2), 4.302652729911275 * math.sqrt(2) / math.sqrt(2)))
     assert made.comparisons[6].verdict == "cannot be told"
     only_one = dataclasses.replace(made, seeds=(0,))
     assert only_one != made
+
+
+def test_student_is_exact() -> None:
+    freedoms = [*range(1, 201), 1000, 9999]
+    assert [student_95(freedom) for freedom in freedoms] == pytest.approx(stats.t.ppf(0.975, freedoms), rel=1e-10)
 
 
 def test_seeds_that_disagree_about_collapse_and_one_that_diverged() -> None:

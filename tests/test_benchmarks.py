@@ -1,0 +1,159 @@
+"""The benchmarks' own counting, without a clock: which views count, which decoder is measured, and a page with gaps."""
+
+import io
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from benchmarks import our_views, page, train_paper, views
+from benchmarks.view_peers import VIEWS, Contender
+from dssl import Objective, named_graph
+from dssl.augment import Buffers, Plan, ViewMaker
+from dssl.data import decode
+from dssl.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+BATCH = 4
+
+
+class Spy:
+    """Stands before the kernels: counts the views that are really made, and can hold them back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = 0
+        self.allowed = True
+        self.changed = threading.Condition()
+        real = ViewMaker.apply_many
+
+        def apply_many(maker: ViewMaker, plan: Plan, row: int, images: np.ndarray, out: Buffers, out_row: int) -> None:
+            with self.changed:
+                assert self.changed.wait_for(lambda: self.allowed, timeout=60)
+            real(maker, plan, row, images, out, out_row)
+            with self.changed:
+                self.made += VIEWS * len(images)
+                self.changed.notify_all()
+
+        monkeypatch.setattr(ViewMaker, "apply_many", apply_many)
+
+    def allow(self, allowed: bool) -> None:
+        with self.changed:
+            self.allowed = allowed
+            self.changed.notify_all()
+
+    def wait_for(self, views: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.made >= views, timeout=60)
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    return Spy(monkeypatch)
+
+
+@pytest.fixture
+def loader(spy: Spy) -> Iterator[Contender]:
+    made = our_views.loader(8, np.zeros((2 * BATCH, 8, 8, 3), np.uint8), threads=1, batch=BATCH)
+    yield made
+    spy.allow(True)
+    made.close()
+
+
+def test_what_a_loader_made_before_its_window_does_not_count(spy: Spy, loader: Contender) -> None:
+    loader.resume()
+    loader.job()
+    spy.wait_for(4 * VIEWS * BATCH)  # one batch is taken, three are ahead: there is nothing left to do
+    loader.pause()
+    spy.allow(False)
+    loader.resume()
+    assert loader.job() == 0  # handed over at once, and no view can have been made since
+
+
+def test_a_loader_counts_what_it_made_in_its_window_and_makes_nothing_after_it(spy: Spy, loader: Contender) -> None:
+    assert spy.made == 0  # it begins with its first turn
+    loader.resume()
+    counted = sum(loader.job() for _ in range(6))
+    loader.pause()
+    assert 6 * VIEWS * BATCH <= counted <= spy.made
+    ended = spy.made
+    with spy.changed:
+        assert not spy.changed.wait_for(lambda: spy.made > ended, timeout=0.05)
+    loader.resume()
+    spy.wait_for(9 * VIEWS * BATCH)
+    loader.pause()
+    assert loader.job() == 9 * VIEWS * BATCH - ended
+
+
+def test_the_row_with_decoding_uses_the_decoder_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    Image.fromarray(np.arange(48 * 40 * 3, dtype=np.uint8).reshape(48, 40, 3)).save(buffer, "JPEG")
+    decoded: list[tuple[int, ...]] = []
+
+    def counted(file: io.BytesIO) -> np.ndarray:
+        image = decode.decode(file)
+        decoded.append(image.shape)
+        return image
+
+    monkeypatch.setattr(views, "decode", counted)
+    assert views.decoding([buffer.getvalue()])["dssl"].job() == VIEWS
+    assert decoded == [(48, 40, 3)]
+
+
+def test_the_page_says_what_is_withdrawn(tmp_path: Path) -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "views.json").read_text())
+    kept = [row for row in result["results"] if row["setting"] == "32 px, one core"]
+    result |= {"results": kept, "withdrawn": {"224 px, threads, wall clock": "The reason."}}
+    (tmp_path / "views.json").write_text(json.dumps(result))
+    page.write(tmp_path, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "**224 px, threads, wall clock: withdrawn** until measured again on an idle machine. The reason." in text
+    assert "| 32 px, one core |" in text
+    del result["withdrawn"]
+    (tmp_path / "views.json").write_text(json.dumps(result))
+    page.write(tmp_path, tmp_path / "page.md")
+    assert "withdrawn" not in (tmp_path / "page.md").read_text()
+
+
+def test_the_committed_page_is_the_one_of_the_committed_results(tmp_path: Path) -> None:
+    page.write(ROOT / "benchmarks" / "results", tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_readme_quotes_the_measured_speed_of_views() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "views.json").read_text())["results"]
+
+    def slowest(setting: str) -> int:
+        return round(
+            min(row["ratio"] for row in results if row["setting"] == setting and row["name"].startswith("dssl"))
+        )
+
+    quoted = re.search(r"(\d+) times as fast at 32 px and (\d+) times at 224 px", (ROOT / "README.md").read_text())
+    assert quoted is not None
+    expected = (slowest("32 px, one core"), slowest("224 px without decoding, one core"))
+    assert (int(quoted[1]), int(quoted[2])) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "graph", "same"),
+    [
+        ("simsiam", "dssl", "dssl"),
+        ("simsiam", "standard2", "standard2"),
+        ("byol", "dssl", "s1<->s2:0.5[alignment], h1->s1:0.5, h2->s2:0.5, normalize=sum"),
+        ("simclr", "dssl", "dssl"),
+    ],
+)
+def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same: str) -> None:
+    torch.manual_seed(0)
+    built = METHODS[method](nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), feature_dim=8)
+    names = [view.name for view in named_graph(same).views]
+    views = {name: torch.randn(6, 3, 8, 8) for name in names}
+    ordered = [views[name] for name in sorted(names, key=lambda name: (name[0] == "h", name))]
+    expected = Objective(built, named_graph(same))(views).total
+    assert train_paper.paper_loss(built, ordered, graph).item() == pytest.approx(expected.item(), rel=1e-5)
