@@ -18,7 +18,7 @@ def _require(condition: bool, name: str, given: object, expected: str) -> None:
         raise DsslError(f"{name} is {given}, expected {expected}")
 
 
-_LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
+LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
 """Above these a value is a slip of the finger, and the machine would fail in a less polite way."""
 
 
@@ -49,7 +49,7 @@ class SimSiamConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "output", "bottleneck"):
-            _between(f"method.{name}", getattr(self, name), _LARGEST["head"])
+            _between(f"method.{name}", getattr(self, name), LARGEST["head"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class BYOLConfig:
 
     def __post_init__(self) -> None:
         for name in ("hidden", "output"):
-            _between(f"method.{name}", getattr(self, name), _LARGEST["head"])
+            _between(f"method.{name}", getattr(self, name), LARGEST["head"])
         _require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
 
 
@@ -79,7 +79,7 @@ class SimCLRConfig:
     """0.5 on CIFAR-10, 0.1 on ImageNet."""
 
     def __post_init__(self) -> None:
-        _between("method.output", self.output, _LARGEST["head"])
+        _between("method.output", self.output, LARGEST["head"])
         _finite("method.temperature", self.temperature, strictly=True)
 
 
@@ -218,13 +218,13 @@ class RunConfig:
         from dssl.presets import named_graph
 
         for name in ("image_size", "epochs"):
-            _between(name, getattr(self, name), _LARGEST[name])
+            _between(name, getattr(self, name), LARGEST[name])
         _require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
         _require(self.limit is None or self.limit >= 2, "limit", self.limit, "at least 2")
         _require(0 <= self.bad_share < 1, "bad_share", self.bad_share, "a number from 0 to below 1")
         _require(self.knn_every >= 0, "knn_every", self.knn_every, "0 or more")
         if self.threads is not None:
-            _between("threads", self.threads, _LARGEST["threads"])
+            _between("threads", self.threads, LARGEST["threads"])
         _require(
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",

@@ -25,6 +25,9 @@ def run(arguments: Arguments) -> int:
     import logging
     import os
 
+    from dssl.data.sources import expanded
+
+    arguments = dataclasses.replace(arguments, weights=expanded(arguments.weights))
     config = CocoConfig(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(CocoConfig)})
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)

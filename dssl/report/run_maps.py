@@ -6,13 +6,14 @@ import numpy as np
 import torch.nn.functional as F
 
 from dssl import rng
+from dssl.data import Subset
 from dssl.errors import DsslError
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.map import pca
 from dssl.export.load import open_weights
 from dssl.report.run_data import RunData
 from dssl.report.run_figures import EmbeddingMap
-from dssl.train.prepare import Subset, open_test_data
+from dssl.train.prepare import open_test_data
 
 
 def embedding_maps(
