@@ -122,7 +122,7 @@ def _split_folder(place: Path, split: Literal["train", "test"]) -> tuple[Path, P
 def _is_lone_split(train: Path) -> bool:
     """Whether train, without a test split beside it, is a split (all that is there, with class folders) and not a class."""
     try:
-        (folders, images), (classes, loose) = _visible(train.parent), _visible(train)
+        (classes, loose), (folders, images) = _visible(train), _visible(train.parent)
     except OSError:
         return False
     return folders == {train.name} and not images and bool(classes) and not loose
@@ -131,11 +131,18 @@ def _is_lone_split(train: Path) -> bool:
 def _visible(place: Path) -> tuple[set[str], set[str]]:
     """The names of the folders and of the images in a folder, without those that the scan passes over."""
     folders, images = set(), set()
-    for entry in os.scandir(place):
-        if entry.is_dir() and not entry.name.startswith("."):
-            folders.add(entry.name)
-        elif entry.name.rpartition(".")[2].lower() in EXTENSIONS and not entry.name.startswith("."):
-            images.add(entry.name)
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a loop of links
+                is_folder = False
+            if is_folder:
+                folders.add(entry.name)
+            elif entry.name.rpartition(".")[2].lower() in EXTENSIONS:
+                images.add(entry.name)
     return folders, images
 
 

@@ -97,6 +97,7 @@ def test_train_is_a_class_among_others(tmp_path):
 def test_train_without_a_test_split_beside_it(tmp_path, names, classes):
     for name in names:
         picture(tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
     source = open_source(str(tmp_path))
     assert source.classes == classes
     assert len(source) == sum(not name.startswith(".") for name in names)
