@@ -33,7 +33,7 @@ def with_home(arguments: T) -> T:
         value = getattr(arguments, field.name)
         if (expanded := _expanded(value)) != value:
             changes[field.name] = expanded
-    return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var, return-value]
+    return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]
 
 
 def _expanded(value: Any) -> Any:
