@@ -40,11 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         raise choices("command", name, COMMANDS)
+    from dssl.commands.arguments import with_home
+
     command = importlib.import_module(f"dssl.commands.{module_name(name)}")
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
     parsed = _parse(command.Arguments, f"dssl {name}", words, default)
-    code: int = command.run(parsed)
+    code: int = command.run(with_home(parsed))
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
 

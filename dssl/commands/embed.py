@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dssl.commands.arguments import check_counts
 from dssl.commands.evaluate import show_progress
 from dssl.commands.weights import load
 from dssl.errors import DsslError
@@ -49,6 +50,7 @@ def run(arguments: Arguments) -> int:
     from dssl.evaluate.embed import Encoding, embed_file, embed_shards
     from dssl.world import pick_device
 
+    check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
     begun = time.perf_counter()

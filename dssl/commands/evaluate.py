@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dssl.commands.arguments import check_counts
 from dssl.commands.weights import default_folder, load
 from dssl.errors import DsslError
 
@@ -60,8 +61,7 @@ def run(arguments: Arguments) -> int:
     from dssl.evaluate.protocols import chosen_protocols
 
     protocols = chosen_protocols(arguments.protocols)
-    if arguments.epochs is not None and arguments.epochs < 1:
-        raise DsslError(f"--epochs is {arguments.epochs}: expected at least 1")
+    check_counts(arguments, ("image_size", "epochs", "threads"))
     begun = time.perf_counter()
     import torch
 

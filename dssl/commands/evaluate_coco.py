@@ -29,7 +29,9 @@ def run(arguments: Arguments) -> int:
     import logging
     import os
 
-    config = arguments.config
+    from dssl.data.sources import expanded
+
+    config = dataclasses.replace(arguments.config, weights=expanded(arguments.config.weights))
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.coco.finetune import COMPARABLE, finetune

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dssl.commands.arguments import check_counts
 from dssl.commands.weights import default_folder, load
 from dssl.errors import DsslError
 
@@ -34,6 +35,7 @@ def run(arguments: Arguments) -> int:
     from dssl.weights.card import card, evaluation_of
     from dssl.weights.formats import export
 
+    check_counts(arguments, ("image_size",))
     if not arguments.formats:
         raise DsslError("--formats is empty: expected some, such as safetensors torchvision")
     loaded = load(arguments)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -177,9 +178,7 @@ def _check(arguments: Arguments) -> None:
         raise DsslError(
             f"--seeds is {' '.join(map(str, arguments.seeds)) or 'empty'}: expected different numbers, such as 0 1"
         )
-    for name, value in (("jobs", arguments.jobs), ("gpus", arguments.gpus)):
-        if value is not None and value < 1:
-            raise DsslError(f"--{name} is {value}: expected 1 or more")
+    check_counts(arguments, ("jobs", "gpus"))
     if arguments.imagenet is not None and not arguments.imagenet.is_dir():
         raise DsslError(f"--imagenet is {arguments.imagenet}: no such folder; expected one with train and val in it")
 

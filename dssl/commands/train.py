@@ -34,11 +34,13 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Take recipe, --config and --method out of the words: they decide which settings exist and what they are."""
     rest = list(words)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    from dssl.data.sources import expanded
+
     file, method = _take(rest, "--config"), _take(rest, "--method")
     if name is not None and file is not None:
         raise DsslError(f"both the recipe {name} and --config {file} are given; choose one")
     if file is not None:
-        config = config_io.load(Path(file))
+        config = config_io.load(Path(expanded(file)))
         if method is not None:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / Path(file).stem

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -128,9 +129,7 @@ def _check(arguments: Arguments) -> None:
         raise DsslError(
             f"--out is {arguments.out}: expected a name that ends in .html; the contact sheet is written beside it"
         )
-    for name, value in (("show", arguments.show), ("sample", arguments.sample), ("size", arguments.size)):
-        if value is not None and value < 1:
-            raise DsslError(f"--{name} is {value}: expected 1 or more")
+    check_counts(arguments, ("show", "sample", "size"))
     if arguments.encoder is not None and arguments.weights is None:
         raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file of its weights")
     if arguments.show > arguments.sample:

@@ -3,7 +3,7 @@
 from dssl.data.decode import UnreadableImage
 from dssl.data.files import NoSplitError
 from dssl.data.quarantine import Quarantine, check_sample
-from dssl.data.sources import Source, open_source, require_labels
+from dssl.data.sources import Source, Subset, open_source, require_labels
 from dssl.data.statistics import Statistics, measure
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Quarantine",
     "Source",
     "Statistics",
+    "Subset",
     "UnreadableImage",
     "check_sample",
     "measure",

@@ -16,7 +16,7 @@ from torch import Tensor
 from dssl.data.decode import UnreadableImage
 from dssl.data.pipeline import Pipeline
 from dssl.data.quarantine import Quarantine
-from dssl.data.sources import Source, default_threads
+from dssl.data.sources import Source, thread_count
 from dssl.errors import DsslError
 from dssl.types import Image
 
@@ -114,7 +114,7 @@ class EvaluationBatches:
                 image = centre_crop(image, size=size, crop_ratio=crop_ratio)
                 content.images[row] = image if normalization is None else image * scale + offset
 
-        threads = threads if threads is not None else default_threads()
+        threads = thread_count(threads)
         self._pipeline = Pipeline(start, fill, first=0, steps=self.steps, threads=threads, ahead=ahead,
                                   chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
 

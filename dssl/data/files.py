@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,12 +13,12 @@ from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, printable, read_image
 from dssl.data.index import Index, open_index
+from dssl.data.sources import expanded
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
     from dssl.types import Image  # which imports torch, and a look at data does not need it
 
-_TRAIN = ("train",)
 _TEST = ("val", "valid", "validation", "test")
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
 
@@ -36,9 +37,14 @@ class Folder:
         root, train = _split_folder(Path(place), split)
         self.index: Index = open_index(root, cache=cache)
         if len(self.index) == 0:
-            raise DsslError(_why_empty(root, self.index))
+            kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
+            raise kind(_why_empty(root, self.index))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
-        self.skipped = [(printable(path), printable(reason)) for path, reason in self.index.skipped]
+        # whole paths, as in the errors of files that fail to decode
+        self.skipped = [
+            (printable(os.path.join(self.index.root, path)), printable(reason))  # noqa: PTH118 (bytes)
+            for path, reason in self.index.skipped
+        ]
         self.classes, self.labels = _classes(self.index, root, train)
         self.fingerprint = self.index.fingerprint()
         self._channels, self._shrink = channels, shrink
@@ -55,13 +61,23 @@ class Folder:
         """The path below the folder, printable."""
         return printable(self.index.relative(index))
 
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Up to 0.1.0 any folder train was a split: where it holds all the images, they are the same under other paths."""
+        found = []
+        for below in _BELOW:
+            train = os.path.join(os.fsencode(below), b"train")  # noqa: PTH118 (bytes)
+            used = (self.index.folders[number] for number in np.unique(self.index.folder_of))
+            if all(folder == train or folder.startswith(train + b"/") for folder in used):
+                found.append(open_index(os.path.join(self.index.root, train)).fingerprint())  # noqa: PTH118
+        return tuple(found)
+
 
 class ListFile:
     """The images that a text file names, one path a line, relative to it; a tab and a label may follow each."""
 
     def __init__(self, place: str, *, channels: int = 3, shrink: int | None = None) -> None:
         self._paths, names = _read_list(Path(place))
-        self._base = os.fsencode(Path(place).parent)
+        self._base = os.fsencode(Path(place).parent.absolute())
         self.name = f"{printable(place)} ({len(self._paths):,} images)"
         self.classes: tuple[str, ...] | None = None
         self.labels: NDArray[np.int64] | None = None
@@ -92,13 +108,53 @@ def _split_folder(place: Path, split: Literal["train", "test"]) -> tuple[Path, P
     """The folder of a split and, where there are splits, that of the training one, whose classes count for all."""
     for below in _BELOW:
         base = place / below
-        train = next((base / name for name in _TRAIN if (base / name).is_dir()), None)
+        train = base / "train"
         test = next((base / name for name in _TEST if (base / name).is_dir()), None)
-        if train is not None and (split == "train" or test is not None):
-            return (train if split == "train" or test is None else test), train
+        if test is not None and train.is_dir():
+            return (train if split == "train" else test), train
+        if split == "train" and _is_lone_split(train):
+            return train, train
     if split == "test":
         raise NoSplitError(f"{place}: it has no test split: expected the folders train and val (or test) in it")
     return place, None
+
+
+def _is_lone_split(train: Path) -> bool:
+    """Whether train, without a test split beside it, is a split (all that is there, with class folders) and not a class."""
+    try:
+        (classes, loose), (folders, images) = _visible(train), _visible(train.parent)
+    except OSError:
+        return False
+    return folders == {train.name} and not images and bool(classes) and not loose
+
+
+def _visible(place: Path) -> tuple[set[str], set[str]]:
+    """The names of the folders and of the images in a folder, without those that the scan passes over."""
+    folders, images = set(), set()
+    with os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a loop of links
+                is_folder = False
+            if is_folder:
+                folders.add(entry.name)
+            elif entry.name.rpartition(".")[2].lower() in EXTENSIONS:
+                images.add(entry.name)
+    return folders, images
+
+
+def holds(place: str, path: Path) -> bool:
+    """Whether a path is inside of what is read as a folder of images, where a picture would become part of the data."""
+    root = Path(expanded(place))
+    if not root.is_dir():
+        return False
+    roots = {_split_folder(root, "train")[0]}
+    with suppress(NoSplitError):
+        roots.add(_split_folder(root, "test")[0])
+    return any(path.resolve().is_relative_to(one.resolve()) for one in roots)
 
 
 def _classes(index: Index, root: Path, train: Path | None) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dssl.data.order import Order
 from dssl.data.pipeline import Pipeline
 from dssl.data.quarantine import Quarantine, Reader
-from dssl.data.sources import Source, default_threads
+from dssl.data.sources import Source, thread_count
 from dssl.errors import DsslError
 from dssl.types import Image
 
@@ -135,8 +135,7 @@ class Batches:
             raise DsslError(f"batch size {batch_size}: expected a multiple of the {world_size} processes that share it")
         if (epochs is None) == (steps is None):
             raise DsslError("the length of a run is given by epochs or by steps: expected one of them")
-        if threads is not None and threads < 1:
-            raise DsslError(f"threads {threads}: expected at least 1")
+        threads = thread_count(threads)
         if ahead < 0:
             raise DsslError(f"ahead {ahead}: expected at least 0 batches")
         self.steps_per_epoch = order.steps_per_epoch
@@ -146,7 +145,6 @@ class Batches:
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
         self._next = start_step
         count = batch_size // world_size
-        threads = threads if threads is not None else default_threads()
         self._pool = pool = _Pool(maker, count, keep=ahead + 2)
         reader = Reader(source, seed=seed, quarantine=self.quarantine)
 

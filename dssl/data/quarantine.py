@@ -14,7 +14,7 @@ import numpy as np
 from dssl import rng
 from dssl.data.decode import UnreadableImage
 from dssl.data.parallel import in_threads
-from dssl.data.sources import Source
+from dssl.data.sources import Source, skipped_files
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -38,7 +38,11 @@ class Quarantine:
         self._bad_indices: set[int] = set()
         self._written: set[str] = set()
         self._lock = threading.Lock()
-        for name, reason in getattr(source, "skipped", ()):
+        skipped = skipped_files(source)
+        self.total = len(source) + len(skipped)
+        """All that looks like an image of the source, readable or not."""
+        self._skipped = len(skipped)
+        for name, reason in skipped:
             self._add(name, reason)
         self._check()
 
@@ -47,8 +51,8 @@ class Quarantine:
         return index in self._bad_indices
 
     def __len__(self) -> int:
-        """How many files are known to be unreadable."""
-        return len(self.reasons)
+        """How many of the ``total`` are known to be unreadable."""
+        return self._skipped + len(self._bad_indices)
 
     def record(self, index: int, error: UnreadableImage) -> None:
         """Take note of an unreadable image; raises where there are too many of them."""
@@ -85,8 +89,8 @@ class Quarantine:
 
     def _check(self) -> None:
         """Stop the run where the known bad files alone are too many."""
-        if len(self.reasons) > self.max_share * (len(self.source) + len(getattr(self.source, "skipped", ()))):
-            raise self.too_many(len(self.reasons), len(self.source))
+        if len(self) > self.max_share * self.total:
+            raise self.too_many(len(self), self.total)
 
     def too_many(self, bad: int, of: int) -> DsslError:
         """The one line for a data set with too many unreadable files."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,35 @@ class Source(Protocol):
         """What to call this image on a page: a path or "shapes train 17"."""
 
 
+class Subset:
+    """Some images of a source, in a given order."""
+
+    def __init__(self, source: Source, indices: NDArray[np.int64]) -> None:
+        self.source, self.indices = source, indices
+        self.name = f"{len(indices):,} images of {source.name}"
+        digest = hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=16).hexdigest()
+        self.fingerprint = f"{source.fingerprint}/{len(indices)}/{digest}"
+        self.labels = None if source.labels is None else source.labels[indices]
+        self.classes = source.classes
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.indices)
+
+    def image(self, index: int) -> Image:
+        """One image of the source."""
+        return self.source.image(int(self.indices[index]))
+
+    def label_of(self, index: int) -> str:
+        """What the source calls it."""
+        return self.source.label_of(int(self.indices[index]))
+
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Up to 0.1.0 the number of images was all that a fingerprint said about the choice."""
+        known = (self.source.fingerprint, *earlier_fingerprints(self.source))
+        return tuple(f"{fingerprint}/{len(self.indices)}" for fingerprint in known)
+
+
 def open_source(
     text: str, *, split: Literal["train", "test"] = "train", channels: int = 3, shrink: int | None = None,
     cache: bool = True,
@@ -44,6 +75,7 @@ def open_source(
 
     `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) concern folders and lists.
     """
+    text = expanded(text)
     if split not in ("train", "test"):
         raise DsslError(f"split {split!r}: expected train or test")
     if channels not in (1, 3):
@@ -106,6 +138,37 @@ def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
             f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: labels need at least two"
         )
     return source.labels, source.classes
+
+
+def expanded(text: str) -> str:
+    """The text with the ~ at the beginning of its path replaced by the home folder: ~/photos, cifar10:~/cifar."""
+    kind, colon, place = text.partition(":")
+    if colon and kind in ("cifar10", "packed"):
+        return f"{kind}:{os.path.expanduser(place)}"  # noqa: PTH111 (an unknown user is left as it is, not an error)
+    return os.path.expanduser(text)  # noqa: PTH111
+
+
+def earlier_fingerprints(source: Source) -> tuple[str, ...]:
+    """What earlier versions called the same images: a run that they began resumes."""
+    found: tuple[str, ...] = source.earlier_fingerprints() if isinstance(source, _Renamed) else ()
+    return found
+
+
+def skipped_files(source: Source) -> Sequence[tuple[str, str]]:
+    """Path and reason of what the scan of a folder did not count among its images: a FIFO, a broken link."""
+    return getattr(source, "skipped", ())
+
+
+@runtime_checkable
+class _Renamed(Protocol):
+    def earlier_fingerprints(self) -> tuple[str, ...]: ...
+
+
+def thread_count(threads: int | None) -> int:
+    """The number asked for, or as many as this process may use cores."""
+    if threads is not None and threads < 1:
+        raise DsslError(f"threads {threads}: expected at least 1")
+    return default_threads() if threads is None else threads
 
 
 def default_threads() -> int:

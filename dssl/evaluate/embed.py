@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dssl.data import Source
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
-from dssl.evaluate.features import Progress, compute_features
+from dssl.evaluate.features import NothingReadable, Progress, compute_features
+from dssl.models import feature_dim
 from dssl.weights.load import LoadedEncoder
 
 SMALL = 100_000
@@ -54,19 +55,27 @@ class Encoding:
         report: Callable[[int, int], None] | None = None
         if progress is not None:
             report = lambda ready, _: progress(done + ready, len(source))  # noqa: E731
-        features = compute_features(
-            self.loaded.encoder,
-            source,
-            image_size=self.loaded.image_size,
-            normalization=self.loaded.normalization,
-            channels=self.loaded.channels,
-            indices=indices,
-            batch_size=self.batch_size,
-            autocast=self.autocast,
-            threads=self.threads,
-            quarantine=quarantine,
-            progress=report,
-        )
+        loaded = self.loaded
+        try:
+            features = compute_features(
+                loaded.encoder,
+                source,
+                image_size=loaded.image_size,
+                normalization=loaded.normalization,
+                channels=loaded.channels,
+                indices=indices,
+                batch_size=self.batch_size,
+                autocast=self.autocast,
+                threads=self.threads,
+                quarantine=quarantine,
+                progress=report,
+            )
+        except NothingReadable:
+            if len(indices) == len(source):
+                raise
+            # a shard without rows: the others are still worth having
+            size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+            return np.empty((0, size), np.float32), []
         return features.values.numpy(), [source.label_of(int(row)) for row in features.rows]
 
 
@@ -95,10 +104,12 @@ def embed_shards(encoding: Encoding, source: Source, folder: Path, *, shard: int
             computed += len(indices)
         stored = np.load(values, mmap_mode="r", allow_pickle=False)
         images, dimensions = images + len(stored), stored.shape[1]
+    if images == 0:
+        raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
     return Embedded(
         images=images,
         dimensions=dimensions,
-        unreadable=len(source) - images,
+        unreadable=quarantine.total - images,
         computed=computed,
         files=about["shards"],
     )
@@ -119,7 +130,11 @@ def embed_file(encoding: Encoding, source: Source, path: Path) -> Embedded:
     else:
         _write(path, lambda file: _csv(file, rows, names))
     return Embedded(
-        images=len(rows), dimensions=rows.shape[1], unreadable=len(source) - len(rows), computed=len(source), files=1
+        images=len(rows),
+        dimensions=rows.shape[1],
+        unreadable=quarantine.total - len(rows),
+        computed=len(source),
+        files=1,
     )
 
 

@@ -19,6 +19,10 @@ Progress = Callable[[int, int], None]
 """Called with how many images are done, and of how many."""
 
 
+class NothingReadable(DsslError):
+    """None of the wanted images can be read; whoever asks for a part of a source catches this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """Rows of features (float32, on the CPU) and the index in its source of the image of each row."""
@@ -74,7 +78,7 @@ def compute_features(
             if progress is not None:
                 progress(done, len(wanted))
     if not parts:
-        raise DsslError(f"{source.name}: none of its images can be read: there is nothing to compute features of")
+        raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to compute features of")
     values, found = torch.cat(parts), np.concatenate(rows)
     if quarantine is not None:
         wanted = wanted[[int(index) not in quarantine for index in wanted]]

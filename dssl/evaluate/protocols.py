@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dssl import rng
-from dssl.data import Source
+from dssl.data import Source, Subset
 from dssl.errors import DsslError, choices
 from dssl.evaluate import classifier
 from dssl.evaluate.classifier import Setting, Training
@@ -23,7 +23,6 @@ from dssl.evaluate.probe import Problem, choose_strength
 from dssl.evaluate.result import Result, count_correct
 from dssl.evaluate.store import FeatureStore
 from dssl.models import build_encoder
-from dssl.train.prepare import Subset
 from dssl.weights.load import LoadedEncoder
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1

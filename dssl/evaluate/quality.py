@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dssl import rng
 from dssl.augment import ViewMaker
+from dssl.data import Subset
 from dssl.data.loader import Batches
 from dssl.graph import View
 from dssl.models.inference import evaluating, forward
-from dssl.train.prepare import Subset
 
 if TYPE_CHECKING:
     from dssl.evaluate.protocols import Task

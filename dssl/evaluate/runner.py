@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dssl.data import Source, require_labels
 from dssl.data.decode import printable
+from dssl.data.sources import skipped_files
 from dssl.errors import DsslError
 from dssl.evaluate.protocols import PROTOCOLS, Task
 from dssl.evaluate.quality import Quality, quality
@@ -114,8 +115,8 @@ def _notes(task: Task) -> list[str]:
         only = printable(task.classes[int(task.test_labels[0])])
         notes.append(f"every test image is of the class {only!r}: the accuracy is that class's recall")
     train = task.store.of(task.train, allow_unreadable=True)
-    if train.unreadable:
-        notes.append(f"{train.unreadable} training images could not be read and were left out")
+    if unreadable := train.unreadable + len(skipped_files(task.train)):
+        notes.append(f"{unreadable} training images could not be read and were left out")
     verdict = task.loaded.header.get("verdict")
     if verdict is not None and "collapse" in str(verdict).lower():
         notes.append(f"the run's own verdict is: {verdict}")

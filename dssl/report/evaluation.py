@@ -12,7 +12,7 @@ from dssl import rng
 from dssl.evaluate.protocols import Task
 from dssl.evaluate.runner import Evaluation
 from dssl.report import page
-from dssl.report.map import Layout, Retrieval, layouts, map_picture, readable, retrieve
+from dssl.report.map import Layout, Retrieval, layouts, map_picture, map_thumbnail, readable, retrieve
 from dssl.report.pictures import Picture, picture, png
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
@@ -43,9 +43,9 @@ def html(evaluation: Evaluation, task: Task, *, command: str) -> str:
     """The whole page."""
     features = task.store.of(task.test, allow_unreadable=False)
     chosen = np.sort(rng.permutation(rng.key(task.seed, "map"), len(features.rows))[:MAPPED])
-    images = [task.test.image(int(features.rows[one])) for one in chosen]
+    thumbnails = [map_thumbnail(task.test.image(int(features.rows[one]))) for one in chosen]
     maps = [
-        _map(layout, map_picture(layout, images), len(images))
+        _map(layout, map_picture(layout, thumbnails), len(thumbnails))
         for layout in layouts(features.values[torch.from_numpy(chosen)], seed=task.seed)
     ]
     sheets = retrieve(features.values, features.rows, queries=QUERIES, count=NEAREST, seed=task.seed)

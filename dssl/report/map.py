@@ -17,6 +17,9 @@ from dssl.report.figures import COLORS
 from dssl.report.pictures import to_pillow
 from dssl.types import Image
 
+CELL = 36
+"""Pixels of a side of a cell of the map."""
+
 Points = NDArray[np.float64]
 
 
@@ -72,25 +75,30 @@ def layouts(features: Tensor, *, seed: int) -> list[Layout]:
 
 
 def map_picture(
-    layout: Layout, images: list[Image], *, cells: tuple[int, int] = (29, 20), side: int = 36
+    layout: Layout, thumbnails: list[Pillow.Image], *, cells: tuple[int, int] = (29, 20), side: int = CELL
 ) -> Pillow.Image:
-    """Thumbnails at their places, on a grid so that none hides another; the first image of a cell stands for it."""
+    """Thumbnails of ``map_thumbnail`` at their places, on a grid so that none hides another; the first in a cell wins."""
     columns, rows = cells
     canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
     # outliers would squeeze the rest into a corner: the outermost hundredth goes to the rim
     low, high = np.quantile(layout.points, 0.01, axis=0), np.quantile(layout.points, 0.99, axis=0)
     place = np.clip((layout.points - low) / np.where(high > low, high - low, 1.0), 0, 1)
     taken: set[tuple[int, int]] = set()
-    for (x, y), image in zip(place, images, strict=True):
+    for (x, y), thumbnail in zip(place, thumbnails, strict=True):
         cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
         if cell in taken:
             continue
         taken.add(cell)
-        thumbnail = to_pillow(image).convert("RGB")
-        scale = (side - 2) / max(thumbnail.size)
-        size = max(1, round(thumbnail.width * scale)), max(1, round(thumbnail.height * scale))
-        canvas.paste(thumbnail.resize(size, Pillow.Resampling.BILINEAR), (cell[0] * side + 1, cell[1] * side + 1))
+        canvas.paste(thumbnail, (cell[0] * side + 1, cell[1] * side + 1))
     return canvas
+
+
+def map_thumbnail(image: Image, *, side: int = CELL) -> Pillow.Image:
+    """An image as it fits into a cell of the map: of 1,500 decoded photos only this can be kept in memory."""
+    whole = to_pillow(image).convert("RGB")
+    scale = (side - 2) / max(whole.size)
+    size = max(1, round(whole.width * scale)), max(1, round(whole.height * scale))
+    return whole.resize(size, Pillow.Resampling.BILINEAR)
 
 
 def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: int, seed: int) -> list[Retrieval]:

@@ -9,6 +9,9 @@ from PIL import Image as Pillow
 
 from dssl.types import Image
 
+SIDE = 144
+"""Pixels of the longer side of a picture on a page, at most."""
+
 _ENLARGE_UP_TO = 64
 """Images up to this many pixels a side are kept whole and enlarged with hard edges: each pixel is what the model sees."""
 
@@ -36,14 +39,20 @@ def png(image: Pillow.Image) -> bytes:
     return buffer.getvalue()
 
 
-def picture(image: Image, *, description: str, side: int = 144) -> Picture:
+def shrunk(image: Image, *, side: int) -> Image:
+    """The image with its longer side brought down to ``side`` pixels (Lanczos); a smaller one stays as it is."""
+    height, width, channels = image.shape
+    if max(height, width) <= side:
+        return image
+    scale = side / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    return np.asarray(to_pillow(image).resize(size, Pillow.Resampling.LANCZOS)).reshape(size[1], size[0], channels)
+
+
+def picture(image: Image, *, description: str, side: int = SIDE) -> Picture:
     """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
-    pillow = to_pillow(image)
-    enlarge = max(pillow.size) <= _ENLARGE_UP_TO
-    if not enlarge and max(pillow.size) > side:
-        scale = side / max(pillow.size)
-        smaller = (max(1, round(pillow.width * scale)), max(1, round(pillow.height * scale)))
-        pillow = pillow.resize(smaller, Pillow.Resampling.LANCZOS)
+    enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
+    pillow = to_pillow(image if enlarge else shrunk(image, side=side))
     encoded = base64.b64encode(png(pillow)).decode("ascii")
     return Picture(
         source=f"data:image/png;base64,{encoded}",

@@ -6,12 +6,13 @@ import numpy as np
 import torch.nn.functional as F
 
 from dssl import rng
+from dssl.data import Subset
 from dssl.errors import DsslError
 from dssl.evaluate.features import compute_features
 from dssl.report.map import pca
 from dssl.report.run_data import RunData
 from dssl.report.run_figures import EmbeddingMap
-from dssl.train.prepare import Subset, open_test_data
+from dssl.train.prepare import open_test_data
 from dssl.weights.load import open_weights
 
 

@@ -1,7 +1,7 @@
 """Look at a sample of a source: its views under several policies, and what the policies do to it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,13 +16,15 @@ from dssl.data.sources import default_threads
 from dssl.errors import DsslError
 from dssl.graph import View
 from dssl.report import strength
-from dssl.report.pictures import to_pillow
+from dssl.report.pictures import SIDE, shrunk, to_pillow
 from dssl.types import Image
 
 _BLOCK = 64
 """Images whose views are held at one time, so that memory does not grow with the sample."""
 
 _PROBES = 32
+_TIMED_BYTES = 128_000_000
+"""Decoded images that are kept to measure the speed on, at most; one is always kept."""
 _SPEED_SECONDS = 0.5
 
 
@@ -32,6 +34,7 @@ class Example:
 
     name: str
     original: Image
+    """At most twice as long as it is shown: a photo as it was decoded has 36 MB."""
     standard: Image
     heavy: tuple[Image, ...]
 
@@ -95,15 +98,36 @@ def survey(
     order = rng.permutation(rng.key(seed, "survey"), len(source))[:sample]
     unreadable: list[str] = []
     kept: list[Example] = []
-    pool: list[Image] = []
+    probes: list[Image] = []
+    timed: list[Image] = []
     changes: dict[str, list[NDArray[np.float64]]] = {name: [] for name in heavy}
     farther: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in heavy}
     flat: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in ("s1", *heavy)}
-    for start, indices, images in _blocks(source, order, channels, unreadable):
+    for start in range(0, len(order), _BLOCK):
         if progress is not None:
             progress(start + _BLOCK, len(order))
-        made = _make(maker, indices, images)
-        originals = np.stack([resized(image, size) for image in images])
+        block = order[start : start + _BLOCK]
+        plan, out = maker.plan(block, epoch=0), maker.allocate(len(block))
+        small: list[Image] = []
+        shown: list[tuple[str, Image]] = []
+        for row, index in enumerate(block.tolist()):
+            try:
+                image = with_channels(source.image(index), channels)
+            except UnreadableImage as problem:
+                unreadable.append(str(problem))
+                continue
+            maker.apply(plan, row, image, out, len(small))
+            small.append(resized(image, size))
+            # of a decoded image nothing else is kept, except the few that the speed is measured on
+            if len(kept) + len(shown) < examples:
+                shown.append((source.label_of(index), shrunk(image, side=2 * SIDE)))
+            if measure_speed and (not timed or _fits(timed, image)):
+                timed.append(image)
+        if not small:
+            continue
+        made = {name: batch[: len(small)] for name, batch in out.items()}
+        originals = np.stack(small)
+        probes += small[: _PROBES - len(probes)]
         for name in heavy:
             changes[name].append(strength.change(made[name], made["s1"]))
         if embedding is None:
@@ -115,16 +139,9 @@ def survey(
                 farther[name].append(strength.farther_in_features(*near, embedding.features(made[name])))
         for name in flat:
             flat[name].append(strength.nearly_flat(made[name]))
-        for row in range(min(len(images), examples - len(kept))):
-            kept.append(
-                Example(
-                    name=source.label_of(int(indices[row])),
-                    original=images[row],
-                    standard=made["s1"][row],
-                    heavy=tuple(made[name][row] for name in heavy),
-                )
-            )
-        pool.extend(images[: _BLOCK - len(pool)])
+        for row, (title, original) in enumerate(shown):
+            heavy_views = tuple(made[name][row] for name in heavy)
+            kept.append(Example(name=title, original=original, standard=made["s1"][row], heavy=heavy_views))
     if not kept:
         raise DsslError(f"none of the {len(order)} images chosen from {source.name} could be read: {unreadable[0]}")
     threads = default_threads()
@@ -139,7 +156,7 @@ def survey(
         standard_flat=float(np.concatenate(flat["s1"]).mean()),
         threads=threads,
         examples=tuple(kept),
-        probes=tuple(resized(image, size) for image in pool[:_PROBES]),
+        probes=tuple(probes),
         policies=tuple(
             PolicyStrength(
                 policy=policy,
@@ -148,7 +165,7 @@ def survey(
                 flat=float(np.concatenate(flat[name]).mean()),
                 speed=speed(
                     _maker([views[0], view], standard=standard, size=size, channels=channels, seed=seed),
-                    pool,
+                    timed,
                     threads=threads,
                 )
                 if measure_speed
@@ -159,6 +176,10 @@ def survey(
         encoder=None if embedding is None else embedding.name,
         unreadable=tuple(unreadable),
     )
+
+
+def _fits(timed: Sequence[Image], image: Image) -> bool:
+    return len(timed) < _BLOCK and sum(one.nbytes for one in timed) + image.nbytes <= _TIMED_BYTES
 
 
 def resized(image: Image, size: int) -> Image:
@@ -176,17 +197,20 @@ def with_channels(image: Image, channels: int) -> Image:
 
 
 def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
-    """Views made per second, planning included and decoding not, after one pass that warms up."""
-    indices = np.arange(len(images), dtype=np.int64)
-    out = maker.allocate(len(images))
+    """Views made per second of a block of images, planning included and decoding not, after one pass that warms up.
+
+    Where there are fewer images than a block has, they take turns.
+    """
+    indices = np.arange(_BLOCK, dtype=np.int64)
+    out = maker.allocate(_BLOCK)
     with ThreadPoolExecutor(threads) as workers:
 
         def one_pass(epoch: int) -> None:
             plan = maker.plan(indices, epoch=epoch)
 
             def part(first: int) -> None:
-                for row in range(first, len(images), threads):
-                    maker.apply(plan, row, images[row], out, row)
+                for row in range(first, _BLOCK, threads):
+                    maker.apply(plan, row, images[row % len(images)], out, row)
 
             list(workers.map(part, range(threads)))
 
@@ -195,37 +219,11 @@ def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
         while (elapsed := time.perf_counter() - begun) < _SPEED_SECONDS:
             passes += 1
             one_pass(passes)
-    return passes * len(images) * len(maker.names) / elapsed
+    return passes * _BLOCK * len(maker.names) / elapsed
 
 
 def _maker(views: Sequence[View], *, standard: str, size: int, channels: int, seed: int) -> ViewMaker:
     return ViewMaker(views, size=size, seed=seed, channels=channels, policies={"standard": standard})
-
-
-def _make(maker: ViewMaker, indices: NDArray[np.int64], images: Sequence[Image]) -> dict[str, strength.Batch]:
-    out = maker.allocate(len(images))
-    plan = maker.plan(indices, epoch=0)
-    for row, image in enumerate(images):
-        maker.apply(plan, row, image, out, row)
-    return out
-
-
-def _blocks(
-    source: Source, order: NDArray[np.int64], channels: int, unreadable: list[str]
-) -> Iterator[tuple[int, NDArray[np.int64], list[Image]]]:
-    """The readable images with their indices, after how many chosen; ``unreadable`` gets the reasons of the others."""
-    for start in range(0, len(order), _BLOCK):
-        indices: list[int] = []
-        images: list[Image] = []
-        for index in order[start : start + _BLOCK]:
-            try:
-                images.append(with_channels(source.image(int(index)), channels))
-            except UnreadableImage as problem:
-                unreadable.append(str(problem))
-            else:
-                indices.append(int(index))
-        if images:
-            yield start, np.asarray(indices, dtype=np.int64), images
 
 
 def first_size(source: Source) -> int:

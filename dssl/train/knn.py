@@ -7,10 +7,10 @@ import torch
 
 from dssl import rng
 from dssl.config import RunConfig
-from dssl.data import Quarantine, Source
+from dssl.data import Quarantine, Source, Subset
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
-from dssl.train.prepare import Parts, Subset, open_test_data
+from dssl.train.prepare import Parts, open_test_data
 
 BANK, QUERIES = 20_000, 10_000
 """At most so many training and test images take part: the curve is for watching, `dssl evaluate` for the record."""

@@ -7,41 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
 from dssl.config import RunConfig
-from dssl.data import Quarantine, Source, measure, open_source
-from dssl.errors import DsslError
+from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.graph import ViewGraph
 from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.presets import named_graph
-from dssl.types import Image
 
 logger = logging.getLogger("dssl")
-
-
-class Subset:
-    """Some images of a source, in a given order."""
-
-    def __init__(self, source: Source, indices: NDArray[np.int64]) -> None:
-        self.source, self.indices = source, indices
-        self.name = f"{len(indices):,} images of {source.name}"
-        self.fingerprint = f"{source.fingerprint}/{len(indices)}"
-        self.labels = None if source.labels is None else source.labels[indices]
-        self.classes = source.classes
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def image(self, index: int) -> Image:
-        return self.source.image(int(self.indices[index]))
-
-    def label_of(self, index: int) -> str:
-        return self.source.label_of(int(self.indices[index]))
 
 
 def open_data(config: RunConfig) -> Source:
@@ -57,7 +34,7 @@ def open_test_data(config: RunConfig) -> Source | None:
     """The test split, where there is one with labels: what kNN is measured on."""
     try:
         source = open_source(config.data, split="test", channels=config.channels)
-    except DsslError:
+    except NoSplitError:
         return None
     return source if source.labels is not None else None
 

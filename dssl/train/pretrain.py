@@ -15,7 +15,9 @@ from dssl import config_io, loop
 from dssl.augment import Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
+from dssl.data.files import holds
 from dssl.data.loader import Batch, Batches
+from dssl.data.sources import earlier_fingerprints
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
@@ -47,6 +49,11 @@ Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
 def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> RunResult:
     """Pretrain an encoder in the folder ``out``, or continue the run that is there."""
     folder = RunFolder(Path(out))
+    if holds(config.data, folder.path):
+        raise DsslError(
+            f"--out is {folder.path}, inside the images of --data {config.data}: the run's pictures would become part of "
+            "the data; name a folder outside of it"
+        )
 
     def changes(kept: dict[str, Any]) -> list[str]:
         if "task" in kept:
@@ -70,6 +77,8 @@ def _run(config: RunConfig, folder: RunFolder, world: World, gallery: Gallery | 
             "choose a smaller --batch-size or more data"
         )
     header = _header(config, parts)
+    if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
+        resumed[1].header["fingerprint"] = parts.source.fingerprint
     loop.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
     settings = loop.Settings(
         pace=Pace(

@@ -8,6 +8,7 @@ from torchvision import transforms
 
 from dssl.data import Quarantine, UnreadableImage
 from dssl.data.evaluation import EvaluationBatches, centre_crop
+from dssl.data.parallel import in_threads
 from dssl.errors import DsslError
 
 GENERATOR = np.random.default_rng(2)
@@ -88,6 +89,14 @@ def test_the_numbers_are_those_of_the_view_maker():
     with EvaluationBatches(source, size=32, normalization=CIFAR10) as batches:
         (batch,) = batches
     assert np.array_equal(batch.images.permute(0, 2, 3, 1).numpy(), out["s1"])
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_threads_at_all_are_refused(threads):
+    with pytest.raises(DsslError, match=f"threads {threads}: expected at least 1"):
+        EvaluationBatches(Pictures([(4, 4)]), size=4, threads=threads)
+    with pytest.raises(DsslError, match=f"threads {threads}: expected at least 1"):
+        list(in_threads(abs, [1], threads=threads))
 
 
 def test_chosen_indices_and_bytes():

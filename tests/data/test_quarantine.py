@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from dssl.data import Quarantine, UnreadableImage, check_sample
+from dssl.data import Quarantine, UnreadableImage, check_sample, open_source
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
 
@@ -89,6 +90,22 @@ def test_what_the_scan_skipped_counts(tmp_path):
     assert (tmp_path / "q.txt").read_text() == "pipe.jpg\ta FIFO\nsocket.jpg\ta socket\n"
     with pytest.raises(DsslError, match="3 of"):
         quarantine.record(0, UnreadableImage("0.jpg", "bad"))
+
+
+def test_every_unreadable_file_is_counted_once_and_named_by_its_whole_path(tmp_path, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "photos" / "good.png")
+    (tmp_path / "photos" / "cut.png").write_bytes(b"x")
+    (tmp_path / "photos" / "gone.png").symlink_to("nowhere")
+    (tmp_path / "list.txt").write_text("photos/good.png\nphotos/cut.png\nphotos/gone.png\nphotos/cut.png\n")
+    monkeypatch.chdir(tmp_path)
+    bad = {str(tmp_path / "photos" / name) for name in ("cut.png", "gone.png")}
+    for text, total in (("photos", 3), ("list.txt", 4)):
+        source = open_source(text)
+        quarantine = Quarantine(source, max_share=1)
+        assert len(check_sample(source, seed=0, quarantine=quarantine)) == 1
+        assert set(quarantine.reasons) == bad
+        assert (len(quarantine), quarantine.total) == (total - 1, total)
 
 
 def test_a_sample_finds_a_bad_set_before_the_run_and_lets_a_good_one_pass():

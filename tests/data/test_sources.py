@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dssl.data import NoSplitError, UnreadableImage, open_source, require_labels
+from dssl.data import NoSplitError, Subset, UnreadableImage, open_source, require_labels
+from dssl.data.files import holds
+from dssl.data.index import open_index
+from dssl.data.sources import earlier_fingerprints
 from dssl.errors import DsslError
 
 
@@ -67,6 +70,101 @@ def test_imagenet_layout(tmp_path, below, test):
     assert held.labels.tolist() == [1]  # as in training, although it is the only class there
     picture(tmp_path / below / test / "n09" / "v.JPEG")
     assert "n09" in one_line(str(tmp_path), split="test")
+
+
+def test_train_is_a_class_among_others(tmp_path):
+    for name in ("bus", "car", "train"):
+        for number in range(5):
+            picture(tmp_path / name / f"{number}.png")
+    source = open_source(str(tmp_path))
+    assert source.classes == ("bus", "car", "train")
+    assert np.bincount(source.labels).tolist() == [5, 5, 5]
+    with pytest.raises(NoSplitError):
+        open_source(str(tmp_path), split="test")
+    assert earlier_fingerprints(source) == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (["train/a/1.png", "train/b/2.png"], ("a", "b")),  # all there is: a split without its test images
+        (["train/a/1.png", "train/b/2.png", ".cache/3.png"], ("a", "b")),
+        (["train/a/1.png", "train/2.png"], ("train",)),
+        (["train/a/1.png", "2.png"], None),
+        (["train/a/1.png", "cat/2.png"], ("cat", "train")),
+    ],
+)
+def test_train_without_a_test_split_beside_it(tmp_path, names, classes):
+    for name in names:
+        picture(tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
+    source = open_source(str(tmp_path))
+    assert source.classes == classes
+    assert len(source) == sum(not name.startswith(".") for name in names)
+
+
+def test_what_was_once_read_as_a_split_is_still_known_by_its_old_fingerprint(tmp_path):
+    picture(tmp_path / "train" / "1.png")
+    picture(tmp_path / "train" / "a" / "2.png")
+    (tmp_path / "annotations").mkdir()
+    source = open_source(str(tmp_path))
+    assert source.classes == ("train",)
+    # earlier versions took the folder train for the root
+    before = open_index(tmp_path / "train").fingerprint()
+    assert before != source.fingerprint
+    assert earlier_fingerprints(source) == (before,)
+    assert earlier_fingerprints(Subset(source, np.array([1]))) == (f"{source.fingerprint}/1", f"{before}/1")
+
+
+def test_an_empty_test_folder_is_no_test_split(tmp_path):
+    picture(tmp_path / "train" / "a" / "1.png")
+    (tmp_path / "val").mkdir()
+    with pytest.raises(NoSplitError, match="empty"):
+        open_source(str(tmp_path), split="test")
+    (tmp_path / "val" / "1.png").symlink_to("nowhere")
+    with pytest.raises(DsslError, match="no readable image") as caught:
+        open_source(str(tmp_path), split="test")
+    assert not isinstance(caught.value, NoSplitError)
+
+
+def test_two_subsets_are_told_apart_by_more_than_their_number(tmp_path):
+    for number in range(4):
+        picture(tmp_path / f"{number}.png", number)
+    source = open_source(str(tmp_path))
+    chosen = [np.array(indices, np.int64) for indices in ([0, 1], [0, 2], [1, 0], [0, 1, 2])]
+    prints = [Subset(source, indices).fingerprint for indices in chosen]
+    assert len(set(prints)) == 4
+    assert Subset(source, chosen[0].copy()).fingerprint == prints[0]
+    assert Subset(source, chosen[1]).image(1)[0, 0, 0] == 2
+    inside = [Subset(Subset(source, chosen[number]), np.array([0])).fingerprint for number in (0, 1)]
+    assert inside[0] != inside[1]
+
+
+def test_the_home_folder_is_found_in_every_kind_of_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    picture(tmp_path / "photos" / "1.png")
+    (tmp_path / "list.txt").write_text("photos/1.png\n")
+    for text in ("~/photos", "~/list.txt"):
+        assert open_source(text).image(0).shape == (4, 5, 3)
+    for text in ("cifar10:~/cifar", "packed:~/packed"):
+        with pytest.raises(DsslError, match=str(tmp_path)):
+            open_source(text)
+    assert "~nobody-of-this-name" in one_line("~nobody-of-this-name/photos")
+
+
+def test_where_a_picture_would_become_part_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("flat/1.png", "split/train/a/1.png", "split/val/a/2.png"):
+        picture(tmp_path / name)
+    (tmp_path / "link").symlink_to("flat")
+    flat, split = str(tmp_path / "flat"), str(tmp_path / "split")
+    assert holds(flat, tmp_path / "flat")
+    assert holds("~/flat", tmp_path / "link" / "runs" / "new")
+    assert holds(split, tmp_path / "split" / "train" / "run")
+    assert holds(split, tmp_path / "split" / "val" / "run")
+    assert not holds(split, tmp_path / "split" / "run")
+    assert not holds(flat, tmp_path / "flatter")
+    assert not holds("shapes", Path("shapes/run"))
 
 
 def test_no_test_split_can_be_told_from_other_mistakes(tmp_path):

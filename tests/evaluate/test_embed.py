@@ -12,6 +12,8 @@ from PIL import Image as Pillow
 from torch import nn
 
 from dssl.augment import CIFAR10
+from dssl.commands.data import Arguments as Data
+from dssl.commands.data import run as show
 from dssl.commands.embed import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
@@ -87,3 +89,46 @@ def test_unreadable_images_have_no_row_and_are_named(
     assert (tmp_path / "out" / "names-00000.txt").read_text().split() == ["0.png", "1.png", "2.png", "4.png"]
     assert len(np.load(tmp_path / "out" / "embeddings-00000.npy")) == 4
     assert "3.png" in (tmp_path / "out" / "unreadable.txt").read_text()
+
+
+def test_a_shard_without_a_readable_image_has_no_rows_and_the_job_goes_to_its_end(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, folder = tmp_path / "images", run_folder()
+    images.mkdir()
+    for number in range(6):
+        Pillow.fromarray(np.full((40, 40, 3), 40 * number, np.uint8)).save(images / f"{number}.png")
+    for number in (2, 3):
+        (images / f"{number}.png").write_bytes(b"x")
+    arguments = Arguments(weights=folder, data=str(images), out=tmp_path / "out", shard=2, threads=1)
+    run(arguments)
+    parts = [np.load(tmp_path / "out" / f"embeddings-{number:05d}.npy") for number in range(3)]
+    assert [len(part) for part in parts] == [2, 0, 2]
+    assert len({part.shape[1] for part in parts}) == 1
+    assert (tmp_path / "out" / "names-00001.txt").read_text() == ""
+    assert "2 images could not be read" in capsys.readouterr().out
+    run(arguments)
+    assert "(4 were there already)" in capsys.readouterr().out
+    for number in (0, 1, 4, 5):
+        (images / f"{number}.png").write_bytes(b"x")
+    for out in ("nothing", "nothing.npz"):
+        with pytest.raises(DsslError, match="none of its images can be read"):
+            run(Arguments(weights=folder, data=str(images), out=tmp_path / out, shard=2, threads=1))
+
+
+def test_what_the_scan_and_the_decoder_could_not_read_is_one_count(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, folder = tmp_path / "images", run_folder()
+    images.mkdir()
+    for number in range(3):
+        Pillow.fromarray(np.full((40, 40, 3), 50 * number, np.uint8)).save(images / f"{number}.png")
+    (images / "cut.png").write_bytes(b"x")
+    (images / "gone.png").symlink_to("nowhere")
+    assert show(Data(action="show", place=str(images), every=True, max_bad=1.0)) == 0
+    assert "unreadable   2 files" in capsys.readouterr().out
+    for out in ("out", "out.npz"):
+        run(Arguments(weights=folder, data=str(images), out=tmp_path / out, threads=1))
+        assert "2 images could not be read" in capsys.readouterr().out
+    lines = (tmp_path / "out" / "unreadable.txt").read_text().splitlines()
+    assert {line.partition("\t")[0] for line in lines} == {str(images / "cut.png"), str(images / "gone.png")}

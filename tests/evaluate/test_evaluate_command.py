@@ -1,6 +1,7 @@
 """The whole command on the built-in images: protocols, hashes, JSON, kept features, and every clear sentence."""
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,29 @@ def test_damaged_or_foreign_features_are_computed_again(task: Callable[..., Task
     assert other.computed == 101  # another crop is another feature
 
 
+def test_of_large_images_only_thumbnails_are_kept(task: Callable[..., Task], memory: Any) -> None:
+    class Photos(memory):  # type: ignore[misc]
+        """Knows how many of the images that it gave away are still in memory."""
+
+        most = 0
+        given: tuple[weakref.ref[Any], ...] = ()
+
+        def image(self, index: int) -> Any:
+            image = super().image(index).copy()
+            self.given = (*(one for one in self.given if one() is not None), weakref.ref(image))
+            self.most = max(self.most, len(self.given))
+            return image
+
+    images = np.random.default_rng(0).integers(0, 256, (40, 90, 120, 3), np.uint8)  # too large to be handled in bulk
+    photos = Photos(images, [number % 2 for number in range(40)], ("a", "b"))
+    one = task(train=photos, test=photos)
+    found = evaluate(one, ["knn"])
+    html = page.html(found, one, command="")
+    assert photos.most <= 4  # one in use and one in the making in each of two loaders
+    assert html.count("data:image/png") == 1 + page.QUERIES * (1 + page.NEAREST)
+    assert page.MAPPED > 40, "all of them are on the map"
+
+
 # --- clear sentences ---------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +262,7 @@ def test_sentences_of_the_command(run_folder: Callable[..., Path], tmp_path: Pat
     single = folder_of_images(tmp_path / "single", {"train/cat": 3, "val/cat": 3})
     refused("only one class", data=str(single))
     refused("did you mean 'probe'", protocols=("prob",))
-    refused("expected at least 1", epochs=0)
+    refused("--epochs is 0: expected 1 or more", epochs=0)
     refused("no protocol", protocols=())
     foreign = tmp_path / "w.pt"
     torch.save(nn.Linear(2, 2).state_dict(), foreign)

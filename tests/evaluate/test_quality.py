@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.decomposition import PCA
 
 from dssl.evaluate.quality import alignment, effective_rank, spread, uniformity
-from dssl.report.map import layouts, map_picture, pca, retrieve
+from dssl.report.map import layouts, map_picture, map_thumbnail, pca, retrieve
 
 
 def test_effective_rank_is_that_of_the_singular_values(real: Any) -> None:
@@ -54,7 +54,8 @@ def test_layouts_and_picture(real: Any) -> None:
     assert found[0].name == "PCA"
     assert len(found) == 2  # scikit-learn is there, so t-SNE is, or UMAP
     assert [one.name for one in layouts(real.test[:10], seed=0)] == ["PCA"]
-    images = [np.full((8, 6, 3), number, np.uint8) for number in range(80)]
+    images = [map_thumbnail(np.full((8, 6, 3), number, np.uint8), side=20) for number in range(80)]
+    assert images[0].size == (14, 18)
     drawn = map_picture(found[0], images, cells=(10, 5), side=20)
     assert drawn.size == (200, 100)
     assert len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 10

@@ -1,5 +1,7 @@
 """Measured numbers against numbers worked out by hand, on images that are known."""
 
+import weakref
+
 import numpy as np
 import pytest
 from PIL import Image as Pillow
@@ -7,6 +9,7 @@ from PIL import Image as Pillow
 from dssl.data import UnreadableImage
 from dssl.errors import DsslError
 from dssl.report import strength, views
+from dssl.report import survey as module
 from dssl.report.operations import MAGNITUDES, operation_table, tables_of
 from dssl.report.survey import PolicyStrength, first_size, survey
 
@@ -101,6 +104,36 @@ def test_speed_is_measured_when_asked_for() -> None:
     assert found.policies[0].speed is not None
     assert found.policies[0].speed > 0
     assert found.threads >= 1
+
+
+class Photos(Memory):
+    """Large images, which knows how many of those that it gave away are still in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(bad=(), count=70)  # more than a block
+        self.given: list[weakref.ref[np.ndarray]] = []
+        self.most = 0
+
+    def image(self, index: int) -> np.ndarray:
+        image = np.full((300, 400, 3), 3 * index, np.uint8)
+        self.given = [one for one in self.given if one() is not None] + [weakref.ref(image)]
+        self.most = max(self.most, len(self.given))
+        return image
+
+
+def test_of_large_images_only_thumbnails_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TIMED_BYTES", 4 * 300 * 400 * 3)
+    monkeypatch.setattr(module, "_SPEED_SECONDS", 0.0)
+    for measure_speed, most in ((False, 2), (True, 2 + 4)):  # one in use while the next is decoded, and those to time
+        source = Photos()
+        found = survey(
+            source, policies=("identity",), standard="resize", size=24, channels=3, seed=5, examples=66, sample=70,
+            measure_speed=measure_speed,
+        )  # fmt: skip
+        assert source.most <= most
+        assert [example.original.shape for example in found.examples] == [(216, 288, 3)] * 66
+    assert all(int(example.original[0, 0, 0]) == int(example.standard[0, 0, 0]) for example in found.examples)
+    assert not any(one() is not None for one in source.given)
 
 
 def _verdict(*, flat: float, farther: float = 0.9) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,13 @@ import torch
 from PIL import Image
 
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
+from dssl.data import Quarantine
+from dssl.data.packed import pack
+from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.methods import SimSiamConfig
 from dssl.report.gallery import draw_gallery
+from dssl.train.prepare import open_test_data
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
 
@@ -149,6 +154,51 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
         train(replace(TINY, **changes), tmp_path / "run")  # type: ignore[arg-type]
     assert part in str(caught.value)
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_run_inside_its_own_images_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for number in range(20):
+        Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    with pytest.raises(DsslError, match="name a folder outside"):
+        train(replace(TINY, data=str(tmp_path)), tmp_path / "runs" / "folder")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_test_split_is_an_error_and_a_missing_one_is_not(tmp_path: Path) -> None:
+    pack(Shapes(64), tmp_path / "train.pack", side=32, quarantine=Quarantine(Shapes(64)))
+    config = replace(TINY, data=f"packed:{tmp_path}")
+    assert open_test_data(config) is None
+    content = bytearray((tmp_path / "train.pack").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "test.pack").write_bytes(content)
+    with pytest.raises(DsslError, match=r"test\.pack: its tables are damaged"):
+        open_test_data(config)
+
+
+def test_a_checkpoint_with_the_old_fingerprint_of_a_subset_resumes(tmp_path: Path) -> None:
+    config = replace(TINY, limit=48, knn_every=0, checkpoint=CheckpointConfig(every_minutes=1e-6, keep=10))
+    whole, folder = train(config, tmp_path / "whole"), tmp_path / "run" / "checkpoints"
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for step in range(4, 7):
+        checkpoint.path_at(folder, step).unlink()
+    saved = checkpoint.read(checkpoint.path_at(folder, 3))
+    # what version 0.1.0 wrote: the source's fingerprint, a slash and the number of images
+    header = {key: value for key, value in saved.header.items() if key != "sha256"}
+    header["fingerprint"] = f"{Shapes(64).fingerprint}/48"
+    checkpoint.write(checkpoint.path_at(folder, 3), header, saved.tensors)
+    resumed = train(config, tmp_path / "run")
+    assert resumed.step == whole.step == 6
+    first, second = (checkpoint.read(one.checkpoint) for one in (whole, resumed))  # type: ignore[arg-type]
+    assert second.header["fingerprint"] == first.header["fingerprint"] != header["fingerprint"]
+    assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
+    # another number of images is other data, in the old form too
+    checkpoint.write(
+        checkpoint.path_at(folder, 6),
+        header | {"step": 6, "fingerprint": f"{Shapes(64).fingerprint}/47"},
+        saved.tensors,
+    )
+    with pytest.raises(DsslError, match="are not those that"):
+        train(config, tmp_path / "run")
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
