@@ -277,10 +277,12 @@ def main() -> int:
             f"{row['name']:<40}{row['seconds']['median']:8.1f} s{row['extra_memory_mb']:8.0f} MB more"
             f"{row['accuracy']:8.2f} %   equal to dssl {row['same_as_dssl']:.2f} %"
         )
+    encoder = build_encoder(options.encoder, image_size=32)
+    precision, _ = choose_precision(encoder, image_size=32, channels=3, device=torch.device("cpu"))
     content = {
         "data": options.data.partition(":")[0], "encoder": options.encoder, "trained": bool(options.weights),
         "shapes": shape, "k": K, "temperature": TEMPERATURE, "threads": options.threads, "missing": missing,
-        "precision_here": choose_precision(torch.device("cpu"))[0], "features": feature_rows, "results": rows,
+        "precision_here": precision, "features": feature_rows, "results": rows,
     }  # fmt: skip
     record.write("evaluate", clock, content, folder=options.out)
     groups = {}

@@ -23,6 +23,7 @@ from dssl.config import RunConfig
 from dssl.data import Source
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
+from dssl.models import build_encoder
 from dssl.optim import set_learning_rate
 from dssl.precision import choose_precision
 from dssl.reproduce.scales import named_scale
@@ -150,8 +151,10 @@ def main() -> int:
     options = parser.parse_args()
     clock = record.Clock()
     record.set_threads(options.threads)
-    bf16 = choose_precision(torch.device("cpu"))[0] == "bf16"
     base = named_scale("cpu").settings("cifar10", options.method)
+    encoder = build_encoder(base.encoder, image_size=base.image_size)
+    precision, _ = choose_precision(encoder, image_size=base.image_size, channels=3, device=torch.device("cpu"))
+    bf16 = precision == "bf16"
     warmup = min(base.optimizer.warmup_epochs, options.epochs / 4)
     results: list[dict[str, Any]] = []
     for seed in options.seeds:

@@ -37,12 +37,14 @@ from dssl.train import pretrain as loop
 part("import the rest of the loop")
 from dssl.recipes import recipe
 from dssl.precision import choose_precision
-from dssl.train.prepare import prepare, view_maker
+from dssl.train.prepare import build_method, prepare, view_maker
 config = recipe("shapes", epochs=2)
-choose_precision(torch.device("cpu"))
+method = build_method(config)
+part("build the method")
+parts = prepare(config, method, normalization=None)
+part("open the data")
+choose_precision(method.encoder, image_size=config.image_size, channels=config.channels, device=torch.device("cpu"))
 part("measure the precision")
-parts = prepare(config, normalization=None, init=None)
-part("open the data, build the method")
 from dssl.optim import build_optimizer
 build_optimizer(parts.method, config.optimizer)
 part("build the optimiser")

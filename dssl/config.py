@@ -118,8 +118,6 @@ class RunConfig:
     epochs: int = 100
     batch_size: int = 256
     """Images in a step over all processes together."""
-    accumulate: int = 1
-    """Refused above 1: accumulating gradients would not give what the larger batch gives."""
     seed: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
@@ -156,11 +154,6 @@ class RunConfig:
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",
         )  # fmt: skip
-        if self.accumulate != 1:
-            raise DsslError(
-                f"accumulate is {self.accumulate}: BatchNorm in the heads (and SimCLR's negatives) would see the small "
-                "batches, so the result would not be that of the large one; lower batch_size and the rate follows it"
-            )
         graph = named_graph(self.graph)
         parse(self.standard)
         parse(self.heavy)

@@ -18,6 +18,8 @@ from dssl.errors import DsslError, choices
 from dssl.methods import METHODS, MethodSettings, declaration_of
 
 Plain = dict[str, Any]
+_REMOVED: Plain = {"accumulate": 1}
+"""Settings of earlier versions that had a single value: old files may still state it."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
 
@@ -50,10 +52,11 @@ def read(plain: Mapping[str, Any], *, default: T, where: str) -> T:
     """Settings of the default's kind from plain data."""
     if not isinstance(plain, Mapping):
         raise DsslError(f"{where} holds {type(plain).__name__}, expected a table of settings")
-    return typing.cast(T, _build(type(default), plain, default, where, ""))
+    values = {name: value for name, value in plain.items() if not _is_removed(name, value)}
+    return typing.cast(T, _build(type(default), values, default, where, ""))
 
 
-def load(path: Path, *, default: RunConfig | None = None) -> RunConfig:
+def load(path: Path) -> RunConfig:
     """Read a TOML or JSON file."""
     if path.exists() and not path.is_file():
         raise DsslError(f"{path} is no regular file: expected a TOML or JSON file of settings")
@@ -68,7 +71,11 @@ def load(path: Path, *, default: RunConfig | None = None) -> RunConfig:
         raise DsslError(f"{path} cannot be read: {error}") from None
     except RecursionError:
         raise DsslError(f"{path} cannot be read: it is nested too deeply") from None
-    return from_dict(plain, default=default, where=str(path))
+    return from_dict(plain, where=str(path))
+
+
+def _is_removed(name: str, value: Any) -> bool:
+    return name in _REMOVED and type(value) is type(_REMOVED[name]) and value == _REMOVED[name]
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
@@ -83,9 +90,8 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
 
 def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    text = json.dumps(
-        {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}, sort_keys=True
-    )
+    told = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
+    text = json.dumps(told | _REMOVED, sort_keys=True)  # as earlier versions wrote it: results keep their names
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -107,7 +108,7 @@ class Log:
         if not self.active:
             return
         try:
-            self._file.write(json.dumps(record) + "\n")
+            self._file.write(json.dumps(_numbers(record), allow_nan=False) + "\n")
         except OSError as error:
             raise DsslError(
                 f"{self._file.name} could not be written ({error.strerror}): checkpoints are untouched; "
@@ -131,3 +132,10 @@ class Log:
             with suppress(OSError):  # a line that could not be written has been complained about
                 self._file.close()
             self._board.close()
+
+
+def _numbers(value: Any) -> Any:
+    """The same with None for every NaN and infinity: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {name: _numbers(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dssl import rng
 from dssl.config import CheckpointConfig, Precision
 from dssl.log import Log
 from dssl.optim import set_learning_rate
@@ -95,6 +96,8 @@ class Settings:
     data: str
     """What the data is called in an error."""
     precision: Precision
+    seed: int
+    """Of what the network draws while it trains: dropout, stochastic depth."""
     checkpoint: CheckpointConfig
     look_every: int
     stop_collapsed: bool = False
@@ -155,6 +158,8 @@ def run(
             inputs = task.place(batch)
             rate = task.rate(step)
             set_learning_rate(optimizer, rate, fixed=task.fixed_rate)
+            # dropout draws from a generator that is not saved: what it draws depends on the step, not on the start
+            torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
             with autocast(world.device, settings.precision):
                 loss = compiled(inputs)
             optimizer.zero_grad(set_to_none=True)
@@ -185,6 +190,8 @@ def run(
                     task.watch.divergence(step, loss, first_bad=int(bad_step))
                 elif world.first:
                     keeper.save()
+                else:
+                    keeper.begin_again()
             if leaving:
                 break
         _farewell(log, keeper, task.watch.opinion, state.step, total, stop)
@@ -226,13 +233,18 @@ def describe(folder: RunFolder, world: World, plain: dict[str, Any]) -> None:
     world.wait()
 
 
-def precision_of(asked: Precision, kept: dict[str, Any] | None, world: World) -> tuple[Precision, str]:
+def precision_of(
+    asked: Precision, kept: dict[str, Any] | None, world: World, *, encoder: nn.Module, image_size: int, channels: int
+) -> tuple[Precision, str]:
     """What the configuration says, what the run started with, or what is measured now; the same on all processes."""
     if asked != "auto":
         return asked, f"{asked}, as asked"
     if kept is not None:
         return kept["precision"], f"{kept['precision']}, as the run started"
-    choice, why = choose_precision(world.device)
+    choice: Precision = "fp32"
+    why = "as the first process measured"
+    if world.first:  # alone: processes that measure at the same time slow each other down
+        choice, why = choose_precision(encoder, image_size=image_size, channels=channels, device=world.device)
     if world.size > 1:
         votes = torch.tensor([int(choice == "bf16")], device=world.device)
         torch.distributed.broadcast(votes, 0)

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from dssl.config import OptimizerConfig
 
+_TRUST = 1e-3
+"""LARS's coefficient."""
+
 
 class LARS(torch.optim.Optimizer):
     """SGD whose step is scaled by |w| / |g + decay w| for each tensor (You, Gitman, Ginsburg 2017).
@@ -23,9 +26,8 @@ class LARS(torch.optim.Optimizer):
         lr: float,
         momentum: float,
         weight_decay: float,
-        trust: float = 1e-3,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "adapt": True}
         super().__init__(list(parameters), defaults)
 
     @torch.no_grad()
@@ -38,7 +40,7 @@ class LARS(torch.optim.Optimizer):
                 update = parameter.grad.add(parameter, alpha=group["weight_decay"])
                 if group["adapt"]:
                     weight, gradient = parameter.norm(), update.norm()
-                    trust = group["trust"] * weight / gradient
+                    trust = _TRUST * weight / gradient
                     update.mul_(torch.where((weight > 0) & (gradient > 0), trust, torch.ones_like(trust)))
                 velocity = self.state[parameter].get("momentum_buffer")
                 if velocity is None:
@@ -89,11 +91,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, method: nn.Module) -> di
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, method: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``optimizer_tensors`` gave, in the memory layout of the parameters."""
+    """Put back what ``optimizer_tensors`` gave, on the device and in the memory layout of the parameters."""
     parameters = dict(method.named_parameters())
     for key, value in tensors.items():
         name, _, slot = key.rpartition(".")
         parameter = parameters[name]
         if value.shape == parameter.shape:
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-        optimizer.state[parameter][slot] = value
+        # AdamW's count of steps too: a fused optimiser wants it where the parameter is
+        optimizer.state[parameter][slot] = value.to(parameter.device)

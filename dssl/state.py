@@ -162,6 +162,10 @@ class Keeper:
             or time.monotonic() - self._saved_at > 60 * self.config.every_minutes
         )
 
+    def begin_again(self) -> None:
+        """Count from here to the next time that is due; processes that do not save call this where the first one saves."""
+        self._saved_at, self._rounds_since = time.monotonic(), 0
+
     def save(self) -> Path:
         """Write the state as it is now."""
         step = self.state.step
@@ -182,7 +186,7 @@ class Keeper:
             },
             self.state.tensors(),
         )
-        self._saved_at, self._rounds_since = time.monotonic(), 0
+        self.begin_again()
         checkpoint.prune(self.folder.checkpoints, keep=self.config.keep, protected=self._protected())
         return path
 

@@ -2,19 +2,23 @@
 
 import datetime
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from dssl.errors import DsslError
 
 _PATIENCE = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: the first one measures kNN while they wait."""
+_POLL = 0.02
+"""Seconds between looks for processes that have started."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -52,6 +56,34 @@ class World:
             dist.barrier()
 
 
+def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
+    """A name that this start of the processes shares, and that no earlier one had.
+
+    torchrun keeps its store when it restarts the processes, so that without a new name they would call the dead; and its count
+    of restarts is each node's own. So the first process invents the name, and tells it to whoever asks with a word that
+    was never said before: what an earlier start left in the store is answered too, and nobody reads the answer.
+    """
+    if rank > 0:
+        question = uuid.uuid4().hex
+        store.set(f"dssl/question {rank}", question)
+        name = str(store.get(f"dssl/answer {question}").decode())
+        store.add(f"dssl/{name} heard", 1)
+        return name
+    name, answered, deadline = uuid.uuid4().hex, set[str](), time.monotonic() + _PATIENCE.total_seconds()
+    while store.add(f"dssl/{name} heard", 0) < size - 1:
+        for other in range(1, size):
+            if not store.check([f"dssl/question {other}"]):
+                continue
+            question = store.get(f"dssl/question {other}").decode()
+            if question not in answered:
+                store.set(f"dssl/answer {question}", name)
+                answered.add(question)
+        if time.monotonic() > deadline:
+            raise DsslError(f"not all of the {size} processes have started within {_PATIENCE}: look at the other nodes")
+        time.sleep(_POLL)
+    return name
+
+
 @contextmanager
 def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
     """One process, or one of those that torchrun started (it sets RANK, WORLD_SIZE, LOCAL_RANK)."""
@@ -68,9 +100,10 @@ def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = pick_device(device_name)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    # torchrun keeps its store when it restarts the ranks: without a name for the attempt they would call the dead
     store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
-    attempt = PrefixStore(f"dssl/attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    while isinstance(store, PrefixStore):  # of some versions of torch: a node's own count of restarts is in its name
+        store = store.underlying_store
+    attempt = PrefixStore(f"dssl/{agree_on_attempt(store, rank=rank, size=size)}", store)
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=_PATIENCE)
     try:
         yield World(rank, size, device)

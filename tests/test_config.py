@@ -75,7 +75,7 @@ def test_toml_with_defaults(tmp_path: Path) -> None:
         ({"graph": "s1<->s1"}, "a view cannot be its own target"),
         ({"graph": "s1<->s2, h1->s1, h1 = rra(2,5)(s1)"}, "did you mean 'ra'"),
         ({"heavy": "rra(2,5)"}, "did you mean 'ra'"),
-        ({"accumulate": 4}, "BatchNorm in the heads"),
+        *(({"accumulate": value}, "unknown setting 'accumulate'") for value in (0, 4, "1", True)),
         ({"normalization": "mine"}, "cifar10, imagenet or measure"),
         ({"bad_share": 1.5}, "bad_share is 1.5"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep is 0"),

@@ -20,7 +20,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(**rates: float | None) -> None:
         usual = {"images_per_second": 100.0, "on_one_thread": 60.0, "views_per_second": 1e6}
-        speed = Speed(**usual | rates, checkpoint_bytes=10**7, precision="fp32", views=("s1", "s2", "h1", "h2"))
+        speed = Speed(
+            **usual | rates,
+            checkpoint_bytes=10**7,
+            precision="fp32",
+            why="fp32: as measured",
+            views=("s1", "s2", "h1", "h2"),
+        )
         monkeypatch.setattr(estimate, "measure_speed", lambda *_: speed)
 
     return put
@@ -40,6 +46,7 @@ def test_it_takes_real_steps_and_leaves_the_threads_as_they_were() -> None:
     assert speed.on_one_thread is not None
     assert speed.on_one_thread > 0
     assert alone.on_one_thread is None
+    assert f"{speed.precision}: a step of the encoder on 16 images of 32 px took" in speed.why
     assert speed.views == ("s1", "s2", "h1", "h2")
     assert 10**6 < speed.checkpoint_bytes < 10**8
 
@@ -51,6 +58,7 @@ def test_the_duration_is_images_times_epochs_by_the_rate(measured, tmp_path: Pat
     epochs = recipe("shapes").epochs
     assert f"{epochs} epochs of 6,000 images: about {epochs} minutes" in said
     assert "10 MB each" in said
+    assert "precision    fp32: as measured" in said
     assert re.search(rf"GB free at {re.escape(str(tmp_path))}\b", said)
     assert "warning" not in said
 

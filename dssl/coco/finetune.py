@@ -29,6 +29,8 @@ from dssl.version import VERSION
 from dssl.world import World
 
 TASK = "coco"
+_MEASURED_SIZE = 224
+"""Pixels of the images on which the precision is measured."""
 _AHEAD = 16
 """Scored images in memory at a time."""
 COMPARABLE = (
@@ -75,10 +77,14 @@ def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
 
 def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
     kept, resumed = loop.what_is_there(folder, world)
-    precision, why = loop.precision_of(config.precision, kept, world)
     train, test = _data(config)
     known = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
     detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
+    precision, why = loop.precision_of(
+        config.precision, kept, world,
+        # a part of an image is enough: what is compared hardly depends on the size
+        encoder=detector.network.backbone, image_size=min(config.test_size, _MEASURED_SIZE), channels=3,
+    )  # fmt: skip
     header = {
         "task": TASK,
         "dssl_version": VERSION,
@@ -98,6 +104,7 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
         batch_size=config.batch_size,
         data=f"{config.data} {config.train}",
         precision=precision,
+        seed=config.seed,
         checkpoint=config.checkpoint,
         look_every=config.look_every,
         clip=config.clip,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dssl.config import LARGEST
 from dssl.errors import DsslError
+from dssl.settings import LARGEST
 
 T = TypeVar("T")
 

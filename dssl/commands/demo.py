@@ -1,6 +1,7 @@
 """``dssl demo``: the point in about four minutes, on built-in images and two CPU cores."""
 
 import logging
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -41,14 +42,23 @@ def run(arguments: Arguments) -> int:
     found = demo.sentences({run.name: demo.Ended.of(run) for run in runs})
     maps, classes, notes = embedding_maps(runs, images=600)
     path = arguments.out / "report.html"
-    command = f"dssl demo --out {arguments.out}" if arguments.out != Path("runs/demo") else "dssl demo"
     title = "SimSiam on shapes: standard pair, heavy pair, DSSL"
     page.write(
         path,
-        run_report.html(runs, command=command, maps=maps, classes=classes, notes=notes, sentences=found, title=title),
+        run_report.html(
+            runs, command=_command(arguments), maps=maps, classes=classes, notes=notes, sentences=found, title=title
+        ),
     )
     print(f"\n{run_report.summary(runs)}\n")
     for sentence in found:
         print(f"- {sentence}")
     print(f"\nreport: {path}\n{time.perf_counter() - begun:.0f} s")
     return 0
+
+
+def _command(arguments: Arguments) -> str:
+    """The command that makes the page again."""
+    default, words = Arguments(), ["dssl", "demo"]
+    words += ["--out", str(arguments.out)] if arguments.out != default.out else []
+    words += ["--seed", str(arguments.seed)] if arguments.seed != default.seed else []
+    return shlex.join(words)

@@ -42,7 +42,6 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     import torch
 
-    from dssl.precision import choose_precision
     from dssl.train.estimate import measure_speed
     from dssl.world import pick_device
 
@@ -53,7 +52,6 @@ def run(arguments: Arguments) -> int:
     device = pick_device("auto")
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     print(f"device       {device}{': ' + ', '.join(names) if names else ''}")
-    print(f"precision    {choose_precision(device)[1]}")
     print(f"threads      {os.cpu_count()} cores, torch uses {torch.get_num_threads()}")
     place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
     writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
@@ -62,6 +60,7 @@ def run(arguments: Arguments) -> int:
         f"measuring    {arguments.recipe}: {config.encoder}, {arguments.method}, {config.graph}, batch {config.batch_size} ..."
     )
     speed = measure_speed(config, device)
+    print(f"precision    {speed.why}")
     print(
         f"views        {speed.views_per_second:,.0f} a second on one thread, "
         f"from images in memory ({config.image_size} px, decoding not counted)"

@@ -10,7 +10,7 @@ import tyro
 
 from dssl import config_io
 from dssl.config import RunConfig
-from dssl.errors import DsslError
+from dssl.errors import DsslError, memory_for
 from dssl.recipes import RECIPES, recipe
 
 
@@ -70,15 +70,9 @@ def run(arguments: Arguments) -> int:
     from dssl.report.gallery import draw_gallery
     from dssl.train.pretrain import train
 
-    try:
+    needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
+    with memory_for(needed, "lower one of them; checkpoints that were written stay"):
         result = train(config, arguments.out, gallery=draw_gallery)
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate" not in str(error):
-            raise
-        raise DsslError(
-            f"out of memory with batch_size {config.batch_size}, image_size {config.image_size} and the encoder "
-            f"{config.encoder}: lower one of them; checkpoints that were written stay ({' '.join(str(error).split())[:200]})"
-        ) from error
     if result.checkpoint is not None and result.signal is None and _is_first():
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
         print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")

@@ -5,7 +5,6 @@ that are centred and divided by one number (so that their mean squared norm is 1
 one optimum, and nothing about the result depends on a learning rate, a batch size or a number of epochs.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +78,10 @@ class Problem:
     def __init__(self, features: Tensor, labels: Tensor, *, classes: int, dtype: torch.dtype = torch.float32) -> None:
         if len(features) != len(labels) or len(labels) == 0:
             raise DsslError(f"{len(features)} features and {len(labels)} labels: expected as many, and at least one")
+        if classes < 2:
+            raise DsslError(
+                f"the labels have {classes} class: expected at least 2, since one class leaves nothing to tell apart"
+            )
         self.scaling = scaling_of(features, dtype=dtype)
         scaled = self.scaling(features)
         values, axes = torch.linalg.eigh((scaled.T @ scaled).double() / len(scaled))
@@ -135,23 +138,19 @@ class Problem:
         )
 
 
-def split(
-    labels: NDArray[np.int64], *, seed: int, share: float = HELD_OUT
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split(labels: NDArray[np.int64], *, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to fit and rows to judge on: the same share of every class, at least one image of each in both where it has two."""
     order = rng.permutation(rng.key(seed, "probe", "split"), len(labels))
     judged = []
     for label in np.unique(labels):
         members = order[labels[order] == label]
         if len(members) >= 2:
-            judged.append(members[: max(1, round(share * len(members)))])
+            judged.append(members[: max(1, round(HELD_OUT * len(members)))])
     judge = np.sort(np.concatenate(judged)) if judged else np.zeros(0, np.int64)
     return np.setdiff1d(np.arange(len(labels)), judge), judge
 
 
-def choose_strength(
-    features: Tensor, labels: Tensor, *, classes: int, seed: int, strengths: Sequence[float] = STRENGTHS
-) -> Choice:
+def choose_strength(features: Tensor, labels: Tensor, *, classes: int, seed: int) -> Choice:
     """The strength with the best accuracy on a held-out part of the training set; the stronger one where two are level."""
     fit, judge = split(labels.numpy(), seed=seed)
     if len(judge) < 10:
@@ -159,7 +158,7 @@ def choose_strength(
     problem = Problem(features[fit], labels[fit], classes=classes)
     found: list[tuple[float, float]] = []
     solved: Probe | None = None
-    for strength in strengths:
+    for strength in STRENGTHS:
         # a coarse optimum is enough to choose by, and each starts from the last
         solved = problem.solve(strength, start=solved, tolerance=1e-5, most=200)
         right = (solved.predict(features[judge]) == labels[judge]).double().mean()

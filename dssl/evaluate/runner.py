@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dssl.data import Source, require_labels
 from dssl.data.decode import printable
 from dssl.data.sources import skipped_files
-from dssl.errors import DsslError
+from dssl.errors import DsslError, memory_for
 from dssl.evaluate.protocols import PROTOCOLS, Task
 from dssl.evaluate.quality import Quality, quality
 from dssl.evaluate.references import Reference, references_for
@@ -78,15 +78,19 @@ def evaluate(
 
     ``data`` (cifar10, imagenet) picks the published references, ``policy`` the views by which alignment is measured.
     """
+    needed = (
+        f"image_size {task.loaded.image_size}, the encoder {task.loaded.name} and {len(task.train):,} training images"
+    )
     results: list[Result] = []
-    for name in protocols:
-        if say is not None:
-            say(name)
-        with frozen(task.loaded.encoder) as digest:
-            found = PROTOCOLS[name](task)
-        results += [_verified(result, digest) for result in found]
-    with frozen(task.loaded.encoder):
-        measured = quality(task, policy=policy)
+    with memory_for(needed, "take a smaller image size or fewer images"):
+        for name in protocols:
+            if say is not None:
+                say(name)
+            with frozen(task.loaded.encoder) as digest:
+                found = PROTOCOLS[name](task)
+            results += [_verified(result, digest) for result in found]
+        with frozen(task.loaded.encoder):
+            measured = quality(task, policy=policy)
     kinds = {str(result.protocol["kind"]) for result in results}
     return Evaluation(
         results=tuple(results),

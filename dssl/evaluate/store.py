@@ -29,12 +29,11 @@ class FeatureStore:
         folder: Path | None = None,
         crop_ratio: float = CROP_RATIO,
         autocast: torch.dtype | None = None,
-        batch_size: int = 256,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.loaded, self.folder, self.crop_ratio, self.autocast = loaded, folder, crop_ratio, autocast
-        self.batch_size, self.threads, self.progress = batch_size, threads, progress
+        self.threads, self.progress = threads, progress
         self.computed = 0
         """How many images went through the encoder; the rest came from memory or from a file."""
         self._known: dict[str, Features] = {}
@@ -53,7 +52,6 @@ class FeatureStore:
                     image_size=self.loaded.image_size,
                     normalization=self.loaded.normalization,
                     channels=self.loaded.channels,
-                    batch_size=self.batch_size,
                     crop_ratio=self.crop_ratio,
                     autocast=self.autocast,
                     threads=self.threads,

@@ -51,7 +51,7 @@ def pca(features: Tensor, *, dimensions: int = 2) -> Points:
 
 
 def layouts(features: Tensor, *, seed: int) -> list[Layout]:
-    """PCA always; UMAP, or else t-SNE, where it is installed and there are enough images for it."""
+    """PCA always; t-SNE where scikit-learn is installed and there are enough images for it."""
     found = [Layout(name="PCA", points=pca(features))]
     if len(features) < 50:
         return found
@@ -59,13 +59,6 @@ def layouts(features: Tensor, *, seed: int) -> list[Layout]:
     state = rng.key(seed, "map") % 2**31
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other people's programs
-        try:
-            from umap import UMAP  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            pass
-        else:
-            points = UMAP(random_state=state, metric="cosine").fit_transform(reduced)
-            return [*found, Layout(name="UMAP", points=np.asarray(points, np.float64))]
         try:
             from sklearn.manifold import TSNE
         except ImportError:

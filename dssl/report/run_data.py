@@ -207,7 +207,14 @@ def _records(path: Path) -> Iterable[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
         if isinstance(record, dict) and "epoch" in record and "step" in record:
-            yield record
+            yield {name: _numbers(value) for name, value in record.items()}
+
+
+def _numbers(value: Any) -> Any:
+    """The log writes null for what is no number; earlier versions wrote NaN."""
+    if isinstance(value, dict):
+        return {name: _numbers(one) for name, one in value.items()}
+    return math.nan if value is None else value
 
 
 def _look(record: Mapping[str, Any]) -> Look:

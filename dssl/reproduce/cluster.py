@@ -47,8 +47,12 @@ def script(jobs: Sequence[Job], place: Place, *, style: Style, gpus: int, folder
         *(f"  {number}) set -- {command} ;;" for number, command in enumerate(commands)),
         "esac",
         '"$@" &',
-        "trap 'kill -TERM $!' TERM",
-        "wait $!",
+        "run=$!",
+        "trap 'kill -TERM $run' TERM",
+        "wait $run; code=$?",
+        "# the trap ends a wait at once, while the run still saves itself: wait until it has ended",
+        "while kill -0 $run 2>/dev/null; do wait $run; code=$?; done",
+        "exit $code",
         after,
     ]
     return "\n".join(lines) + "\n"

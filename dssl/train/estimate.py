@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from dssl.config import Precision, RunConfig
+from dssl.loop import precision_of
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
-from dssl.precision import autocast, choose_precision
+from dssl.precision import autocast
 from dssl.presets import named_graph
 from dssl.train.prepare import build_method, normalization_of, view_maker
+from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class Speed:
     views_per_second: float
     checkpoint_bytes: int
     precision: Precision
+    why: str
+    """What was measured to choose the precision."""
     views: tuple[str, ...]
 
 
@@ -41,7 +45,6 @@ def measure_speed(
     """Steps of the real objective for some seconds, and the rate at which one process makes the views."""
     batch = batch_size or min(config.batch_size, 64 if device.type == "cpu" else config.batch_size)
     graph = named_graph(config.graph)
-    precision = choose_precision(device)[0] if config.precision == "auto" else config.precision
     noise = _Noise(config, batch)
     known = normalization_of(config, None) if config.normalization != "measure" else None
     maker = view_maker(config, graph, known)
@@ -59,6 +62,10 @@ def measure_speed(
 
     method = build_method(config)
     assert isinstance(method, nn.Module)
+    precision, why = precision_of(
+        config.precision, None, World(0, 1, device),
+        encoder=method.encoder, image_size=config.image_size, channels=config.channels,
+    )  # fmt: skip
     method.to(device).to(memory_format=torch.channels_last)
     objective = Objective(method, graph)
     optimizer = build_optimizer(method, config.optimizer)
@@ -91,4 +98,4 @@ def measure_speed(
         finally:
             torch.set_num_threads(threads)
     tensors = [*method.state_dict().values(), *optimizer_tensors(optimizer, method).values()]
-    return Speed(found, one_thread, view_rate, sum(value.nbytes for value in tensors), precision, maker.names)
+    return Speed(found, one_thread, view_rate, sum(value.nbytes for value in tensors), precision, why, maker.names)

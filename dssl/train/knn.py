@@ -44,6 +44,7 @@ class OnlineKnn:
                 normalization=self.parts.normalization,
                 channels=self.config.channels,
                 autocast=self.autocast,
+                threads=self.config.threads,
                 quarantine=Quarantine(source, max_share=1.0) if source is self._bank else None,
             )
             for source in (self._bank, self._queries)

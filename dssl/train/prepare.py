@@ -44,7 +44,8 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     if config.normalization == "measure":
         assert source is not None
         # what may be unreadable is for the configuration to say; the run's own quarantine names the files
-        measured = measure(source, seed=config.seed, quarantine=Quarantine(source, max_share=config.bad_share))
+        allowed = Quarantine(source, max_share=config.bad_share)
+        measured = measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)
         return Normalization(measured.mean, measured.std)
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     if config.channels == 1:
@@ -89,12 +90,12 @@ class Parts:
     method: Method
 
 
-def prepare(config: RunConfig, *, normalization: Normalization | None, init: Path | None) -> Parts:
-    """Build the parts; a resumed run hands in the normalisation that it started with, and no first weights."""
+def prepare(config: RunConfig, method: Method, *, normalization: Normalization | None) -> Parts:
+    """Open the data and put the parts together; a resumed run hands in the normalisation that it started with."""
     source = open_data(config)
     return Parts(
         graph=named_graph(config.graph),
         source=source,
         normalization=normalization or normalization_of(config, source),
-        method=build_method(config, init=init),
+        method=method,
     )

@@ -21,17 +21,18 @@ from dssl.data.sources import earlier_fingerprints
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
-from dssl.methods import declaration_of
+from dssl.methods import Method, declaration_of
 from dssl.objective import LossReport, Objective
 from dssl.optim import build_optimizer
 from dssl.run import RunFolder
 from dssl.state import Opinion, Pace, Sight
 from dssl.train.health import Health, look
 from dssl.train.knn import OnlineKnn
-from dssl.train.prepare import Parts, prepare, view_maker
+from dssl.train.prepare import Parts, build_method, prepare, view_maker
 from dssl.train.schedule import learning_rate, peak_rate
 from dssl.types import Images
 from dssl.version import VERSION
+from dssl.weights import checkpoint
 from dssl.world import World
 
 
@@ -54,6 +55,8 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
             f"--out is {folder.path}, inside the images of --data {config.data}: the run's pictures would become part of "
             "the data; name a folder outside of it"
         )
+    # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
+    method = build_method(config, init=None if checkpoint.steps_in(folder.checkpoints) else config.init)
 
     def changes(kept: dict[str, Any]) -> list[str]:
         if "task" in kept:
@@ -61,21 +64,24 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
         return config_io.difference(config_io.from_dict(kept["config"], where=str(folder.config_file)), config)
 
     with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
-        return _run(config, folder, world, gallery)
+        return _run(config, method, folder, world, gallery)
 
 
-def _run(config: RunConfig, folder: RunFolder, world: World, gallery: Gallery | None) -> RunResult:
+def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gallery: Gallery | None) -> RunResult:
     kept, resumed = loop.what_is_there(folder, world)
-    precision, why = loop.precision_of(config.precision, kept, world)
-    parts = prepare(config, normalization=_normalization(kept), init=config.init if resumed is None else None)
+    parts = prepare(config, method, normalization=_normalization(kept))
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
-    check_sample(parts.source, seed=config.seed, quarantine=quarantine)
+    check_sample(parts.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
     steps_per_epoch = len(parts.source) // config.batch_size
     if steps_per_epoch < 1:
         raise DsslError(
             f"{parts.source.name} has {len(parts.source)} images, fewer than the batch of {config.batch_size}: "
             "choose a smaller --batch-size or more data"
         )
+    precision, why = loop.precision_of(
+        config.precision, kept, world,
+        encoder=method.encoder, image_size=config.image_size, channels=config.channels,
+    )  # fmt: skip
     header = _header(config, parts)
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
@@ -90,6 +96,7 @@ def _run(config: RunConfig, folder: RunFolder, world: World, gallery: Gallery | 
         batch_size=config.batch_size,
         data=config.data,
         precision=precision,
+        seed=config.seed,
         checkpoint=config.checkpoint,
         look_every=config.health.every,
         stop_collapsed=config.health.stop,

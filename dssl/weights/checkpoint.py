@@ -162,9 +162,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable, where the system can."""
-    if os.name != "posix":
-        return
+    """Make the new name itself durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

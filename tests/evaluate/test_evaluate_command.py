@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
@@ -296,3 +297,22 @@ def test_references_are_of_the_same_data_and_kind() -> None:
     assert all(30 < accuracy < 100 for one in REFERENCES for _, accuracy in one.accuracies)
     paper = references_for(data="cifar10", kinds={"linear"})[0]
     assert dict(paper.accuracies)["simsiam dssl"] == 94.5
+
+
+@pytest.mark.parametrize("size", [0, -1, 5_000, 100_000])
+def test_a_size_that_no_image_has_is_refused(size: int, run_folder: Callable[..., Path]) -> None:
+    with pytest.raises(DsslError, match=f"image_size is {size}, expected at"):
+        run(Arguments(weights=run_folder(), image_size=size))
+
+
+def test_too_little_memory_is_one_line(
+    run_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        torch.empty(2**60, dtype=torch.uint8)  # the real error of the real allocator
+
+    monkeypatch.setattr("dssl.evaluate.features.forward", refuse)
+    assert main(["evaluate", str(run_folder()), "--threads", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "out of memory with image_size 32" in said
+    assert said.count("\n") == 1

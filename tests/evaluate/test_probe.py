@@ -80,5 +80,7 @@ def test_constant_features_and_broken_ones() -> None:
     assert flat.predict(torch.ones(2, 3)).tolist() == [1, 1]  # the larger class, by the bias alone
     with pytest.raises(DsslError, match="NaN"):
         scaling_of(torch.full((2, 2), float("nan")))
+    with pytest.raises(DsslError, match="the labels have 1 class: expected at least 2"):
+        Problem(torch.rand(20, 3), torch.zeros(20), classes=1)
     with pytest.raises(DsslError, match="as many"):
         Problem(torch.ones(2, 2), torch.zeros(3), classes=2)

@@ -52,7 +52,7 @@ def test_map_axes_are_those_of_scikit_learn(real: Any) -> None:
 def test_layouts_and_picture(real: Any) -> None:
     found = layouts(real.test[:80], seed=0)
     assert found[0].name == "PCA"
-    assert len(found) == 2  # scikit-learn is there, so t-SNE is, or UMAP
+    assert len(found) == 2  # scikit-learn is there, so t-SNE is
     assert [one.name for one in layouts(real.test[:10], seed=0)] == ["PCA"]
     images = [map_thumbnail(np.full((8, 6, 3), number, np.uint8), side=20) for number in range(80)]
     assert images[0].size == (14, 18)

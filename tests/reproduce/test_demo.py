@@ -1,9 +1,12 @@
 """The demo says what came out, whatever came out."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dssl.cli import main
 from dssl.reproduce import demo
 from dssl.reproduce.demo import Ended
 
@@ -59,3 +62,28 @@ def test_the_three_runs_differ_in_the_graph_alone() -> None:
     # the watch must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
     steps = demo.IMAGES // configs[0].batch_size * demo.EPOCHS
     assert steps > 2 * max(100, 3 * demo.IMAGES // configs[0].batch_size)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ([], "dssl demo"),
+        (["--seed", "3"], "dssl demo --seed 3"),
+        (["--out", "my runs", "--seed", "3"], "dssl demo --out 'my runs' --seed 3"),
+    ],
+)
+def test_the_page_names_the_command_that_makes_it_again(
+    words: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training and drawing are replaced: it is about the words alone."""
+    monkeypatch.chdir(tmp_path)
+    named: list[str] = []
+    ended = SimpleNamespace(signal=None)
+    monkeypatch.setattr("dssl.train.pretrain.train", lambda *_: ended)
+    monkeypatch.setattr("dssl.report.run_data.read_run", lambda *_, name: SimpleNamespace(name=name))
+    monkeypatch.setattr(Ended, "of", lambda _: FINE)
+    monkeypatch.setattr("dssl.report.run_maps.embedding_maps", lambda *_, **__: ([], (), []))
+    monkeypatch.setattr("dssl.report.run_report.html", lambda *_, command, **__: named.append(command) or "")
+    monkeypatch.setattr("dssl.report.run_report.summary", lambda _: "")
+    assert main(["demo", *words]) == 0
+    assert named == [command]

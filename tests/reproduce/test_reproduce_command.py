@@ -1,8 +1,10 @@
 """``dssl reproduce`` without training: the plan, the scripts, the tables of what is finished, and mistakes."""
 
 import io
+import os
 import re
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 
@@ -117,6 +119,27 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
     done = subprocess.run(["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "3"}, capture_output=True, text=True)
     assert done.stdout.split("\n")[0] == commands[3][0]
     assert done.stdout.strip().split("\n") == commands[3]
+
+
+def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, capsys) -> None:
+    run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit="slurm"))
+    script = tmp_path / "job.sh"
+    script.write_text(capsys.readouterr().out)
+    # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
+    saving = "trap 'sleep 0.5; echo saved; exit 143' TERM; echo begun; while :; do sleep 0.05; done"
+    # no task of the array has this number, so that the script runs its own words
+    job = subprocess.Popen(
+        ["bash", str(script), "bash", "-c", saving],
+        env=os.environ | {"SLURM_ARRAY_TASK_ID": "none"}, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert job.stdout is not None
+    with job.stdout as said:
+        assert said.readline() == "begun\n"
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(60) == 143
+        # what is there now was said before the script ended
+        os.set_blocking(said.fileno(), False)
+        assert said.read() == "saved\n"
 
 
 def test_the_line_of_progress() -> None:

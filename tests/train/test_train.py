@@ -135,6 +135,10 @@ def test_a_folder_of_images_of_every_kind(tmp_path: Path) -> None:
         ({"data": "/nowhere/at/all"}, "No such file"),
         ({"data": "BROKEN"}, "cannot be read"),
         ({"encoder": "resnet81"}, "did you mean"),
+        ({"encoder": "alexnet"}, "encoder alexnet"),
+        ({"encoder": "maxvit_t"}, "encoder maxvit_t"),
+        ({"encoder": "vit_b_16", "image_size": 30}, "encoder vit_b_16"),
+        ({"encoder": "densenet121", "image_size": 8}, "encoder densenet121"),
         ({"init": Path("nowhere.safetensors")}, "nowhere.safetensors"),
     ],
 )
@@ -154,6 +158,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
         train(replace(TINY, **changes), tmp_path / "run")  # type: ignore[arg-type]
     assert part in str(caught.value)
     assert not (tmp_path / "run" / "config.json").exists()
+    assert "encoder" not in changes or not (tmp_path / "run").exists()  # it is built before the folder is
 
 
 def test_a_run_inside_its_own_images_is_refused_before_anything_is_written(tmp_path: Path) -> None:

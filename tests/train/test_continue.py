@@ -1,0 +1,168 @@
+"""What a run needs to continue exactly: dropout by step, old files, the optimiser on its device, counters on every process."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dssl import config_io
+from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
+from dssl.data.loader import Batches
+from dssl.errors import DsslError
+from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from dssl.report.run_data import read_run
+from dssl.run import RunFolder
+from dssl.state import TrainState
+from dssl.train import prepare
+from dssl.train import pretrain as loop
+from dssl.train.prepare import build_method
+from dssl.train.pretrain import train
+from dssl.weights import checkpoint
+from dssl.world import World
+from tests.train.running import end_of
+from tests.train.test_train import TINY
+
+OLD = Path(__file__).with_name("runs") / "config-371ebfb.json"
+"""config.json as commit 371ebfb wrote it."""
+AsRank = Callable[[RunConfig, Path, int], None]
+EVERY_STEP = CheckpointConfig(every_minutes=1e-9, keep=99)
+
+
+def cut(run: Path, to: Path, *, step: int) -> None:
+    """A copy of a run as it was when it was killed after this step."""
+    shutil.copytree(run, to)
+    for later in checkpoint.steps_in(to / "checkpoints"):
+        if later > step:
+            checkpoint.path_at(to / "checkpoints", later).unlink()
+
+
+def test_dropout_and_stochastic_depth_continue_to_the_bit(tmp_path: Path) -> None:
+    config = replace(TINY, encoder="mobilenet_v3_small", image_size=16, epochs=1, knn_every=0, checkpoint=EVERY_STEP)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(config, whole)
+    cut(whole, broken, step=2)
+    torch.manual_seed(99)
+    assert train(config, broken).step == 4
+    assert end_of(broken) == end_of(whole)
+
+
+def test_every_process_draws_its_own_dropout(as_rank: AsRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    original = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: (seeds.append(seed), original(seed))[1])
+    for rank in range(2):
+        as_rank(replace(TINY, epochs=1, knn_every=0), tmp_path / str(rank), rank)
+    # the first weights are the same everywhere; then four steps each, all different
+    assert len(seeds) == 10
+    assert seeds[0] == seeds[5]
+    assert len(set(seeds)) == 9
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
+    """A run as this process of several sees it; there are no others to wait for, so it gets the whole batch."""
+    monkeypatch.setattr(loop, "Batches", lambda *parts, **settings: Batches(*parts, **settings | {"rank": 0}))
+
+    def run(config: RunConfig, out: Path, rank: int) -> None:
+        out.mkdir()
+        loop._run(config, build_method(config), RunFolder(out), World(rank, 1, torch.device("cpu")))
+
+    return run
+
+
+def test_processes_that_do_not_save_look_at_the_weights_no_more_often(
+    as_rank: AsRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    original = TrainState.is_finite
+    monkeypatch.setattr(TrainState, "is_finite", lambda state: (looks.append(state.step), original(state))[1])
+    as_rank(replace(TINY, knn_every=0), tmp_path / "first", 0)
+    assert looks == [4, 8]
+    looks.clear()
+    as_rank(replace(TINY, knn_every=0), tmp_path / "other", 1)
+    assert looks == [4, 8]
+
+
+def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
+    config = OptimizerConfig(name="adamw")
+    method = nn.Linear(3, 2)
+    optimizer = build_optimizer(method, config)
+    for parameter in method.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    saved = optimizer_tensors(optimizer, method)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        elsewhere = nn.Linear(3, 2, device="cuda")
+        restored = build_optimizer(elsewhere, config)
+        load_optimizer_tensors(restored, elsewhere, saved)
+        slots = {slot for state in restored.state.values() for slot in state}
+        assert slots == {"step", "exp_avg", "exp_avg_sq"}
+        for parameter, state in restored.state.items():
+            assert {slot: value.device for slot, value in state.items()} == dict.fromkeys(slots, parameter.device)
+
+
+def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
+    """Its config.json and the headers of its checkpoints say ``accumulate: 1``, a setting that is gone."""
+    kept = json.loads(OLD.read_text())
+    assert kept["config"]["accumulate"] == 1
+    config = config_io.from_dict(kept["config"])
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(config, whole)
+    cut(whole, broken, step=2)
+    shutil.copyfile(OLD, broken / "config.json")
+    for step in checkpoint.steps_in(broken / "checkpoints"):
+        path = checkpoint.path_at(broken / "checkpoints", step)
+        saved = checkpoint.read(path)
+        header = {name: value for name, value in saved.header.items() if name != "sha256"}
+        checkpoint.write(path, header | {"config": kept["config"]}, saved.tensors)
+    result = train(config, broken)
+    assert (result.step, result.total) == (4, 4)
+    ours, expected = (checkpoint.newest_good(run / "checkpoints") for run in (broken, whole))
+    assert ours is not None
+    assert expected is not None
+    assert all(torch.equal(ours[1].tensors[name], value) for name, value in expected[1].tensors.items())
+    assert read_run(broken).config == config
+
+
+def test_an_old_setting_is_read_at_its_only_value(tmp_path: Path) -> None:
+    config = config_io.from_dict(json.loads(OLD.read_text())["config"])
+    assert "accumulate" not in config_io.to_dict(config)
+    # the fingerprint is that of the earlier version: results that are named by it are found again
+    assert config_io.fingerprint(config) == "8cfa6a223f7e26fe"
+    (tmp_path / "run.toml").write_text("accumulate = 1\nepochs = 20\n")
+    assert config_io.load(tmp_path / "run.toml") == RunConfig(epochs=20)
+
+
+def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise DsslError("alexnet cannot see images of 32 px")
+
+    monkeypatch.setattr(prepare, "feature_dim", refuse)
+    monkeypatch.setattr(prepare, "open_source", lambda *_, **__: pytest.fail("the data came first"))
+    with pytest.raises(DsslError, match="alexnet"):
+        train(TINY, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
+    config = replace(TINY, optimizer=OptimizerConfig(rate=1e20, warmup_epochs=0))
+    assert train(config, tmp_path / "run").opinion.verdict == "diverged"
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line, parse_constant=refuse) for line in lines]
+    assert any(record.get("loss", 0) is None for record in records)
+    run = read_run(tmp_path / "run")
+    assert run.opinion.verdict == "diverged"
+    assert len(run.curve("loss")) < len(run.looks)  # what is no number is not drawn

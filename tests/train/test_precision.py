@@ -1,0 +1,100 @@
+"""The precision is chosen by steps of the encoder that will be trained, and what was measured is said."""
+
+import copy
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dssl import precision
+from dssl.precision import choose_precision, step_seconds
+from dssl.train.pretrain import train
+from tests.train.test_train import TINY, replace
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("full", "half", "choice"), [(0.27, 0.35, "fp32"), (0.35, 0.27, "bf16"), (0.100, 0.095, "fp32")]
+)
+def test_bf16_must_be_a_tenth_faster(full: float, half: float, choice: str) -> None:
+    found, why = choose_precision(
+        nn.Identity(), image_size=128, channels=3, device=CPU, measure=lambda *_: (full, half)
+    )
+    assert found == choice
+    assert f"8 images of 128 px took {1000 * half:.0f} ms in bf16, {1000 * full:.0f} ms in fp32" in why
+
+
+@pytest.mark.parametrize(("size", "count"), [(8, 16), (32, 16), (128, 8), (224, 2), (1024, 2)])
+def test_it_sees_few_images_of_the_real_size(size: int, count: int) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def measure(encoder: nn.Module, images: Tensor) -> tuple[float, float]:
+        seen.append(tuple(images.shape))
+        return 1.0, 1.0
+
+    choose_precision(nn.Identity(), image_size=size, channels=1, device=CPU, measure=measure)
+    assert seen == [(count, 1, size, size)]
+
+
+class Slow(nn.Module):
+    """An encoder whose steps take as long as it says, by a clock that it turns itself."""
+
+    now = 0.0
+    steps = 0
+
+    def __init__(self, *, full: float, half: float, first: float = 0.0) -> None:
+        super().__init__()
+        self.full, self.half, self.first = full, half, first
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        Slow.now += self.half if torch.is_autocast_enabled("cpu") else self.full
+        Slow.now += self.first if Slow.steps < 2 else 0.0
+        Slow.steps += 1
+        return self.norm(images).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "expected", "steps"),
+    [
+        (Slow(full=0.01, half=0.02), (0.01, 0.02), 10),
+        (Slow(full=0.01, half=0.02, first=0.4), (0.01, 0.02), 10),  # the first turn does not count
+        (Slow(full=0.2, half=0.5), (0.2, 0.5), 4),  # a third turn would begin after more than a second
+        (Slow(full=3.0, half=30.0), (3.0, 30.0), 2),
+    ],
+)
+def test_turns_are_bounded_in_number_and_time(encoder: Slow, expected: tuple[float, float], steps: int) -> None:
+    Slow.now, Slow.steps = 0.0, 0
+    before = copy.deepcopy(encoder.state_dict())
+    encoder.eval()
+    threads = torch.get_num_threads()
+    found = step_seconds(encoder, torch.rand(2, 3, 4, 4), clock=lambda: Slow.now)
+    assert found == pytest.approx(expected)
+    assert Slow.steps == steps
+    # the measured encoder is a copy: nothing of the original has moved
+    assert not encoder.training
+    assert encoder.norm.weight.grad is None
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+    assert torch.get_num_threads() == threads
+
+
+def test_a_run_measures_its_own_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def measure(encoder: nn.Module, images: Tensor) -> tuple[float, float]:
+        seen.append((type(encoder).__name__, images.shape[-1]))
+        return 0.027, 0.035
+
+    monkeypatch.setattr(precision, "step_seconds", measure)
+    config = replace(TINY, encoder="mobilenet_v3_small", image_size=16, precision="auto", epochs=1, knn_every=0)
+    with caplog.at_level(logging.INFO, logger="dssl"):
+        train(config, tmp_path / "run")
+        train(config, tmp_path / "run")  # a resumed run keeps what it started with
+    assert seen == [("MobileNetV3", 16)]
+    assert "fp32: a step of the encoder on 16 images of 16 px took 35 ms in bf16, 27 ms in fp32" in caplog.text
+    assert "fp32, as the run started" in caplog.text
