@@ -40,6 +40,8 @@ class Arguments:
     """The folder for evaluation.json, evaluation.html and the features; by default evaluation in the run's folder."""
     encoder: str | None = None
     """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    stem: Literal["cifar", "padding2", "norelu"] | None = None
+    """How a CIFAR ResNet's 3x3 stem runs, where the file does not show it; padding2 is solo-learn's."""
     image_size: int | None = None
     """The size of images, where the file does not say it, or another than it was trained with."""
     normalization: Literal["cifar10", "imagenet"] | None = None

@@ -15,6 +15,8 @@ class NamesWeights(Protocol):
     @property
     def encoder(self) -> str | None: ...
     @property
+    def stem(self) -> Literal["cifar", "padding2", "norelu"] | None: ...
+    @property
     def image_size(self) -> int | None: ...
     @property
     def normalization(self) -> Literal["cifar10", "imagenet"] | None: ...
@@ -28,6 +30,7 @@ def load(arguments: NamesWeights) -> "LoadedEncoder":
     loaded = open_weights(
         arguments.weights,
         encoder=arguments.encoder,
+        stem=arguments.stem,
         image_size=arguments.image_size,
         normalization={"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}[arguments.normalization],
     )

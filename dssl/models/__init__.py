@@ -1,7 +1,10 @@
 """Encoders by name: torchvision's classifiers without their last layer, timm's, CIFAR ResNets, and a small one for CPUs."""
 
+import copy
 import difflib
 import functools
+import os
+from typing import Any
 
 import torch
 import torchvision
@@ -13,6 +16,13 @@ from dssl.models.small import SmallEncoder
 # They have no last Linear layer, or give more than one output while training.
 _UNSUITABLE = ("squeezenet", "inception", "googlenet")
 _CIFAR = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_TIMM_SIZED = ("vit", "deit", "swin", "beit", "eva")
+STEMS = {
+    "cifar": "padding 1 and ReLU: dssl, lightly's ResNet, most code",
+    "padding2": "padding 2: solo-learn",
+    "norelu": "no ReLU after the first BatchNorm: lightly's CIFAR benchmarks",
+}
+"""The 3x3 stems of CIFAR ResNets. All have the same tensors, so that a file of weights need not say which it was."""
 
 
 @functools.cache
@@ -21,58 +31,140 @@ def encoder_names() -> tuple[str, ...]:
     wide = [
         name for name in torchvision.models.list_models(module=torchvision.models) if not name.startswith(_UNSUITABLE)
     ]
-    return ("small", *(f"{name}-cifar" for name in _CIFAR), *sorted(wide), "timm:NAME")
+    return ("small", *(cifar_name(name, stem) for name in _CIFAR for stem in STEMS), *sorted(wide), "timm:NAME")
+
+
+def cifar_name(base: str, stem: str) -> str:
+    """``resnet18`` with the stem ``padding2`` is ``resnet18-cifar-padding2``; the stem ``cifar`` is the plain one."""
+    return f"{base}-cifar" if stem == "cifar" else f"{base}-cifar-{stem}"
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """The inverse of ``cifar_name``; the stem is None for every other encoder."""
+    base, found, stem = name.partition("-cifar")
+    return (base, stem.removeprefix("-") or "cifar") if found else (name, None)
+
+
+def stem_of(encoder: nn.Module) -> str | None:
+    """Which of ``STEMS`` an encoder has, None where it has another one."""
+    if not isinstance(encoder, torchvision.models.ResNet) or encoder.conv1.kernel_size != (3, 3):
+        return None
+    if isinstance(encoder.relu, nn.Identity):
+        return "norelu"
+    return "padding2" if encoder.conv1.padding == (2, 2) else "cifar"
+
+
+def size_arguments(name: str, image_size: int) -> dict[str, Any]:
+    """What torchvision or timm must be told at the building of an encoder that is made for one size of images."""
+    if name.startswith("timm:"):
+        return {"img_size": image_size} if name.removeprefix("timm:").startswith(_TIMM_SIZED) else {}
+    if name.startswith("vit_"):
+        return {"image_size": image_size}
+    return {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
 
 
 def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module:
-    """An untrained encoder from images (N x channels x size x size) to vectors.
+    """An untrained encoder from images (N x channels x size x size) to vectors; refuses one that cannot run at that size.
 
     ``small`` is for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are torchvision's,
     ``timm:vit_small_patch16_224`` is timm's.
     """
     if image_size < 1 or channels < 1:
         raise DsslError(f"an encoder for {channels} channels of {image_size} pixels cannot be: both must be at least 1")
-    if name == "small":
-        return SmallEncoder(channels=channels)
-    if name.startswith("timm:"):
-        return _timm(name.removeprefix("timm:"), image_size=image_size, channels=channels)
-    if name not in encoder_names():
-        raise choices("encoder", name, encoder_names())
-    base = name.removesuffix("-cifar")
-    if base.startswith("vit_"):
-        encoder = torchvision.models.get_model(base, weights=None, image_size=image_size)
-    elif base.startswith("maxvit"):
-        encoder = torchvision.models.get_model(base, weights=None, input_size=(image_size, image_size))
-    else:
-        encoder = torchvision.models.get_model(base, weights=None)
-    _remove_classifier(encoder)
-    if name != base:
-        encoder.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(encoder.conv1.weight, mode="fan_out", nonlinearity="relu")
-        encoder.maxpool = nn.Identity()
-    if channels != 3:
-        _change_input(encoder, channels)
-    assert isinstance(encoder, nn.Module)
+    try:
+        encoder = _build(name, image_size=image_size, channels=channels)
+    except DsslError:
+        raise
+    except (RuntimeError, ValueError, AssertionError, TypeError, MemoryError) as error:
+        raise DsslError(
+            f"encoder {name} cannot be built for images of {image_size} px: {_line(error)}; choose another size or encoder"
+        ) from None
+    try:
+        feature_dim(encoder, image_size=image_size, channels=channels)
+    except DsslError as error:
+        raise DsslError(f"encoder {name}: {error}") from None
     return encoder
 
 
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
-    """How long the encoder's vectors are; says so when it does not give vectors. Leaves no trace in the encoder."""
-    was_training = encoder.training
-    first = next(encoder.parameters(), torch.zeros(()))
-    images = torch.zeros(2, channels, image_size, image_size, device=first.device, dtype=first.dtype)
-    encoder.eval()
-    try:
-        with torch.no_grad():
-            feature = encoder(images)
-    finally:
-        encoder.train(was_training)
+    """How long the encoder's vectors are; refuses one that gives no vectors or cannot run. Leaves no trace in the encoder."""
+    feature = _run_once(encoder, image_size=image_size, channels=channels)
     if not isinstance(feature, torch.Tensor) or feature.dim() != 2:
         found = tuple(feature.shape) if isinstance(feature, torch.Tensor) else type(feature).__name__
         raise DsslError(
             f"the encoder maps 2 images to {found}, expected vectors (2, D); end it with pooling and flatten"
         )
     return int(feature.shape[1])
+
+
+def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
+    """What the encoder makes of two images: shapes only where that works, since it takes no memory and no arithmetic."""
+    tensors = (*encoder.parameters(), *encoder.buffers())
+    first = next(encoder.parameters(), torch.zeros(()))
+    shape = (2, channels, image_size, image_size)
+    needed = [4 * 2 * channels * image_size**2]
+
+    def measure(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        needed.append(sum(value.nbytes for value in (*inputs, output) if isinstance(value, torch.Tensor)))
+
+    try:
+        # the copy shares nothing with the encoder, so that neither its mode nor what a layer caches is touched
+        shapes = copy.deepcopy(encoder, {id(value): torch.empty_like(value, device="meta") for value in tensors}).eval()
+        for module in shapes.modules():
+            module.register_forward_hook(measure)
+        with torch.no_grad():
+            feature = shapes(torch.empty(shape, device="meta", dtype=first.dtype))
+        failed = False
+    except (
+        Exception
+    ):  # a layer that only runs for real, or the encoder's own complaint: running it for real tells which
+        feature, failed = None, True
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if max(needed) > memory:
+        raise DsslError(
+            f"two images of {image_size} px need at least {max(needed) / 2**30:,.0f} GB of memory and this machine has "
+            f"{memory / 2**30:,.0f} GB; choose a smaller size"
+        )
+    if not failed:
+        return feature
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            return encoder(torch.zeros(shape, device=first.device, dtype=first.dtype))
+    except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, MemoryError) as error:
+        raise DsslError(
+            f"it cannot run on images of {channels} x {image_size} x {image_size}: {_line(error)}; choose another size or encoder"
+        ) from None
+    finally:
+        encoder.train(was_training)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
+    if name == "small":
+        return SmallEncoder(channels=channels)
+    if name.startswith("timm:"):
+        return _timm(name, image_size=image_size, channels=channels)
+    if name not in encoder_names():
+        raise choices("encoder", name, encoder_names())
+    base, stem = split_name(name)
+    encoder = torchvision.models.get_model(base, weights=None, **size_arguments(base, image_size))
+    _remove_classifier(encoder)
+    if stem is not None:
+        encoder.conv1 = nn.Conv2d(3, 64, 3, padding=2 if stem == "padding2" else 1, bias=False)
+        nn.init.kaiming_normal_(encoder.conv1.weight, mode="fan_out", nonlinearity="relu")
+        encoder.maxpool = nn.Identity()
+        if stem == "norelu":
+            encoder.relu = nn.Identity()
+    if channels != 3:
+        _change_input(encoder, channels)
+    assert isinstance(encoder, nn.Module)
+    return encoder
 
 
 def _remove_classifier(encoder: nn.Module) -> None:
@@ -96,15 +188,16 @@ def _change_input(encoder: nn.Module, channels: int) -> None:
 
 
 def _timm(name: str, *, image_size: int, channels: int) -> nn.Module:
+    model = name.removeprefix("timm:")
     try:
         import timm
     except ImportError:
-        raise DsslError(f"encoder timm:{name} needs timm: pip install 'dssl[timm]'") from None
-    if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), n=5)
+        raise DsslError(f"encoder {name} needs timm: pip install 'dssl[timm]'") from None
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), n=5)
         hint = f"did you mean {near[0]!r}? near are {', '.join(near)}; " if near else ""
-        raise DsslError(f"unknown timm model {name!r}: {hint}timm.list_models() shows all")
-    size = {"img_size": image_size} if name.startswith(("vit", "deit", "swin", "beit", "eva")) else {}
-    encoder = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **size)
+        raise DsslError(f"unknown timm model {model!r}: {hint}timm.list_models() shows all")
+    size = size_arguments(name, image_size)
+    encoder = timm.create_model(model, pretrained=False, num_classes=0, in_chans=channels, **size)
     assert isinstance(encoder, nn.Module)
     return encoder

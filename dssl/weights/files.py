@@ -2,6 +2,10 @@
 
 import io
 import pickle
+import re
+import stat
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +48,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     if path.is_dir():
         raise DsslError(f"{path} is a folder: expected a file of weights, or the folder of a run")
-    if not path.is_file():
+    if not path.exists():
         raise DsslError(f"{path}: there is no such file; expected weights (.safetensors, .pt, .pth, .ckpt, .pkl)")
+    if not path.is_file():
+        kind = "a FIFO" if stat.S_ISFIFO(path.stat().st_mode) else "a device or a socket"
+        raise DsslError(f"{path} is {kind}: expected a regular file of weights; write the weights to a file first")
     with path.open("rb") as file:
         start = file.read(16)
     metadata: dict[str, str] = {}
@@ -58,7 +65,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         content = _pickle(path)
     else:
         raise DsslError(
-            f"{path} is no file of weights: expected safetensors, a file of torch.save, or Detectron2's .pkl"
+            f"{path} is not a file of weights: expected safetensors, a file of torch.save, or Detectron2's .pkl"
         )
     tensors = dict(_flat(content, ""))
     if not tensors:
@@ -71,21 +78,49 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
     except (SafetensorError, ValueError, RuntimeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged or no safetensors file: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged or not a safetensors file: {_line(error)}; get it again") from None
 
 
 def _torch(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        _check_archive(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        wanted = _line(error).partition("Unsupported global: GLOBAL ")[2].partition(" ")[0]
-        asks = f"it asks for {wanted}" if wanted else "it holds more than tensors and plain data"
+        found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
+        asks = f"it asks for {found[1] or found[2]}" if found else "it holds more than tensors and plain data"
         raise DsslError(
-            f"{path} is refused, since reading it could run code ({asks}): where you trust it, keep only its state dict with "
-            "torch.save(checkpoint['state_dict'], ...)"
+            f"{path} is refused, since reading it could run code ({asks}): where you trust it, save only its tensors with "
+            "the packages that wrote it: import torch; "
+            f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
         raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+
+
+def _check_archive(path: Path) -> None:
+    """Compare every record with its CRC-32, which torch.load does not; refuse archives that are programs."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            names = [record.filename.partition("/")[2] for record in records]
+            # torch can be told to write no CRC, and then writes the same value everywhere: nothing to compare with
+            checked = len(records) < 2 or len({record.CRC for record in records}) > 1
+            bad = archive.testzip() if checked else None
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+    if bad is not None:
+        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; get it again")
+    if "constants.pkl" in names:
+        raise DsslError(
+            f"{path} is a TorchScript program, not a file of weights: where you trust it, save only its tensors: "
+            f"import torch; torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+        )
+    if "models/model.json" in names:
+        raise DsslError(
+            f"{path} is a program of torch.export, not a file of weights: where you trust it, save only its tensors: "
+            f"import torch; torch.save(torch.export.load({str(path)!r}).state_dict, 'weights.pth')"
+        )
 
 
 def _pickle(path: Path) -> Any:

@@ -1,5 +1,6 @@
 """Writers of every format, each followed at once by its real client, which must give the same features."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from dssl import rng
 from dssl.errors import DsslError, choices
-from dssl.models import build_encoder
+from dssl.models import build_encoder, size_arguments
 from dssl.models.inference import evaluating
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import ENCODER_KEY, LoadedEncoder, open_weights
@@ -81,8 +82,9 @@ def _torchvision(loaded: LoadedEncoder, path: Path) -> Exported:
     refuse_unless_held(loaded, "torchvision")
     with _whole(path) as temporary:
         torch.save(loaded.encoder.state_dict(), temporary)
-    size = {"image_size": loaded.image_size} if base_name(loaded).startswith("vit_") else {}
-    client = torchvision.models.get_model(base_name(loaded), weights=None, **size)
+    client = torchvision.models.get_model(
+        base_name(loaded), weights=None, **size_arguments(loaded.name, loaded.image_size)
+    )
     parent, _, child = classifier_path(loaded).rpartition(".")
     setattr(client.get_submodule(parent), child, nn.Identity())
     state = torch.load(path, weights_only=True)
@@ -109,11 +111,7 @@ def _timm(loaded: LoadedEncoder, path: Path) -> Exported:
     with _whole(path) as temporary:
         save_file(state, temporary)
     client.load_state_dict(load_file(path), strict=True)
-    code = [
-        "import safetensors.torch, timm",
-        f'encoder = timm.create_model("{name}", num_classes=0)',
-        f"encoder.load_state_dict(safetensors.torch.load_file({path.name!r}), strict=True)",
-    ]
+    code = rebuild_lines(dataclasses.replace(loaded, name=f"timm:{name}"), path.name)
     note = _features_only(loaded, path, name)
     return _compared(loaded, client, "timm", path, f"timm {timm.__version__}", len(state), code, note)
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
-from dssl.errors import DsslError
-from dssl.models import build_encoder
+from dssl.errors import DsslError, choices
+from dssl.models import STEMS, build_encoder, cifar_name, split_name, stem_of
 from dssl.weights.checkpoint import Checkpoint, content_hash, newest_good, read
 from dssl.weights.files import read_tensors
 from dssl.weights.infer import infer_encoder
@@ -56,42 +56,74 @@ class LoadedEncoder:
         }
 
 
-def load_encoder(path: str | Path, *, encoder: str | None = None, image_size: int | None = None) -> nn.Module:
+def load_encoder(
+    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None
+) -> nn.Module:
     """The trained encoder of a run's folder, a checkpoint, an export, or a file of foreign weights; in evaluation mode.
 
-    ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are no ResNet).
+    ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are not a ResNet),
+    ``stem`` (``cifar``, ``padding2`` or ``norelu``) only for CIFAR ResNets whose file does not show it.
     """
-    return open_weights(Path(path), encoder=encoder, image_size=image_size).encoder
+    return open_weights(Path(path), encoder=encoder, stem=stem, image_size=image_size).encoder
 
 
 def load_weights_into(encoder: nn.Module, path: Path) -> MatchReport:
     """Load weights from anywhere into an encoder that exists; every tensor must fit, or nothing is changed."""
-    tensors, _, _ = _content(path)
+    tensors, header, _ = _content(path)
     chosen, report = match(encoder, tensors, path=path)
+    made = (header.get("config") or {}).get("encoder") or header.get("encoder")
+    report = _with_stem(report, stem_of(encoder), known=split_name(made)[1] if made else report.stem)
     encoder.load_state_dict(chosen, strict=True)
     return report
+
+
+def _with_stem(report: MatchReport, stem: str | None, *, known: str | None) -> MatchReport:
+    """Refuse an encoder whose stem is known to be another than the file's; note it where the file shows none."""
+    if known is not None and known != stem:
+        raise DsslError(
+            f"{report.path} does not fit the encoder: the tensors would, but the file's stem is {known!r} ({STEMS[known]}) "
+            f"and the encoder's is {stem or 'torchvision'!r}; choose an encoder whose name ends in {cifar_name('', known)}"
+        )
+    if stem is None or known is not None:
+        return report
+    return dataclasses.replace(
+        report, note=f"the file does not show how its 3x3 stem runs: taken as {stem!r} ({STEMS[stem]}), as told"
+    )
 
 
 def open_weights(
     path: Path,
     *,
     encoder: str | None = None,
+    stem: str | None = None,
     image_size: int | None = None,
     normalization: Normalization | None = None,
 ) -> LoadedEncoder:
     """Build the encoder that a file describes and load it; what is given here goes before what the file says."""
     tensors, header, digest = _content(path)
     config = header.get("config") or {}
-    name = encoder or header.get("encoder") or config.get("encoder") or infer_encoder(tensors)
+    made = header.get("encoder") or config.get("encoder")
+    name = encoder or made or infer_encoder(tensors)
     if name is None:
         raise DsslError(f"{path} does not say which encoder it holds: name it, such as --encoder resnet50 or timm:NAME")
-    small = name == "small" or name.endswith("-cifar")
+    if stem is not None:
+        if stem not in STEMS:
+            raise choices("stem", stem, STEMS)
+        if split_name(name)[1] is None:
+            raise DsslError(f"{path} holds {name}, which has no 3x3 stem: leave out the stem {stem!r}")
+        name = cifar_name(split_name(name)[0], stem)
+    small = name == "small" or split_name(name)[1] is not None
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
     channels = int(header.get("channels") or config.get("channels") or 3)
     if normalization is None and (known := header.get("normalization")):
         normalization = Normalization(tuple(known["mean"]), tuple(known["std"]))
     built = build_encoder(name, image_size=size, channels=channels)
     chosen, report = match(built, tensors, path=path)
+    if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
+        name = cifar_name(split_name(name)[0], _shown(report))
+        built = build_encoder(name, image_size=size, channels=channels)
+    told = None if stem else report.stem  # a stem that was asked for goes before what names show
+    report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
     built.load_state_dict(chosen, strict=True)
     return LoadedEncoder(
         encoder=built.eval(),
@@ -104,6 +136,17 @@ def open_weights(
         report=report,
         header=header,
     )
+
+
+def _shown(report: MatchReport) -> str:
+    """The stem that the file's names show; asks where they show none."""
+    if report.stem is None:
+        possible = ", ".join(f"--stem {stem} ({what})" for stem, what in STEMS.items())
+        raise DsslError(
+            f"{report.path} holds a CIFAR ResNet and does not show how its 3x3 stem runs, and the features depend on it: "
+            f"say {possible}, or the encoder's full name, such as --encoder resnet18-cifar-padding2"
+        )
+    return report.stem
 
 
 def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:

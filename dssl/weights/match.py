@@ -40,10 +40,11 @@ def to_detectron2(name: str) -> str:
     return f"stem.{name}"
 
 
+_WITHOUT_RELU = "numbered children of a ResNet without ReLU and max-pool"
 _DIALECTS: dict[str, Callable[[str], str]] = {
     "the encoder's own names": lambda name: name,
     "numbered children of a torchvision ResNet": _numbered(dict(zip("014567", _STAGES, strict=True))),
-    "numbered children of a ResNet without max-pool": _numbered(dict(zip("012345", _STAGES, strict=True))),
+    _WITHOUT_RELU: _numbered(dict(zip("012345", _STAGES, strict=True))),
     "Detectron2's names": from_detectron2,
 }
 
@@ -64,6 +65,10 @@ class MatchReport:
     """What else is in the file: heads, a second network, an optimiser."""
     other_prefixes: tuple[str, ...] = ()
     """Where the file holds the encoder once more: a momentum encoder."""
+    stem: str | None = None
+    """Which of the 3x3 stems the file's names show; None where they do not show it."""
+    note: str = ""
+    """What the file does not say and was taken as told."""
 
     def text(self) -> str:
         """One line for people."""
@@ -72,12 +77,18 @@ class MatchReport:
         if self.loaded < self.total:
             line += f"; the {self.total - self.loaded} counters {_COUNTER} are not in the file and do not matter"
         if self.other_prefixes:
-            line += f"; also there, not used: {', '.join(self.other_prefixes)}"
+            line += f"; also there, not used: {', '.join(prefix or 'the top level' for prefix in self.other_prefixes)}"
         if self.ignored:
-            groups = sorted({name.removeprefix(self.prefix).split(".")[0] for name in self.ignored})
+            groups = sorted({_group(name, self.prefix) for name in self.ignored})
             shown = ", ".join(groups[:6]) + (", ..." if len(groups) > 6 else "")
             line += f"; {len(self.ignored)} others ignored ({shown})"
-        return line
+        return f"{line}; {self.note}" if self.note else line
+
+
+def _group(name: str, prefix: str) -> str:
+    """The first part of a name in which it differs from the prefix: ``projector`` of ``state_dict.projector.0.weight``."""
+    parts, own = name.split("."), prefix.split(".")
+    return next(part for number, part in enumerate(parts) if number >= len(own) or part != own[number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +124,14 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
         raise DsslError(
             f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken, take an older checkpoint"
         )
-    twins = tuple(
-        dict.fromkeys(
-            one.prefix for one in candidates if one.fitting == best.fitting and one.prefix != best.prefix
-            and "optimizer" not in one.prefix
-        )
-    )  # fmt: skip
     used = set(best.names.values())
-    ignored = tuple(name for name in tensors if name not in used and not name.startswith(twins or ("\0",)))
+    twins = {
+        one.prefix: set(one.names.values()) for one in candidates
+        if one.fitting == best.fitting and "optimizer" not in one.prefix and used.isdisjoint(one.names.values())
+    }  # fmt: skip
+    under = tuple(prefix for prefix in twins if prefix) or ("\0",)
+    known = used.union(*twins.values())
+    ignored = tuple(name for name in tensors if name not in known and not name.startswith(under))
     report = MatchReport(
         path=path,
         prefix=best.prefix,
@@ -128,9 +139,20 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
         loaded=len(chosen),
         total=len(wanted),
         ignored=ignored,
-        other_prefixes=twins,
+        other_prefixes=tuple(twins),
+        stem=_stem(best, tensors),
     )
     return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
+
+
+def _stem(best: _Candidate, tensors: Mapping[str, Tensor]) -> str | None:
+    """Which 3x3 stem the names show: all stems have the same tensors, so that most names show none."""
+    if best.dialect == _WITHOUT_RELU:
+        return "norelu"  # layer1 comes right after conv1 and bn1
+    first = best.names.get("conv1.weight")
+    shortcuts = any(".shortcut." in name for name in best.names.values())  # only the CIFAR ResNet that lightly has too
+    own = best.dialect == next(iter(_DIALECTS))
+    return "cifar" if own and shortcuts and first is not None and tensors[first].shape[-1] == 3 else None
 
 
 def _candidates(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[_Candidate]:

@@ -1,12 +1,13 @@
 """The lines of code that build an encoder again in another program, and whether that program has it at all."""
 
 from dssl.errors import DsslError
+from dssl.models import size_arguments, split_name
 from dssl.weights.load import LoadedEncoder
 
 
 def base_name(loaded: LoadedEncoder) -> str:
     """The name without dssl's own prefix and suffix."""
-    return loaded.name.removeprefix("timm:").removesuffix("-cifar")
+    return split_name(loaded.name.removeprefix("timm:"))[0]
 
 
 def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
@@ -16,7 +17,7 @@ def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
         raise DsslError(
             f"{client} has no small encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
         )
-    if loaded.name.endswith("-cifar"):
+    if split_name(loaded.name)[1] is not None:
         raise DsslError(
             f"{client} has no {base_name(loaded)} with a CIFAR stem: it cannot load these weights strictly; "
             f"use --formats safetensors and rebuild it with: {lines}"
@@ -31,23 +32,22 @@ def rebuild_lines(loaded: LoadedEncoder, file: str) -> list[str]:
     """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
     if loaded.name == "small" or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
         return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
-    name = base_name(loaded)
-    if loaded.name.startswith("timm:"):
-        size = f", img_size={loaded.image_size}" if name.startswith(("vit", "deit", "swin", "beit", "eva")) else ""
-        channels = f", in_chans={loaded.channels}" if loaded.channels != 3 else ""
-        return [
-            "import safetensors.torch, timm",
-            f'encoder = timm.create_model("{name}", num_classes=0{size}{channels})',
-            f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)",
-        ]
-    build = f'encoder = torchvision.models.get_model("{name}")'
-    removed = f"encoder.{_indexed(classifier_path(loaded))}"
+    name, stem = split_name(loaded.name.removeprefix("timm:"))
     load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"
-    if loaded.name.endswith("-cifar"):
-        identities = "encoder.maxpool = encoder.fc = torch.nn.Identity()"
-        stem = f"encoder.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False); {identities}"
-        return ["import safetensors.torch, torch, torchvision", build, stem, load]
-    return ["import safetensors.torch, torch, torchvision", build, f"{removed} = torch.nn.Identity()", load]
+    options = {**size_arguments(loaded.name, loaded.image_size)}
+    if loaded.name.startswith("timm:"):
+        options |= {"num_classes": 0} | ({"in_chans": loaded.channels} if loaded.channels != 3 else {})
+    arguments = "".join(f", {option}={value!r}" for option, value in options.items())
+    if loaded.name.startswith("timm:"):
+        build = f'encoder = timm.create_model("{name}"{arguments})'
+        return ["import safetensors.torch, timm", build, load, "encoder.eval()"]
+    build = f'encoder = torchvision.models.get_model("{name}"{arguments})'
+    change = f"encoder.{_indexed(classifier_path(loaded))} = torch.nn.Identity()"
+    if stem is not None:
+        conv = f"encoder.conv1 = torch.nn.Conv2d(3, 64, 3, padding={2 if stem == 'padding2' else 1}, bias=False)"
+        removed = "encoder.relu = " if stem == "norelu" else ""
+        change = f"{conv}; {removed}encoder.maxpool = encoder.fc = torch.nn.Identity()"
+    return ["import safetensors.torch, torch, torchvision", build, change, load, "encoder.eval()"]
 
 
 def classifier_path(loaded: LoadedEncoder) -> str:

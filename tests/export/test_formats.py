@@ -146,6 +146,8 @@ def test_torch_export(small_checkpoint: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(again(images), features(small.encoder, images), rtol=1e-6, atol=1e-6)
     assert done.difference <= 1e-6
+    with pytest.raises(DsslError, match=r"is a program of torch\.export, not a file of weights"):
+        load_encoder(tmp_path / "encoder.pt2")
 
 
 def test_safetensors_keep_the_configuration(small_checkpoint: Path, tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_encoders_that_a_client_cannot_hold(
     with pytest.raises(DsslError, match="no small encoder"):
         export(open_weights(small_checkpoint), tmp_path / "out", formats=[name])
     torch.save(shaken(build_encoder("resnet18-cifar", image_size=32)).state_dict(), tmp_path / "w.pth")
-    cifar = open_weights(tmp_path / "w.pth")
+    cifar = open_weights(tmp_path / "w.pth", stem="cifar")
     with pytest.raises(DsslError, match="CIFAR stem") as caught:
         export(cifar, tmp_path / "out", formats=[name])
     assert "Conv2d(3, 64, 3, padding=1, bias=False)" in str(caught.value)
@@ -182,10 +184,10 @@ def test_the_lines_that_rebuild_a_cifar_encoder_work(
     shaken: Callable[..., nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save(shaken(build_encoder("resnet18-cifar", image_size=32)).state_dict(), tmp_path / "w.pth")
-    cifar = open_weights(tmp_path / "w.pth")
+    cifar = open_weights(tmp_path / "w.pth", stem="cifar")
     (done,) = export(cifar, tmp_path, formats=["safetensors"])
     lines = rebuild_lines(cifar, done.path.name)
-    assert len(lines) == 4  # the import and three lines
+    assert len(lines) == 5  # the import and four lines
     again = execute(lines, tmp_path, monkeypatch)["encoder"]
     images = probe_images(cifar)
     assert torch.equal(features(again, images), features(cifar.encoder, images))

@@ -128,14 +128,6 @@ FOREIGN: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
         },
         "state_dict.backbone.",
     ),
-    "lightly's CIFAR ResNet": (
-        lambda w: {
-            f"backbone.{('0', '1', '2', '3', '4', '5')[list(SEQUENTIAL).index(n.partition('.')[0])]}."
-            + n.partition(".")[2].replace("downsample", "shortcut"): v
-            for n, v in w.items()
-        },
-        "backbone.",
-    ),
     "torch.compile and DDP": (lambda w: {f"module._orig_mod.{n}": v for n, v in w.items()}, "module._orig_mod."),
     "without counters": (lambda w: {n: v for n, v in w.items() if "num_batches" not in n}, ""),
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dssl import DsslError, build_encoder, encoder_names, feature_dim
+from dssl import DsslError, build_encoder, encoder_names, feature_dim, models
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,8 @@ def test_images_to_vectors(name: str, size: int, dim: int, channels: int) -> Non
     assert encoder.training
 
 
-def test_every_listed_name_can_be_built_without_a_classifier() -> None:
+def test_every_listed_name_can_be_built_without_a_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "feature_dim", lambda *_, **__: 0)  # running 80 of them takes a minute
     with torch.device("meta"):
         for name in encoder_names():
             if name == "timm:NAME" or name.startswith("regnet"):  # RegNet computes its widths, which "meta" cannot
@@ -73,3 +74,54 @@ def test_an_unknown_timm_model_is_refused() -> None:
 def test_an_encoder_that_gives_maps_is_refused() -> None:
     with pytest.raises(DsslError, match=r"maps 2 images to \(2, 4, 30, 30\)"):
         feature_dim(nn.Conv2d(3, 4, 3), image_size=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "says"),
+    [
+        ("alexnet", 32, "cannot run on images of 3 x 32 x 32: .* too small"),
+        ("densenet121", 8, "cannot run on images of 3 x 8 x 8: .* too small"),
+        ("maxvit_t", 64, "cannot be built for images of 64 px: .*divisible"),
+        ("vit_b_16", 30, "cannot be built for images of 30 px: .*patch size"),
+        ("small", 100_000, "two images of 100000 px need at least .* GB of memory"),
+    ],
+)
+def test_what_cannot_run_at_the_asked_size_is_refused_in_one_line(name: str, size: int, says: str) -> None:
+    with pytest.raises(DsslError, match=f"encoder {name}.*{says}.*choose") as caught:
+        build_encoder(name, image_size=size)
+    assert "\n" not in str(caught.value)
+
+
+class OnlyForReal(nn.Module):
+    """It asks for values, which shapes alone do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+        self.runs: list[str] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.runs.append(images.device.type)
+        maps: torch.Tensor = self.conv(images)
+        return maps.mean(dim=(2, 3)) if float(images.sum()) == 0 else maps
+
+
+def test_an_encoder_that_needs_values_is_run_for_real() -> None:
+    encoder = OnlyForReal()
+    assert feature_dim(encoder, image_size=8) == 5
+    assert encoder.runs == ["cpu"]
+    assert encoder.training
+
+
+def test_the_stems_of_cifar_resnets_share_their_tensors_but_not_their_features() -> None:
+    plain = build_encoder("resnet18-cifar", image_size=32)
+    images = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = plain.eval()(images)
+        for stem in ("padding2", "norelu"):
+            other = build_encoder(f"resnet18-cifar-{stem}", image_size=32).eval()
+            other.load_state_dict(plain.state_dict(), strict=True)
+            assert models.stem_of(other) == stem
+            assert (other(images) - expected).abs().max() > 0.01 * expected.abs().max()
+    assert models.stem_of(plain) == "cifar"
+    assert models.stem_of(build_encoder("resnet18", image_size=32)) is None
