@@ -41,7 +41,7 @@ from dssl.train.prepare import build_method, prepare, view_maker
 config = recipe("shapes", epochs=2)
 method = build_method(config)
 part("build the method")
-parts = prepare(config, method, normalization=None)
+parts = prepare(config, method, normalization=None, new=True)
 part("open the data")
 choose_precision(method.encoder, image_size=config.image_size, channels=config.channels, device=torch.device("cpu"))
 part("measure the precision")

@@ -103,7 +103,7 @@ class RunConfig:
     """Stop when more than this share of the images cannot be read; up to it they are replaced and named in quarantine.txt."""
 
     encoder: str = "small"
-    """What is trained: small, resnet18-cifar, any classifier of torchvision by name, or timm:NAME."""
+    """What is trained: whitened or small (for CPUs), resnet18-cifar, any classifier of torchvision by name, or timm:NAME."""
     init: Path | None = None
     """Start the encoder from these weights: a file of dssl, torchvision or timm."""
     method: MethodSettings = field(default_factory=_simsiam)

@@ -1,4 +1,4 @@
-"""Encoders by name: torchvision's classifiers without their last layer, timm's, CIFAR ResNets, and a small one for CPUs."""
+"""Encoders by name: torchvision's classifiers without their last layer, timm's, CIFAR ResNets, and two for CPUs."""
 
 import copy
 import difflib
@@ -12,9 +12,11 @@ from torch import nn
 
 from dssl.errors import DsslError, choices
 from dssl.models.small import SmallEncoder
+from dssl.models.whitened import WhitenedEncoder
 
 # They have no last Linear layer, or give more than one output while training.
 _UNSUITABLE = ("squeezenet", "inception", "googlenet")
+FOR_CPUS = ("small", "whitened")
 _CIFAR = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _TIMM_SIZED = ("vit", "deit", "swin", "beit", "eva")
 STEMS = {
@@ -31,7 +33,7 @@ def encoder_names() -> tuple[str, ...]:
     wide = [
         name for name in torchvision.models.list_models(module=torchvision.models) if not name.startswith(_UNSUITABLE)
     ]
-    return ("small", *(cifar_name(name, stem) for name in _CIFAR for stem in STEMS), *sorted(wide), "timm:NAME")
+    return (*FOR_CPUS, *(cifar_name(name, stem) for name in _CIFAR for stem in STEMS), *sorted(wide), "timm:NAME")
 
 
 def cifar_name(base: str, stem: str) -> str:
@@ -66,8 +68,8 @@ def size_arguments(name: str, image_size: int) -> dict[str, Any]:
 def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module:
     """An untrained encoder from images (N x channels x size x size) to vectors; refuses one that cannot run at that size.
 
-    ``small`` is for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are torchvision's,
-    ``timm:vit_small_patch16_224`` is timm's.
+    ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are
+    torchvision's, ``timm:vit_small_patch16_224`` is timm's.
     """
     if image_size < 1 or channels < 1:
         raise DsslError(f"an encoder for {channels} channels of {image_size} pixels cannot be: both must be at least 1")
@@ -146,6 +148,8 @@ def _line(error: BaseException) -> str:
 
 
 def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
+    if name == "whitened":
+        return WhitenedEncoder(channels=channels)
     if name == "small":
         return SmallEncoder(channels=channels)
     if name.startswith("timm:"):

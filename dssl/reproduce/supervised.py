@@ -13,7 +13,8 @@ from dssl.evaluate.features import Progress
 from dssl.evaluate.result import Result, count_correct
 from dssl.evaluate.runner import aligned_labels
 from dssl.models import build_encoder, feature_dim
-from dssl.train.prepare import normalization_of, open_data, open_test_data
+from dssl.models.whitened import WhitenedEncoder, whiten
+from dssl.train.prepare import images_to_whiten, normalization_of, open_data, open_test_data
 from dssl.world import pick_device
 
 
@@ -28,13 +29,16 @@ def train_supervised(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(config.seed, "supervised") % 2**63)
         encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
+    normalization = normalization_of(config, train)
+    if isinstance(encoder, WhitenedEncoder):
+        whiten(encoder, images_to_whiten(config, train, normalization))
     dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     encoder.to(pick_device(config.device))
     head = classifier.new_head(dim, len(classes), seed=config.seed)
     setting = Setting(
         image_size=config.image_size,
         channels=config.channels,
-        normalization=normalization_of(config, train),
+        normalization=normalization,
         seed=config.seed,
         threads=config.threads,
     )

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
+from dssl.data.evaluation import EvaluationBatches
 from dssl.graph import ViewGraph
 from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
+from dssl.models.whitened import WhitenedEncoder, whiten
 from dssl.presets import named_graph
 
 logger = logging.getLogger("dssl")
@@ -66,6 +68,17 @@ def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization
     )
 
 
+def images_to_whiten(config: RunConfig, source: Source, normalization: Normalization) -> Tensor:
+    """Up to 2,000 training images, chosen by the seed, as the encoder sees them."""
+    chosen = np.sort(rng.permutation(rng.key(config.seed, "whiten"), len(source))[:2000])
+    quarantine = Quarantine(source, max_share=config.bad_share)
+    with EvaluationBatches(
+        source, size=config.image_size, channels=config.channels, normalization=normalization, indices=chosen,
+        threads=config.threads, quarantine=quarantine,
+    ) as batches:  # fmt: skip
+        return torch.cat([batch.images for batch in batches])
+
+
 def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
     torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
@@ -90,12 +103,17 @@ class Parts:
     method: Method
 
 
-def prepare(config: RunConfig, method: Method, *, normalization: Normalization | None) -> Parts:
-    """Open the data and put the parts together; a resumed run hands in the normalisation that it started with."""
+def prepare(config: RunConfig, method: Method, *, normalization: Normalization | None, new: bool) -> Parts:
+    """Open the data and put the parts together; a resumed run hands in the normalisation that it started with.
+
+    In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images.
+    """
     source = open_data(config)
-    return Parts(
-        graph=named_graph(config.graph),
-        source=source,
-        normalization=normalization or normalization_of(config, source),
-        method=method,
-    )
+    normalization = normalization or normalization_of(config, source)
+    assert isinstance(method, nn.Module)
+    whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
+    if new and whitened:
+        images = images_to_whiten(config, source, normalization)
+        for encoder in whitened:
+            whiten(encoder, images)
+    return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

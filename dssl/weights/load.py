@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.errors import DsslError, choices
-from dssl.models import STEMS, build_encoder, cifar_name, split_name, stem_of
+from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, stem_of
 from dssl.weights.checkpoint import Checkpoint, content_hash, newest_good, read
 from dssl.weights.files import read_tensors
 from dssl.weights.infer import infer_encoder
@@ -112,7 +112,7 @@ def open_weights(
         if split_name(name)[1] is None:
             raise DsslError(f"{path} holds {name}, which has no 3x3 stem: leave out the stem {stem!r}")
         name = cifar_name(split_name(name)[0], stem)
-    small = name == "small" or split_name(name)[1] is not None
+    small = name in FOR_CPUS or split_name(name)[1] is not None
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
     channels = int(header.get("channels") or config.get("channels") or 3)
     if normalization is None and (known := header.get("normalization")):

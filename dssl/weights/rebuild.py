@@ -13,9 +13,9 @@ def base_name(loaded: LoadedEncoder) -> str:
 def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
     """Raise, with the lines that rebuild the encoder, where a client has no such model."""
     lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
-    if loaded.name == "small":
+    if loaded.name in ("small", "whitened"):
         raise DsslError(
-            f"{client} has no small encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
+            f"{client} has no {loaded.name} encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
         )
     if split_name(loaded.name)[1] is not None:
         raise DsslError(
@@ -30,7 +30,7 @@ def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
 
 def rebuild_lines(loaded: LoadedEncoder, file: str) -> list[str]:
     """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
-    if loaded.name == "small" or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
+    if loaded.name in ("small", "whitened") or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
         return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
     name, stem = split_name(loaded.name.removeprefix("timm:"))
     load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"

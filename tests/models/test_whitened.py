@@ -1,0 +1,151 @@
+"""The frozen first layer: what it gives on the images it was measured on, and that it travels with the encoder."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from numpy.lib.stride_tricks import sliding_window_view
+
+from dssl import DsslError, build_encoder
+from dssl.methods import SimCLRConfig
+from dssl.models.whitened import WhitenedEncoder, fixed_filters, whiten
+from dssl.recipes import recipe
+from dssl.train import train
+from dssl.train.prepare import build_method, prepare
+from dssl.weights import checkpoint
+from dssl.weights.formats import export
+from dssl.weights.load import open_weights
+
+CONFIG = recipe(
+    "shapes",
+    method="simclr",
+    data="shapes:64",
+    encoder="whitened",
+    epochs=1,
+    batch_size=16,
+    knn_every=0,
+    precision="fp32",
+)
+
+
+def images(channels: int = 3, size: int = 32, count: int = 40) -> torch.Tensor:
+    """Smooth noise with a mean that is not zero."""
+    noise = torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(3))
+    return 0.3 + noise + torch.nn.functional.avg_pool2d(noise, 5, stride=1, padding=2) * 4
+
+
+def built(channels: int = 3) -> WhitenedEncoder:
+    torch.manual_seed(0)
+    encoder = build_encoder("whitened", image_size=32, channels=channels)
+    assert isinstance(encoder, WhitenedEncoder)
+    return encoder
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_patches_become_uncorrelated_with_unit_variance(channels: int) -> None:
+    encoder, measured = built(channels), images(channels)
+    whiten(encoder, measured)
+    windows = sliding_window_view(measured.double().numpy(), (4, 4), axis=(2, 3))[:, :, ::2, ::2]
+    patches = windows.transpose(0, 2, 3, 1, 4, 5).reshape(-1, channels * 16)
+    filters = encoder.filters.double().numpy().reshape(len(encoder.filters), -1)
+    white = patches @ filters.T + encoder.shift.double().numpy()
+    np.testing.assert_allclose(white.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(white.T @ white / len(white), np.eye(len(filters)), atol=1e-5)
+    # and they are the directions of largest variance
+    largest = np.linalg.eigvalsh(np.cov(patches.T))[::-1][: len(filters)]
+    np.testing.assert_allclose(1 / np.square(filters).sum(axis=1), largest, rtol=1e-3)
+
+
+def test_a_flat_set_of_images_gives_finite_filters() -> None:
+    encoder = built()
+    whiten(encoder, torch.full((8, 3, 32, 32), 0.7))
+    assert torch.isfinite(encoder(images())).all()
+
+
+def test_images_of_another_kind_are_refused() -> None:
+    with pytest.raises(DsslError, match=r"expected N x 3 x H x W"):
+        whiten(built(), images(channels=1))
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_the_fixed_filters_are_orthogonal_and_need_no_seed(channels: int) -> None:
+    bank = fixed_filters(channels)
+    rows = bank.reshape(len(bank), -1)
+    assert len(rows) == min(24, 16 * channels)
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(unit @ unit.T, np.eye(len(rows)), atol=1e-12)
+    torch.manual_seed(5)
+    again = build_encoder("whitened", image_size=32, channels=channels).state_dict()["filters"]
+    assert torch.equal(again, built(channels).filters)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 48), (1, 96)])
+def test_every_size_and_number_of_channels_gives_one_feature(channels: int, size: int) -> None:
+    encoder = built(channels)
+    assert encoder(images(channels, size, count=3)).shape == (3, 256)
+    assert {name for name, _ in encoder.named_buffers()} >= {"filters", "shift"}
+    assert "filters" not in dict(encoder.named_parameters())
+
+
+def test_a_run_measures_by_its_seed_and_not_with_first_weights(tmp_path: Path) -> None:
+    def filters(seed: int = 0, init: Path | None = None) -> torch.Tensor:
+        config = recipe("shapes", data="shapes:3000", encoder="whitened", seed=seed)
+        method = build_method(config, init=init)
+        state = prepare(config, method, normalization=None, new=init is None).method.encoder.state_dict()
+        return torch.as_tensor(state["filters"])
+
+    first = filters()
+    assert torch.equal(filters(), first)
+    assert not torch.equal(filters(seed=1), first)
+    other = built()
+    whiten(other, images())
+    torch.save(other.state_dict(), tmp_path / "first.pth")
+    assert torch.equal(filters(init=tmp_path / "first.pth"), other.filters)
+
+
+@pytest.mark.parametrize("method", ["simclr", "byol"])
+def test_checkpoint_resume_and_export_keep_the_filters(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    from dssl.train import prepare as preparing
+
+    heads = SimCLRConfig(output=16) if method == "simclr" else recipe("shapes", method="byol").method
+    config = dataclasses.replace(
+        CONFIG, method=heads, epochs=2, optimizer=dataclasses.replace(CONFIG.optimizer, warmup_epochs=0)
+    )
+    train(config, tmp_path / "whole")
+    ends = checkpoint.steps_in(tmp_path / "whole" / "checkpoints")
+    assert ends == [4, 8]
+
+    # the same run, as if it had been killed after its first epoch
+    train(config, tmp_path / "broken")
+    checkpoint.path_at(tmp_path / "broken" / "checkpoints", 8).unlink()
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a resumed run measures nothing")
+
+    monkeypatch.setattr(preparing, "images_to_whiten", refuse)
+    train(config, tmp_path / "broken")
+    whole, broken = (
+        checkpoint.read(checkpoint.path_at(tmp_path / run / "checkpoints", 8)) for run in ("whole", "broken")
+    )
+    assert whole.header["sha256"] == broken.header["sha256"]
+    kept = whole.part("method.encoder")["filters"]
+    assert not torch.equal(kept, built().filters)
+    if method == "byol":
+        assert torch.equal(whole.part("method.target_encoder")["filters"], kept)
+
+    loaded = open_weights(tmp_path / "whole")
+    assert torch.equal(loaded.encoder.state_dict()["filters"], kept)
+    export(loaded, tmp_path / "out", formats=["safetensors", "onnx"])
+    again = open_weights(next((tmp_path / "out").glob("*.safetensors"))).encoder
+    with torch.no_grad():
+        expected = loaded.encoder(images(count=2))
+        assert torch.equal(again(images(count=2)), expected)
+    session = onnxruntime.InferenceSession(next((tmp_path / "out").glob("*.onnx")))
+    (given,) = session.run(None, {session.get_inputs()[0].name: images(count=2).numpy()})
+    np.testing.assert_allclose(given, expected.numpy(), atol=1e-4)
