@@ -14,10 +14,10 @@ from pathlib import Path
 from benchmarks import setup
 
 ROOT = Path(__file__).parent.parent
-USUAL = ("views", "view_costs", "train", "evaluate", "startup")
+USUAL = ("views", "view_costs", "lock", "train", "evaluate", "startup")
 LONG = ("growth", "memory", "quality")
 _WITH_PEERS = ("views", "train", "evaluate")
-_OF_PHOTOS = ("views", "view_costs")
+_OF_PHOTOS = ("views", "view_costs", "lock")
 _OF_CIFAR10 = ("evaluate", "memory", "quality")
 
 

@@ -33,6 +33,13 @@ def drawn_photos(count: int) -> list[bytes]:
     return files
 
 
+def tiny_photo() -> bytes:
+    """A JPEG file of one block."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
 def decoded(files: list[bytes]) -> list[np.ndarray]:
     return [np.array(Image.open(io.BytesIO(data)).convert("RGB")) for data in files]
 

@@ -142,6 +142,25 @@ def view_costs(result: dict[str, Any]) -> Lines:
     return [*lines, *table(head, rows), *source(result)]
 
 
+def lock(result: dict[str, Any]) -> Lines:
+    held, operation, gain = result["lock"], result["operation"], result["gain"]
+    rows = [
+        ("lock per image, ms", spread(held["milliseconds"])),
+        ("share of the loader's CPU time", f"{held['share']['median']:.1%}"),
+        *((f"small operation, us, {name}", spread(value)) for name, value in operation["microseconds"].items()),
+        ("same process / another process", spread(operation["ratio"])),
+        ("second thread: loader, times", spread(gain["loader"])),
+        ("second thread: plain threads, times", spread(gain["kernels"])),
+    ]
+    return [
+        "## The interpreter lock", "",
+        f"From JPEG files to four views of 224 px. The small operation runs in the main thread beside {result['threads']} loader "
+        "threads in the same process, or in another one.", "",
+        *table(("", "measured"), rows),
+        *source(result),
+    ]  # fmt: skip
+
+
 def train(result: dict[str, Any]) -> Lines:
     machine = result["machine"]
     bare = [
@@ -297,8 +316,8 @@ def quality(result: dict[str, Any]) -> Lines:
 
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], Lines]] = {
-    "views": views, "view_costs": view_costs, "train": train, "evaluate": evaluate, "startup": startup, "growth": growth,
-    "memory": memory, "quality": quality,
+    "views": views, "view_costs": view_costs, "lock": lock, "train": train, "evaluate": evaluate, "startup": startup,
+    "growth": growth, "memory": memory, "quality": quality,
 }  # fmt: skip
 
 

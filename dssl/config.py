@@ -129,7 +129,7 @@ class RunConfig:
     """Allow TF32 on GPUs that have it."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode images and make views; as many as there are cores by default."""
+    """Threads that decode images and make views; by default the cores, divided among the processes of the node."""
     batchnorm_across_ranks: bool = True
     """With several processes, let BatchNorm see the whole batch, so that the number of processes changes nothing."""
 

@@ -26,9 +26,6 @@ def _add(name: str, runner: Runner, *, low: float, high: float, default: float |
         raise DsslError(f"there is an operation or policy {name!r} already; choose another name")
     number = len(_runners)
 
-    def encode(values: Floats, draws: Floats, size: int) -> Floats:
-        return np.concatenate([np.full((len(values), 1), float(number)), values[:, None], draws], axis=1)
-
     _runners.append((name, runner))
     OPERATIONS[name] = Operation(
         name=name,
@@ -37,9 +34,9 @@ def _add(name: str, runner: Runner, *, low: float, high: float, default: float |
         low=low,
         high=high,
         one_channel="as it is written",
-        encode=encode,
+        encoding=code.NUMBERED,
+        number=number,
         default=default,
-        uses_draws=True,
     )
 
 

@@ -1,7 +1,8 @@
 """ViewMaker: all views of an image, from plan to buffer."""
 
+import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from dssl.augment.text import parse, show
 from dssl.errors import DsslError, choices
 
 if TYPE_CHECKING:
+    from dssl.augment.kernels.program import Kernels
     from dssl.graph import View
 
 DEFAULT_POLICIES: Mapping[str, str] = {"standard": "standard", "heavy": "0.9*ra(2,5) | 0.1*jigsaw(4)"}
@@ -40,6 +42,11 @@ class Normalization:
             raise DsslError(
                 f"a normalisation needs finite means and positive deviations, not {self.mean} and {self.std}"
             )
+
+    def scale_and_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What a byte is multiplied by, and what is added then, for each channel."""
+        mean, std = np.array(self.mean), np.array(self.std)
+        return (1.0 / (255.0 * std)).astype(np.float32), (-mean / std).astype(np.float32)
 
 
 CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -100,20 +107,26 @@ class ViewMaker:
             size=size,
         )
         self.policies: Mapping[str, Policy] = dict(zip(self._program.names, self._program.policies, strict=True))
-        self._program.plan(np.zeros(1, np.int64), seed=seed, epoch=0)  # a policy that cannot work here says so now
-        mean = np.array(normalization.mean if normalization else (0.0,) * channels)
-        std = np.array(normalization.std if normalization else (1.0,) * channels)
-        self._scale = np.tile((1.0 / (255.0 * std)).astype(np.float32), _LINE)
-        self._offset = np.tile((-mean / std).astype(np.float32), _LINE)
+        usual = normalization or Normalization((0.0,) * channels, (1.0,) * channels)
+        self._scale, self._offset = (np.tile(numbers, _LINE) for numbers in usual.scale_and_offset())
         self._scratch = _Scratch(len(ordered), channels, size)
         self._no_bytes = np.empty((1, 1, 1, 1, channels), np.uint8)
         self._no_floats = np.empty((1, 1, 1, 1, channels), np.float32)
 
-    def allocate(self, count: int) -> Buffers:
-        """Buffers for ``count`` images: N x H x W x C, float32 where a normalisation is set, else uint8."""
+    def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
+        """Buffers for ``count`` images: N x H x W x C, float32 where a normalisation is set, else uint8.
+
+        ``pinned`` memory is what CUDA copies from without a detour.
+        """
         kind = np.uint8 if self.normalization is None else np.float32
         shape = (len(self.names), count, self.size, self.size, self.channels)
-        return Buffers(self._program.names, self.names, np.zeros(shape, kind))
+        if pinned:
+            import torch
+
+            block = torch.zeros(shape, dtype=getattr(torch, kind.__name__), pin_memory=True).numpy()
+        else:
+            block = np.zeros(shape, kind)
+        return Buffers(self._program.names, self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
         """Draws the parameters of every view of these images."""
@@ -154,8 +167,6 @@ class ViewMaker:
     def _run(
         self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
     ) -> None:
-        from dssl.augment.kernels.program import load  # imports numba, which a mere look at policies does not need
-
         count = len(images)
         if not isinstance(out, Buffers) or out.block.shape[2:] != (self.size, self.size, self.channels):
             self._run_apart(plan, row, images, out, out_row)
@@ -163,7 +174,7 @@ class ViewMaker:
         as_float = self.normalization is not None
         if out.block.dtype != (np.float32 if as_float else np.uint8) or not 0 <= out_row <= out.block.shape[1] - count:
             raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
-        kernel, program, scratch = load(), self._program, self._scratch
+        kernel, program, scratch = _loader()().run, self._program, self._scratch
         scratch.reserve(self.channels * self.size * max(images.shape[1], images.shape[2]))
         bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
         # a custom operation stops the kernel, so such programs go image by image
@@ -205,6 +216,13 @@ class ViewMaker:
         self._run(plan, row, images, own, 0)
         for name in self.names:
             out[name][out_row : out_row + len(images)] = own[name]
+
+
+@functools.cache
+def _loader() -> Callable[[], "Kernels"]:
+    from dssl.augment.kernels.program import load  # imports numba, which a mere look at policies does not need
+
+    return load
 
 
 def _read_only(images: NDArray[np.uint8]) -> NDArray[np.uint8]:

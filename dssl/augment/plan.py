@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
-from dssl.augment.kernels.codes import CUSTOM
 from dssl.augment.operations import Floats
 from dssl.augment.policy import Policy
-from dssl.augment.primitives import Sheet
+from dssl.augment.primitives import Script
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +39,11 @@ class Program:
     offsets: NDArray[np.int64]
     views: NDArray[np.int64]
     """First step, step after the last, and origin of each view."""
+    script: NDArray[np.int64]
+    numbers: Floats
+    operations: Floats
+    bounds: NDArray[np.int64]
+    """Where the script of each view begins, and at last where that of the last one ends."""
 
     @classmethod
     def of(cls, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> "Program":
@@ -50,6 +54,11 @@ class Program:
         flat = [width for part in widths for width in part]
         offsets = np.concatenate([[0], np.cumsum(flat)]).astype(np.int64)
         views = np.stack([starts, stops, np.asarray(origins)], axis=1).astype(np.int64)
+        script, bounds = Script(size=size), [0]
+        for policy, first in zip(policies, starts.tolist(), strict=True):
+            policy.write(script, step=first, slot=0)
+            bounds.append(len(script))
+        rows, numbers, operations = script.arrays()
         return cls(
             names=tuple(names),
             policies=tuple(policies),
@@ -57,15 +66,20 @@ class Program:
             size=size,
             offsets=offsets,
             views=np.ascontiguousarray(views),
+            script=rows,
+            numbers=numbers,
+            operations=operations,
+            bounds=np.array(bounds, np.int64),
         )
 
     def plan(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> Plan:
         """Draws every number that these images need; the numbers of an image do not depend on the others."""
+        from dssl.augment.kernels.program import load  # imports numba, which a mere look at policies does not need
+
         codes = np.zeros((len(indices), len(self.offsets) - 1), np.int32)
         values = np.zeros((len(indices), max(1, int(self.offsets[-1]))))
-        sheet = Sheet(codes=codes, values=values, offsets=self.offsets, size=self.size)
-        active = np.ones(len(indices), np.bool_)
-        for name, policy, first in zip(self.names, self.policies, self.views[:, 0], strict=True):
-            draws = rng.uniforms(rng.key(seed, "view", epoch, name), indices, policy.slots())
-            policy.draw(draws, sheet, int(first), active)
-        return Plan(indices=indices, epoch=epoch, codes=codes, values=values, custom=bool((codes == CUSTOM).any()))
+        streams = np.array([rng.key(seed, "view", epoch, name) for name in self.names], np.uint64)
+        own = np.array(indices, np.int64)  # the kernel is compiled for an array that may be written to
+        custom = load().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
+                             self.size, codes, values)  # fmt: skip
+        return Plan(indices=indices, epoch=epoch, codes=codes, values=values, custom=custom)

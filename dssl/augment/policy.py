@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from dssl.augment.operations import Floats
-from dssl.augment.primitives import Blur, Crop, Flags, Flip, Jigsaw, Jitter, Resize, Sheet, Single, check_number
+from dssl.augment.kernels import codes as code
+from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Script, Single, check_number
 from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, table
 from dssl.errors import DsslError
 
@@ -49,11 +49,10 @@ class Chain:
     def slots(self) -> int:
         return sum(step.slots() for step in self.steps)
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        used = 0
+    def write(self, script: Script, *, step: int, slot: int) -> None:
         for policy in self.steps:
-            policy.draw(draws[:, used : used + policy.slots()], sheet, step, active)
-            used += policy.slots()
+            policy.write(script, step=step, slot=slot)
+            slot += policy.slots()
             step += len(policy.widths())
 
 
@@ -73,8 +72,9 @@ class Maybe:
     def slots(self) -> int:
         return 1 + self.policy.slots()
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        self.policy.draw(draws[:, 1:], sheet, step, active & (draws[:, 0] < self.probability))
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        with script.only_if(code.GO_BELOW, slot=slot, number=self.probability):
+            self.policy.write(script, step=step, slot=slot + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,16 @@ class Choose:
     def slots(self) -> int:
         return 1 + max(policy.slots() for policy in self.policies)
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
+    def write(self, script: Script, *, step: int, slot: int) -> None:
         edges = np.cumsum(self.weights) / math.fsum(self.weights)
         edges[-1] = 1.0
-        chosen = np.searchsorted(edges, draws[:, 0], side="right")
-        for index, policy in enumerate(self.policies):
-            policy.draw(draws[:, 1 : 1 + policy.slots()], sheet, step, active & (chosen == index))
+        leaps = []
+        for edge, policy in zip(edges.tolist(), self.policies, strict=True):  # the first edge above the draw is it
+            with script.only_if(code.GO_BELOW, slot=slot, number=edge):
+                policy.write(script, step=step, slot=slot + 1)
+                leaps.append(script.add(code.GO))
+        for leap in leaps:
+            script.lead_here(leap)
 
 
 Policy: TypeAlias = (

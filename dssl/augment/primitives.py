@@ -1,42 +1,70 @@
-"""The single steps of a policy, as data; each draws its numbers per image and writes them to a sheet.
+"""The single steps of a policy, as data; each draws its numbers per image.
 
 Every policy has three methods. ``widths`` says how many numbers each of its steps hands to a kernel, ``slots`` how many
-random numbers it needs, and ``draw`` turns those (N x slots, in [0, 1)) into kernels and numbers, for the images that are
-``active``.
+random numbers it needs, and ``write`` writes down how those become kernels and numbers, for ``kernels/draw.py`` to follow.
 """
 
-import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dssl.augment.kernels import codes as code
-from dssl.augment.operations import DRAWS, OPERATIONS, VALUES, Floats, Operation, box_radius
+from dssl.augment.operations import DRAWS, OPERATIONS, VALUES, Floats, Operation, Sign
 from dssl.errors import DsslError, choices
 
-Flags: TypeAlias = NDArray[np.bool_]
+_WHOLE, _NUMBERS = 7, 7  # columns of a script
+_SIGNS = {"none": 0, "negate": code.NEGATE, "mirror": code.MIRROR}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """The arrays of a plan: which kernel each step of each image runs, and with which numbers."""
+class Script:
+    """The decisions of a view or several, in order, as the rows of arrays that ``kernels/draw.py`` follows."""
 
-    codes: NDArray[np.int32]
-    values: Floats
-    offsets: NDArray[np.int64]
-    size: int
+    def __init__(self, *, size: int) -> None:
+        self.size = size
+        """Of the views, in pixels: not every policy works at every size."""
+        self._rows: list[list[int]] = []
+        self._numbers: list[list[float]] = []
+        self._operations: list[list[float]] = []
 
-    def write(self, step: int, active: Flags, kernels: NDArray[np.int32] | int, numbers: Floats) -> None:
-        """Fills one step for the images that are active."""
-        begin = self.offsets[step]
-        if active.all():
-            self.codes[:, step] = kernels
-            self.values[:, begin : begin + numbers.shape[1]] = numbers
-        else:
-            self.codes[active, step] = kernels if isinstance(kernels, int) else kernels[active]
-            self.values[active, begin : begin + numbers.shape[1]] = numbers[active]
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(
+        self, what: int, *, slot: int = 0, step: int = 0, whole: Sequence[int] = (), numbers: Sequence[float] = ()
+    ) -> int:
+        """Writes one row and returns its place: what happens, its first draw, its step, and what it needs to know."""
+        row = [what, slot, step, *whole]
+        self._rows.append(row + [0] * (_WHOLE - len(row)))
+        self._numbers.append([*numbers] + [0.0] * (_NUMBERS - len(numbers)))
+        return len(self) - 1
+
+    def lead_here(self, leap: int) -> None:
+        """Lets the row at ``leap`` lead to whatever is written next."""
+        self._rows[leap][3] = len(self)
+
+    @contextmanager
+    def only_if(self, what: int, *, slot: int, number: float = 0.0) -> Iterator[None]:
+        """What is written inside happens only where the draw says so."""
+        leap = self.add(what, slot=slot, numbers=(number,))
+        yield
+        self.lead_here(leap)
+
+    def add_operation(self, name: str, *, low: float = 0.0, high: float = 0.0, sign: Sign = "none") -> int:
+        """Writes an operation and its values at both ends of the magnitudes down, and returns its place."""
+        known = operation(name)
+        self._operations.append([known.encoding, known.kernel, known.number, low, high, _SIGNS[sign]])
+        return len(self._operations) - 1
+
+    def arrays(self) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """The rows, their numbers, and the operations."""
+        return (
+            np.array(self._rows, np.int64).reshape(-1, _WHOLE),
+            np.array(self._numbers).reshape(-1, _NUMBERS),
+            np.array(self._operations, np.float64).reshape(-1, 6),
+        )
 
 
 def check_number(what: str, value: float, low: float, high: float) -> None:
@@ -62,12 +90,8 @@ class Crop:
     def slots(self) -> int:
         return 2 + 2 * code.CROP_ATTEMPTS
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        numbers = np.empty((len(draws), 4 + 2 * code.CROP_ATTEMPTS))
-        numbers[:, 0] = self.low
-        numbers[:, 1] = self.high
-        numbers[:, 2:] = draws
-        sheet.write(step, active, code.CROP, numbers)
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        script.add(code.DRAW_CROP, slot=slot, step=step, numbers=(self.low, self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +106,8 @@ class Resize:
     def slots(self) -> int:
         return 0
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        sheet.write(step, active, code.RESIZE, np.full((len(draws), 1), float(self.square)))
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        script.add(code.PUT, step=step, whole=(code.RESIZE, 1), numbers=(float(self.square),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +125,9 @@ class Flip:
     def slots(self) -> int:
         return 1
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        sheet.codes[active & (draws[:, 0] < self.probability), step] = code.FLIP
-
-
-_ORDERS = np.array(list(itertools.permutations(range(4))))
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        with script.only_if(code.GO_BELOW, slot=slot, number=self.probability):
+            script.add(code.PUT, step=step, whole=(code.FLIP, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +150,14 @@ class Jitter:
     def slots(self) -> int:
         return 5
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        kernels = np.array([code.BRIGHTNESS, code.CONTRAST, code.COLOR, code.HUE], dtype=np.int32)
-        ranges = (self.brightness, self.contrast, self.saturation)
-        numbers = np.empty((len(draws), 4))
-        for column, reach in enumerate(ranges):
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        numbers = []
+        for reach in (self.brightness, self.contrast, self.saturation):
             low = max(0.0, 1.0 - reach)
-            numbers[:, column] = low + (1.0 + reach - low) * draws[:, column]
-        numbers[:, 3] = np.trunc((2.0 * draws[:, 3] - 1.0) * self.hue * 255.0) % 256.0
-        kernels[np.array([*ranges, self.hue]) == 0] = code.SKIP
-        order = _ORDERS[(draws[:, 4] * len(_ORDERS)).astype(np.int64)]
-        rows = np.arange(len(draws))
-        for place in range(4):
-            chosen = order[:, place]
-            sheet.write(step + place, active, kernels[chosen], numbers[rows, chosen][:, None])
+            numbers += [low, 1.0 + reach - low]
+        reaches = (self.brightness, self.contrast, self.saturation, self.hue)
+        useful = sum(1 << place for place, reach in enumerate(reaches) if reach != 0)
+        script.add(code.DRAW_JITTER, slot=slot, step=step, whole=(useful,), numbers=(*numbers, self.hue))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +177,8 @@ class Blur:
     def slots(self) -> int:
         return 1
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        sigma = self.low + (self.high - self.low) * draws[:, 0]
-        sheet.write(step, active, code.BLUR, box_radius(sigma)[:, None])
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        script.add(code.DRAW_BLUR, slot=slot, step=step, numbers=(self.low, self.high - self.low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +198,12 @@ class Jigsaw:
     def slots(self) -> int:
         return int(self.tiles**2)
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        if self.tiles > sheet.size:
-            raise DsslError(f"jigsaw({self.tiles}) needs views of at least {self.tiles} pixels, they have {sheet.size}")
-        numbers = np.empty((len(draws), 1 + self.tiles**2))
-        numbers[:, 0] = self.tiles
-        numbers[:, 1:] = np.argsort(draws, axis=1, kind="stable")
-        sheet.write(step, active, code.JIGSAW, numbers)
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        if self.tiles > script.size:
+            raise DsslError(
+                f"jigsaw({self.tiles}) needs views of at least {self.tiles} pixels, they have {script.size}"
+            )
+        script.add(code.DRAW_JIGSAW, slot=slot, step=step, whole=(int(self.tiles),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +223,9 @@ class Single:
     def slots(self) -> int:
         return DRAWS
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
-        known = operation(self.operation)
-        numbers = known.encode(np.full(len(draws), float(self.value)), draws, sheet.size)
-        sheet.write(step, active, known.kernel, numbers)
+    def write(self, script: Script, *, step: int, slot: int) -> None:
+        place = script.add_operation(self.operation)
+        script.add(code.DRAW_VALUE, slot=slot, step=step, whole=(place,), numbers=(float(self.value),))
 
 
 def operation(name: str) -> Operation:

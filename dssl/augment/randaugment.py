@@ -1,14 +1,12 @@
 """RandAugment and its kin: operations drawn per image from a table."""
 
-import functools
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dssl.augment.operations import DRAWS, VALUES, Floats
-from dssl.augment.primitives import Flags, Sheet, check_number, operation
-from dssl.augment.tables import MAGNITUDES, TABLES, Row, Table
+from dssl.augment.kernels import codes as code
+from dssl.augment.kernels.codes import MAGNITUDES
+from dssl.augment.operations import DRAWS, VALUES
+from dssl.augment.primitives import Script, check_number
+from dssl.augment.tables import TABLES, Table
 from dssl.errors import DsslError, choices
 
 
@@ -19,49 +17,14 @@ def table(name: str) -> Table:
     return TABLES[name]
 
 
-def _signed(values: Floats, row: Row, positive: Flags) -> Floats:
-    if row.sign == "negate":
-        return np.where(positive, values, -values)
-    if row.sign == "mirror":
-        return np.where(positive, values, 2.0 - values)
-    return values
-
-
-def _draw_rows(
-    rows: Table, chosen: NDArray[np.int64], magnitudes: Floats, draws: Floats, sheet: Sheet, step: int, active: Flags
-) -> None:
-    """Operation ``chosen`` of a table at each image's own magnitude; draws are the sign and the operation's own."""
-    positive = draws[:, 0] < 0.5
-    images = np.flatnonzero(active)
-    wanted = chosen[images]
-    for index in np.flatnonzero(np.bincount(wanted, minlength=len(rows))):
-        row = rows[index]
-        here = images[wanted == index]
-        known = operation(row.operation)
-        values = _signed(magnitudes[here] / MAGNITUDES * (row.high - row.low) + row.low, row, positive[here])
-        numbers = known.encode(values, draws[here, 1:], sheet.size)
-        begin = sheet.offsets[step]
-        sheet.codes[here, step] = known.kernel
-        sheet.values[here, begin : begin + numbers.shape[1]] = numbers
-
-
 def _check_magnitude(magnitude: float) -> None:
     check_number("the magnitude", magnitude, 0, MAGNITUDES)
 
 
-@functools.lru_cache(maxsize=64)
-def _look_up(rows: Table, magnitude: float, size: int) -> tuple[NDArray[np.int32], Floats, Flags]:
-    """Kernel and numbers of every operation, for each sign, at a fixed magnitude; and which use draws of their own."""
-    kernels = np.zeros(2 * len(rows), np.int32)
-    numbers = np.zeros((2 * len(rows), VALUES))
-    no_draws = np.zeros((2, DRAWS))
-    for index, row in enumerate(rows):
-        known = operation(row.operation)
-        values = _signed(np.full(2, row.value(magnitude)), row, np.array([True, False]))
-        encoded = known.encode(values, no_draws, size)
-        kernels[2 * index : 2 * index + 2] = known.kernel
-        numbers[2 * index : 2 * index + 2, : encoded.shape[1]] = encoded
-    return kernels, numbers, np.array([operation(row.operation).uses_draws for row in rows], np.bool_)
+def _add_rows(script: Script, rows: Table) -> int:
+    """Writes the operations of a table down; returns the place of the first."""
+    places = [script.add_operation(row.operation, low=row.low, high=row.high, sign=row.sign) for row in rows]
+    return places[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +48,13 @@ class RandAugment:
     def slots(self) -> int:
         return self.count * (2 + DRAWS)
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
+    def write(self, script: Script, *, step: int, slot: int) -> None:
         rows = table(self.table)
-        kernels, numbers, with_draws = _look_up(rows, float(self.magnitude), sheet.size)
+        first = _add_rows(script, rows)
         for place in range(self.count):
-            part = draws[:, place * (2 + DRAWS) : (place + 1) * (2 + DRAWS)]
-            chosen = (part[:, 0] * len(rows)).astype(np.int64)
-            entry = 2 * chosen + (part[:, 1] >= 0.5)
-            sheet.write(step + place, active, kernels[entry], numbers[entry])
-            here = active & with_draws[chosen]
-            if here.any():
-                magnitudes = np.full(len(draws), float(self.magnitude))
-                _draw_rows(rows, chosen, magnitudes, part[:, 1:], sheet, step + place, here)
+            at = slot + place * (2 + DRAWS)
+            script.add(code.DRAW_OPERATION, slot=at, step=step + place, whole=(first, len(rows), -1, at + 1),
+                       numbers=(float(self.magnitude),))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +76,14 @@ class UniformAugment:
     def slots(self) -> int:
         return self.count * (5 + DRAWS)
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
+    def write(self, script: Script, *, step: int, slot: int) -> None:
         rows = table(self.table)
+        first = _add_rows(script, rows)
         for place in range(self.count):
-            part = draws[:, place * (5 + DRAWS) : (place + 1) * (5 + DRAWS)]
-            happens = active & (part[:, 1] < part[:, 2])
-            chosen = (part[:, 0] * len(rows)).astype(np.int64)
-            _draw_rows(rows, chosen, part[:, 3] * MAGNITUDES, part[:, 4:], sheet, step + place, happens)
+            at = slot + place * (5 + DRAWS)
+            with script.only_if(code.GO_LESS, slot=at + 1):
+                script.add(code.DRAW_OPERATION, slot=at, step=step + place, whole=(first, len(rows), at + 3, at + 4),
+                           numbers=(float(MAGNITUDES),))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +101,10 @@ class TrivialAugment:
     def slots(self) -> int:
         return 3 + DRAWS
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
+    def write(self, script: Script, *, step: int, slot: int) -> None:
         rows = table(self.table)
-        chosen = (draws[:, 0] * len(rows)).astype(np.int64)
-        magnitudes = np.floor(draws[:, 1] * (MAGNITUDES + 1))
-        _draw_rows(rows, chosen, magnitudes, draws[:, 2:], sheet, step, active)
+        script.add(code.DRAW_OPERATION, slot=slot, step=step, whole=(_add_rows(script, rows), len(rows), slot + 1, slot + 2),
+                   numbers=(MAGNITUDES + 1.0, 1.0))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +127,7 @@ class AtMagnitude:
     def slots(self) -> int:
         return 1 + DRAWS
 
-    def draw(self, draws: Floats, sheet: Sheet, step: int, active: Flags) -> None:
+    def write(self, script: Script, *, step: int, slot: int) -> None:
         rows = tuple(row for row in table(self.table) if row.operation == self.operation)
-        chosen = np.zeros(len(draws), np.int64)
-        _draw_rows(rows, chosen, np.full(len(draws), float(self.magnitude)), draws, sheet, step, active)
+        script.add(code.DRAW_OPERATION, slot=slot, step=step, whole=(_add_rows(script, rows), 1, -1, slot),
+                   numbers=(float(self.magnitude),))  # fmt: skip

@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
+from dssl.augment.kernels.codes import MAGNITUDES
 from dssl.augment.operations import Sign
-
-MAGNITUDES = 30
-"""A magnitude runs from 0 to this number: value = low + magnitude / 30 * (high - low)."""
 
 
 @dataclass(frozen=True, slots=True)

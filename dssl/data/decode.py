@@ -8,6 +8,7 @@ through Pillow's plain formula; the first frame of an animation counts; EXIF's o
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 import struct
@@ -26,6 +27,7 @@ from PIL import (
 )
 from PIL import Image as Pillow
 
+from dssl.data.jpeg import decode_colour
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB in colour; a file that claims more is refused before it is read
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 MAX_SIDE = 32_767  # what the view kernels can address
+_AT_ONCE = 1 << 24  # bytes of a file that is read whole before anybody looks at it
 EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"])
 
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
@@ -78,15 +81,16 @@ def kind_of(mode: int) -> str:
     return f"not a regular file but {_KINDS.get(stat.S_IFMT(mode), 'something else')}"
 
 
-def open_regular(path: str | bytes) -> IO[bytes]:
-    """Open a regular file for reading; anything else is refused without being opened or waited for."""
+def open_regular(path: str | bytes) -> tuple[io.FileIO, int]:
+    """Open a regular file for reading, and say how long it is; anything else is refused without being opened or waited for."""
     mode = os.stat(path).st_mode  # noqa: PTH116 (the path may be bytes)
     if stat.S_ISREG(mode):
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         descriptor = os.open(path, flags)  # not blocking, in case a FIFO took its place just now
-        mode = os.fstat(descriptor).st_mode
+        status = os.fstat(descriptor)
+        mode = status.st_mode
         if stat.S_ISREG(mode):
-            return os.fdopen(descriptor, "rb")
+            return io.FileIO(descriptor, "rb"), status.st_size
         os.close(descriptor)
     raise UnreadableImage(path, kind_of(mode))
 
@@ -98,11 +102,19 @@ def read_image(path: str | bytes, *, channels: int = 3, shrink: int | None = Non
     times faster on large photos, with slightly different pixels.
     """
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
+        file, size = open_regular(path)
+        with file:
             if size > MAX_BYTES:
                 raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
-            return decode(file, channels=channels, shrink=shrink)
+            if size > _AT_ONCE:
+                return decode(io.BufferedReader(file), channels=channels, shrink=shrink)
+            content = bytearray(size)
+            del content[file.readinto(content) :]  # of a regular file all that is there comes at once
+        if channels == 3:
+            image = decode_colour(content, shrink=shrink, check_size=_check_size)
+            if image is not None:
+                return image
+        return decode(io.BytesIO(content), channels=channels, shrink=shrink)
     except (UnreadableImage, MemoryError):
         raise
     except OSError as error:
@@ -119,10 +131,7 @@ def decode(file: IO[bytes], *, channels: int = 3, shrink: int | None = None) -> 
     """Decode an open file; raises whatever the decoder raises."""
     picture = _identify(file)
     with picture:
-        if picture.width * picture.height > MAX_PIXELS:
-            raise ValueError(f"{picture.width} x {picture.height} pixels are more than the limit of {MAX_PIXELS:,}")
-        if max(picture.size) > MAX_SIDE:
-            raise ValueError(f"{picture.width} x {picture.height} pixels: no side may be longer than {MAX_SIDE:,}")
+        _check_size(*picture.size)
         if shrink is not None and isinstance(picture, JpegImagePlugin.JpegImageFile):
             picture.draft(None, (shrink, shrink))  # None: keep the mode
         picture.load()
@@ -132,6 +141,14 @@ def decode(file: IO[bytes], *, channels: int = 3, shrink: int | None = None) -> 
             plain = plain.transpose(turn)
         pixels = np.array(plain)  # a copy: writable and contiguous, as kernels expect
     return pixels if channels == 3 else pixels[:, :, None]
+
+
+def _check_size(width: int, height: int) -> None:
+    """Refuses what claims to be too large, before it is read."""
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
+    if max(width, height) > MAX_SIDE:
+        raise ValueError(f"{width} x {height} pixels: no side may be longer than {MAX_SIDE:,}")
 
 
 def _identify(file: IO[bytes]) -> ImageFile.ImageFile:

@@ -34,8 +34,8 @@ class Maker(Protocol):
 
     names: tuple[str, ...]
 
-    def allocate(self, count: int) -> Any:
-        """Buffers N x H x W x C, one for each view."""
+    def allocate(self, count: int, *, pinned: bool = False) -> Any:
+        """Buffers N x H x W x C, one for each view; ``pinned`` is given where the batches ask for it."""
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Any:
         """The parameters of every view of these images."""
@@ -47,6 +47,16 @@ class Maker(Protocol):
         """All views of images of one size."""
 
 
+class Event(Protocol):
+    """Something that happens on a device, such as the end of a copy: a `torch.cuda.Event`."""
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One rank's part of a global batch; it stays untouched for as long as somebody holds one of its tensors."""
@@ -56,6 +66,8 @@ class Batch:
     indices: NDArray[np.int64]
     views: dict[str, Tensor]
     """N x C x H x W, in channels_last memory."""
+    readers: list[Event] = field(default_factory=list)
+    """Whoever lets a device read the tensors without waiting adds the event of its end: they stay untouched until then, too."""
 
 
 @dataclass(slots=True)
@@ -68,41 +80,63 @@ class _Content:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class _Pool:
-    """Buffers that are used again once every tensor on them is gone."""
+_Free = deque[tuple[Any, list[Event]]]
 
-    def __init__(self, maker: Maker, count: int, keep: int) -> None:
-        self._maker, self._count = maker, count
-        self._free: deque[Any] = deque(maxlen=keep)
-        self._watched: dict[int, weakref.ref[NDArray[Any]]] = {}  # a reference that nobody holds calls nobody
+
+def _settle(free: _Free) -> None:
+    """Waits until no device reads the buffers any more, so that their memory may go."""
+    while free:
+        for event in free.pop()[1]:
+            event.synchronize()
+
+
+class _Pool:
+    """Buffers that are used again once every tensor on them is gone and no device reads them any more."""
+
+    def __init__(self, maker: Maker, count: int, *, keep: int, pinned: bool) -> None:
+        self._maker, self._count, self._keep, self._pinned = maker, count, keep, pinned
+        self._free: _Free = deque()
+        self._finalizer = weakref.finalize(self, _settle, self._free)
 
     def take(self) -> Any:
-        try:
-            return self._free.pop()
-        except IndexError:
-            return self._maker.allocate(self._count)
+        free, found = self._free, None
+        for _ in range(len(free)):
+            buffers, readers = free.popleft()
+            if not all(event.query() for event in readers):
+                free.append((buffers, readers))  # never waited for: the consumer may be asking for a batch right now
+            elif found is None:
+                found = buffers
+            elif len(free) < self._keep:
+                free.append((buffers, []))
+        if found is not None:
+            return found
+        return self._maker.allocate(self._count, pinned=True) if self._pinned else self._maker.allocate(self._count)
 
-    def lend(self, buffers: Any) -> dict[str, Tensor]:
-        """The buffers as tensors, without a copy."""
+    def lend(self, buffers: Any) -> tuple[dict[str, Tensor], list[Event]]:
+        """The buffers as tensors, without a copy, and the list for the events of their readers."""
         tokens = deque(range(len(buffers) - 1))
-        free, watched = self._free, self._watched
+        free, finalizer = self._free, self._finalizer
+        readers: list[Event] = []
 
-        def gone(reference: weakref.ref[NDArray[Any]]) -> None:
-            del watched[id(reference)]
+        def gone() -> None:
             try:
                 tokens.pop()  # one step, since the last two tensors may die in two threads at once
             except IndexError:
-                free.append(buffers)
+                free.append((buffers, readers))
+                if not finalizer.alive:  # the loader is closed or forgotten, and the memory goes now
+                    _settle(free)
 
         tensors = {}
         for name in self._maker.names:
             array = buffers[
                 name
             ].view()  # an object of its own, which lives exactly as long as the tensor's memory is in use
-            reference = weakref.ref(array, gone)
-            watched[id(reference)] = reference
+            weakref.finalize(array, gone).atexit = False
             tensors[name] = torch.from_numpy(array).permute(0, 3, 1, 2)
-        return tensors
+        return tensors, readers
+
+    def close(self) -> None:
+        self._finalizer()
 
 
 class Batches:
@@ -127,6 +161,7 @@ class Batches:
         world_size: int = 1,
         ahead: int = 2,
         quarantine: Quarantine | None = None,
+        pinned: bool = False,
     ) -> None:
         if len(source) < 2:
             raise DsslError(f"{source.name}: one image is not enough: self-supervision compares images with each other")
@@ -145,7 +180,7 @@ class Batches:
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
         self._next = start_step
         count = batch_size // world_size
-        self._pool = pool = _Pool(maker, count, keep=ahead + 2)
+        self._pool = pool = _Pool(maker, count, keep=ahead + 2, pinned=pinned)
         reader = Reader(source, seed=seed, quarantine=self.quarantine)
 
         def start(step: int) -> tuple[_Content, int]:
@@ -176,8 +211,8 @@ class Batches:
             raise DsslError(f"step {step}: the run has the steps 0 to {self.steps - 1}")
         content = self._pipeline.take(step)
         self._next = step + 1
-        views = self._pool.lend(content.buffers)
-        return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views)
+        views, readers = self._pool.lend(content.buffers)
+        return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views, readers=readers)
 
     def __iter__(self) -> Iterator[Batch]:
         """From the next step to the last."""
@@ -187,6 +222,7 @@ class Batches:
     def close(self) -> None:
         """Stop the threads."""
         self._pipeline.close()
+        self._pool.close()
 
     def __enter__(self) -> Self:
         """The batches themselves."""

@@ -172,7 +172,8 @@ def thread_count(threads: int | None) -> int:
 
 
 def default_threads() -> int:
-    """As many threads as this process may use cores."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
+    """As many threads as there are cores for this process; torchrun says how many share a node's (LOCAL_WORLD_SIZE)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    neighbours = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cores // max(1, int(neighbours) if neighbours.isdecimal() else 1))

@@ -15,6 +15,7 @@ from dssl import config_io, loop
 from dssl.augment import Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
+from dssl.data.device import Feed
 from dssl.data.files import holds
 from dssl.data.loader import Batch, Batches
 from dssl.data.sources import earlier_fingerprints
@@ -152,6 +153,8 @@ class Pretraining:
         self.steps_per_epoch = pace.round
         self.module, self.objective = method, objective
         self.optimizer = build_optimizer(method, config.optimizer)
+        arithmetic = torch.float64 if precision == "fp64" else torch.float32
+        self.feed = Feed(world.device, normalization=parts.normalization, dtype=arithmetic)
         self.watch = HealthWatch(
             Health(
                 parts.graph,
@@ -168,7 +171,7 @@ class Pretraining:
         config, parts, world = self.config, self.parts, self.world
         return Batches(
             parts.source,
-            view_maker(config, parts.graph, parts.normalization),
+            view_maker(config, parts.graph, None if self.feed.as_bytes else parts.normalization),
             batch_size=config.batch_size,
             seed=config.seed,
             steps=self.total,
@@ -177,12 +180,12 @@ class Pretraining:
             rank=world.rank,
             world_size=world.size,
             quarantine=self.quarantine,
+            pinned=self.feed.as_bytes,
         )
 
     def place(self, batch: Batch) -> dict[str, Images]:
         """The views by name."""
-        views = {name: images.to(self.world.device, non_blocking=True) for name, images in batch.views.items()}
-        return {name: images.double() for name, images in views.items()} if self.precision == "fp64" else views
+        return self.feed.place(batch)
 
     def rate(self, step: int) -> float:
         return learning_rate(step, peak=self.fixed_rate, total=self.total, warmup=self.warmup)

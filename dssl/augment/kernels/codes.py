@@ -23,3 +23,39 @@ JIGSAW = 19  # tiles per side, then a permutation of the tiles
 CUSTOM = 20  # number of the operation, value, two draws
 
 CROP_ATTEMPTS = 10
+
+# what a row of a script says, in draw.py
+GO_BELOW = 0  # on to the next row where the draw is below a number, else to row [3]
+GO_LESS = 1  # on to the next row where the draw is less than the one after it, else to row [3]
+GO = 2  # to row [3]
+PUT = 3  # kernel [3] with the first [4] of the row's numbers
+DRAW_CROP = 4  # smallest and largest area
+DRAW_JITTER = 5  # lowest factor and span of each, then hue; bits [3]: which of the four do something
+DRAW_BLUR = 6  # smallest sigma and span
+DRAW_JIGSAW = 7  # [3] tiles per side
+DRAW_VALUE = 8  # operation [3] at a value
+DRAW_OPERATION = (
+    9  # one of the [4] operations from [3] on, magnitude fixed or drawn from slot [5], its own draws from [6] on
+)
+
+# how the value of an operation becomes the numbers of its kernel
+PLAIN = 0
+WHOLE = 1
+BITS = 2
+THRESHOLD = 3
+DEGREES = 4
+SHEAR_X = 5
+SHEAR_Y = 6
+SHIFT_X = 7
+SHIFT_Y = 8
+SHARE_X = 9  # of the image's width
+SHARE_Y = 10
+SIDE = 11  # of a square that is cut out
+SHARE_SIDE = 12
+TURNS = 13
+NUMBERED = 14  # a custom operation: its number, value and two draws
+
+MAGNITUDES = 30
+
+NEGATE = 1  # what a random sign does to a value; 0: nothing
+MIRROR = 2

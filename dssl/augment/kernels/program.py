@@ -1,10 +1,10 @@
-"""The one entry into the kernels: all views of one or more images by the numbers of a plan, in a single call."""
+"""The entries into the kernels: the plan of a batch, and all views of one or more images by its numbers, a call each."""
 
 import hashlib
 import logging
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, types
@@ -12,6 +12,7 @@ from numba.core import event
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
+from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.lines import copy
 from dssl.compiled import forget
 
@@ -119,9 +120,23 @@ def _sources_digest() -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _build(sources: int, *, cache: bool) -> Any:
+class Kernels(NamedTuple):
+    """The two entries: one draws a plan, the other makes the views by it."""
+
+    draw: Any
+    run: Any
+
+
+def _build(sources: int, *, cache: bool) -> Kernels:
     # ``sources`` is in the closure because numba keys a cached function by its own file and its closure only: without
     # it an edit in another kernel file would go on running the old machine code
+    @njit(nogil=True, cache=cache)
+    def draw(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values):  # type: ignore[no-untyped-def]
+        """See ``draw_all``."""
+        if sources == 0:
+            return False
+        return draw_all(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values)
+
     @njit(nogil=True, cache=cache)
     def run(  # type: ignore[no-untyped-def]
         images, codes, values, offsets, views, row, count, done, planes, workspace, slots,
@@ -180,7 +195,7 @@ def _build(sources: int, *, cache: bool) -> Any:
                     _interleave(flat, 0, bytes_out[view, out_row + item].reshape(pixels, channels))
         return -1
 
-    return run
+    return Kernels(draw, run)
 
 
 class Announce(event.Listener):  # type: ignore[misc]
@@ -199,49 +214,62 @@ class Announce(event.Listener):  # type: ignore[misc]
         pass
 
 
-def prepare() -> tuple[Any, str]:
-    """The entry before it is compiled, and where its machine code will be kept."""
+def prepare() -> tuple[Kernels, str]:
+    """The entries before they are compiled, and where their machine code will be kept."""
     sources = _sources_digest()
     try:
-        run = _build(sources, cache=True)
+        kernels = _build(sources, cache=True)
     except RuntimeError:  # numba found no directory that it may write to, neither the package's nor the user's
-        run = _build(sources, cache=False)
-        return run, "at every start, for lack of a directory to keep them in: set NUMBA_CACHE_DIR to a writable one"
-    return run, f"once: later starts read them from {run.stats.cache_path}"
+        kernels = _build(sources, cache=False)
+        return kernels, "at every start, for lack of a directory to keep them in: set NUMBA_CACHE_DIR to a writable one"
+    return kernels, f"once: later starts read them from {kernels.run.stats.cache_path}"
 
 
-_compiled: Any = None
+_compiled: Kernels | None = None
 
 
-def load() -> Any:
-    """The compiled entry, from numba's cache where it is there; compiles, and says so, where it is not."""
+def _compile(kernels: Kernels) -> Kernels:
+    kernels.draw.compile(_draw_signature())
+    kernels.run.compile(_signature())
+    for kernel in kernels:
+        kernel.disable_compile()
+    return kernels
+
+
+def load() -> Kernels:
+    """The compiled entries, from numba's cache where they are there; compiles, and says so, where they are not."""
     global _compiled
     if _compiled is None:
         with _lock:
             if _compiled is None:
-                run, where = prepare()
+                kernels, where = prepare()
                 with event.install_listener("numba:compile", Announce(where)):
                     try:
-                        run.compile(_signature())
+                        _compiled = _compile(kernels)
                     except Exception:  # a damaged cache fails in any way; without it a real error comes back
-                        forget(run.stats.cache_path, module=Path(__file__).stem)
-                        run, _ = prepare()
-                        run.compile(_signature())
-                run.disable_compile()
-                _compiled = run
+                        forget(kernels.run.stats.cache_path, module=Path(__file__).stem)
+                        _compiled = _compile(prepare()[0])
     return _compiled
+
+
+def _array(kind: types.Type, dimensions: int) -> types.Type:
+    return types.Array(kind, dimensions, "C")
+
+
+def _draw_signature() -> tuple[types.Type, ...]:
+    return (
+        _array(types.int64, 1), _array(types.uint64, 1), _array(types.int64, 2), _array(types.float64, 2),
+        _array(types.float64, 2), _array(types.int64, 1), _array(types.int64, 1), types.int64, _array(types.int32, 2),
+        _array(types.float64, 2),
+    )  # fmt: skip
 
 
 def _signature() -> tuple[types.Type, ...]:
     """The one signature: every array is C-contiguous, every flag and count 64 bits wide."""
-
-    def array(kind: types.Type, dimensions: int) -> types.Type:
-        return types.Array(kind, dimensions, "C")
-
     images = types.Array(types.uint8, 4, "C", readonly=True)  # what NumPy makes of a Pillow image may not be written to
     return (
-        images, array(types.int32, 2), array(types.float64, 2), array(types.int64, 1),
-        array(types.int64, 2), types.int64, types.int64, types.int64, array(types.uint8, 4), array(types.uint8, 1),
-        array(types.int64, 1), array(types.uint8, 5), array(types.float32, 5), types.boolean, types.int64,
-        array(types.float32, 1), array(types.float32, 1),
+        images, _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
+        _array(types.int64, 2), types.int64, types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
+        _array(types.int64, 1), _array(types.uint8, 5), _array(types.float32, 5), types.boolean, types.int64,
+        _array(types.float32, 1), _array(types.float32, 1),
     )  # fmt: skip
