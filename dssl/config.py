@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from dssl.errors import DsslError
 from dssl.settings import LARGEST, MethodSettings, between, finite, require
 
-Precision = Literal["auto", "bf16", "fp32", "fp64"]
+Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,14 @@ def _simsiam() -> MethodSettings:
 class RunConfig:
     """A pretraining run."""
 
-    HARMLESS: ClassVar[tuple[str, ...]] = ("checkpoint.", "health.", "threads", "knn_every", "bad_share")
+    HARMLESS: ClassVar[tuple[str, ...]] = (
+        "checkpoint.",
+        "health.",
+        "threads",
+        "knn_every",
+        "bad_share",
+        "checkpoint_activations",
+    )
     """Settings that a run may change half-way, since no weight depends on them."""
 
     data: str = "shapes"
@@ -122,7 +129,9 @@ class RunConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     precision: Precision = "auto"
-    """auto measures whether bf16 is faster here, and says what it chose."""
+    """auto measures whether bf16 is faster here, and says what it chose; fp16 scales the loss, for GPUs without bf16."""
+    checkpoint_activations: bool = False
+    """Keep only what enters each block of the encoder and compute the rest again: less memory, about a third more time."""
     compile: bool = False
     """Use torch.compile."""
     tf32: bool = False
@@ -154,6 +163,8 @@ class RunConfig:
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",
         )  # fmt: skip
+        if self.compile and self.checkpoint_activations:
+            raise DsslError("compile and checkpoint_activations are both on, and do not work together: choose one")
         graph = named_graph(self.graph)
         parse(self.standard)
         parse(self.heavy)

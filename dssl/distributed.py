@@ -84,13 +84,65 @@ class _Normalise(torch.autograd.Function):
         return gradient, *((None, None) if weight is None else (for_weight, for_bias)), None
 
 
+class _NormaliseOnCuda(torch.autograd.Function):
+    """The kernels of torch's SyncBatchNorm, without its waits for the host.
+
+    SyncBatchNorm drops ranks with an empty batch by a mask, whose size the host must know: three waits in every layer. Here no
+    rank has an empty batch, so there is nothing to drop. The kernel moves the running statistics.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any,
+        values: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        values = _dense(values)
+        channels = values.shape[1]
+        mean, scale = torch.batch_norm_stats(values, eps)
+        own = torch.cat([mean, scale, mean.new_full((1,), values.numel() // channels)])
+        gathered = own.new_empty(world_size() * len(own))
+        dist.all_gather_into_tensor(gathered, own)
+        parts = gathered.view(world_size(), len(own))
+        means, scales, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1].contiguous()
+        mean, scale = torch.batch_norm_gather_stats_with_counts(
+            values, means, scales, running_mean, running_var, momentum, eps, counts
+        )
+        context.save_for_backward(values, weight, mean, scale, counts)
+        return torch.batch_norm_elemt(values, weight, bias, mean, scale, eps)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, weight, mean, scale, counts = context.saved_tensors
+        gradient = _dense(gradients[0])
+        of_values, of_weight, of_bias, *_ = context.needs_input_grad
+        *sums, for_weight, for_bias = torch.batch_norm_backward_reduce(
+            gradient, values, mean, scale, weight, of_values, of_weight, of_bias
+        )
+        total = torch.stack(sums)
+        dist.all_reduce(total)
+        for_values = torch.batch_norm_backward_elemt(
+            gradient, values, mean, scale, weight, total[0], total[1], counts.to(torch.int32)
+        )
+        return for_values, for_weight if of_weight else None, for_bias if of_bias else None, None, None, None, None
+
+
+def _dense(values: Tensor) -> Tensor:
+    return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()
+
+
 class _AcrossRanks:
-    """The forward of a BatchNorm whose batch is the global one (torch's SyncBatchNorm refuses CPU tensors)."""
+    """The forward of a BatchNorm whose batch is the global one (torch's SyncBatchNorm refuses CPU tensors and waits on CUDA)."""
 
     training: bool
     running_mean: Tensor
     running_var: Tensor
-    num_batches_tracked: Tensor
+    num_batches_tracked: Tensor | None
     momentum: float
     eps: float
     weight: Tensor | None
@@ -100,11 +152,17 @@ class _AcrossRanks:
         if not self.training or world_size() == 1:
             alone: Tensor = super().forward(values)  # type: ignore[misc]
             return alone
+        if self.num_batches_tracked is not None:  # None while a checkpointed block is recomputed
+            self.num_batches_tracked.add_(1)
         result: Tensor
+        if values.is_cuda:
+            result = _NormaliseOnCuda.apply(
+                values, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps
+            )
+            return result
         result, mean, variance = _Normalise.apply(values, self.weight, self.bias, self.eps)
         count = values.numel() // values.shape[1] * world_size()
         with torch.no_grad():
-            self.num_batches_tracked += 1
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             unbiased = variance * (count / max(count - 1, 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
@@ -119,12 +177,8 @@ class BatchNorm2dAcrossRanks(_AcrossRanks, nn.BatchNorm2d):  # type: ignore[misc
     pass
 
 
-def batchnorm_across_ranks(module: nn.Module, *, device: torch.device) -> nn.Module:
-    """Make every BatchNorm see the global batch: torch's own on CUDA, ours elsewhere; names in the state dict stay."""
-    if device.type == "cuda":
-        converted = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
-        assert isinstance(converted, nn.Module)
-        return converted
+def batchnorm_across_ranks(module: nn.Module) -> nn.Module:
+    """Make every BatchNorm see the global batch; names in the state dict stay."""
     for child in module.modules():
         # changing the class keeps parameters, buffers and every reference to the module as they are
         if type(child) is nn.BatchNorm1d:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from dssl import rng
 from dssl.config import CheckpointConfig, Precision
 from dssl.log import Log
+from dssl.objective import Objective
 from dssl.optim import set_learning_rate
-from dssl.precision import autocast, choose_precision
+from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.run import RunFolder
 from dssl.signals import Stop
 from dssl.state import Keeper, Opinion, Pace, TrainState, Watch
@@ -26,8 +27,8 @@ from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 from dssl.world import World, join_world
 
-_VOTE_EVERY = 8
-"""Steps between the votes on stopping when there are several processes: a vote waits for all of them."""
+_VOTE_EVERY = 32
+"""Most steps between two votes on stopping. It waits for the device and for all ranks, so a look takes it along."""
 
 Resumed = tuple[Path, Checkpoint, list[str]]
 Batch_co = TypeVar("Batch_co", covariant=True)
@@ -53,7 +54,7 @@ class Task(Protocol[Batch]):
 
     @property
     def objective(self) -> nn.Module:
-        """``objective(inputs)`` gives a report whose ``total`` is the loss; DDP wraps it, torch.compile compiles it."""
+        """``objective(inputs)`` gives a report whose ``total`` is the loss; DDP wraps it."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer: ...
@@ -102,7 +103,6 @@ class Settings:
     look_every: int
     stop_collapsed: bool = False
     clip: float | None = None
-    compile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +135,17 @@ def run(
 ) -> Ending:
     """Train from the first step, or from the checkpoint that is handed in, to the last step, a signal or a bad end."""
     pace, total, optimizer = settings.pace, settings.pace.total, task.optimizer
-    state = TrainState(task.name, task.module, optimizer, task.watch)
+    scaler = loss_scaler(world.device, settings.precision)
+    state = TrainState(task.name, task.module, optimizer, task.watch, scaler)
     keeper = Keeper(folder, settings.checkpoint, state, pace=pace, header=task.header)
     if resumed is not None:
         keeper.restore(resumed, data=settings.data)
     if world.first:  # also what a run wrote that was killed before its first checkpoint
         folder.drop_metrics_after(state.step)
-    objective = DistributedDataParallel(task.objective) if world.size > 1 else task.objective
-    compiled = torch.compile(objective) if settings.compile else objective
+    wrapped = task.objective
+    if world.size > 1:
+        # buffers are equal on all ranks where BatchNorm is across ranks, and rank 0's are the ones that are saved elsewhere
+        wrapped = DistributedDataParallel(task.objective, broadcast_buffers=False, gradient_as_bucket_view=True)
     bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
     with (
         task.batches(state.step) as batches,
@@ -160,13 +163,14 @@ def run(
             set_learning_rate(optimizer, rate, fixed=task.fixed_rate)
             # dropout draws from a generator that is not saved: what it draws depends on the step, not on the start
             torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
-            with autocast(world.device, settings.precision):
-                loss = compiled(inputs)
             optimizer.zero_grad(set_to_none=True)
-            loss.total.backward()
+            with autocast(world.device, settings.precision):
+                loss = _backward(task.objective, inputs, through=wrapped, scaler=scaler)
             if settings.clip is not None:
+                scaler.unscale_(optimizer)  # no-op without fp16
                 nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip)
-            optimizer.step()
+            scaler.step(optimizer)  # skips a step whose fp16 gradients overflowed
+            scaler.update()
             task.after_step(step)
             state.step = step + 1
 
@@ -184,7 +188,7 @@ def run(
             if round_ends:
                 task.after_round(step + 1, log)
                 log.round(step + 1)
-            leaving = _should_stop(stop, step, world)
+            leaving = _should_stop(stop, step, world, every=min(settings.look_every, _VOTE_EVERY))
             if leaving or keeper.due(round_ends=round_ends, last=step + 1 == total):
                 if not state.is_finite():  # is not saved; the next look stops the run, on all processes together
                     task.watch.divergence(step, loss, first_bad=int(bad_step))
@@ -246,10 +250,21 @@ def precision_of(
     if world.first:  # alone: processes that measure at the same time slow each other down
         choice, why = choose_precision(encoder, image_size=image_size, channels=channels, device=world.device)
     if world.size > 1:
-        votes = torch.tensor([int(choice == "bf16")], device=world.device)
+        known = get_args(Precision)
+        votes = torch.tensor([known.index(choice)], device=world.device)
         torch.distributed.broadcast(votes, 0)
-        choice = "bf16" if votes.item() else "fp32"
+        choice = known[int(votes.item())]
     return choice, why
+
+
+def _backward(objective: nn.Module, inputs: Any, *, through: nn.Module, scaler: torch.amp.GradScaler) -> Any:
+    """View by view where there are views; the losses of a detector are one graph."""
+    if isinstance(objective, Objective):
+        return objective.backward(inputs, through=through, scaler=scaler)
+    loss = through(inputs)
+    with torch.autocast(loss.total.device.type, enabled=False):
+        scaler.scale(loss.total).backward()
+    return loss
 
 
 def _where(step: int, total: int) -> list[str]:
@@ -268,7 +283,7 @@ def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int,
         log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
 
 
-def _should_stop(stop: Stop, step: int, world: World) -> bool:
+def _should_stop(stop: Stop, step: int, world: World, *, every: int) -> bool:
     if world.size == 1:
         return stop.signal is not None
-    return step % _VOTE_EVERY == 0 and world.any(stop.signal is not None)
+    return step % every == 0 and world.any(stop.signal is not None)

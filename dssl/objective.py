@@ -1,15 +1,21 @@
 """A method and a graph make a loss: compute the predictions and targets that the edges need, and nothing else."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
+from dssl import distributed
 from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import negative_cosine, spread
 from dssl.methods.method import Method, Prediction
 from dssl.types import Embedding, Images, Scalar
+
+Pass = tuple[Literal["predict", "target"], str]
+"""One call of the method, and the view that it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +39,9 @@ class LossReport:
 
 
 class Objective(nn.Module):
-    """``objective(views) -> LossReport``; this is what DDP wraps and ``torch.compile`` compiles.
+    """``objective.backward(views) -> LossReport`` leaves the gradients; ``objective(views)`` leaves ``total.backward()`` to you.
 
-    Each view passes the encoder on its own, so that BatchNorm sees one view at a time.
+    Each view passes the encoder on its own, so that BatchNorm sees one view at a time. DDP wraps this module.
     """
 
     def __init__(self, method: Method, graph: ViewGraph) -> None:
@@ -49,31 +55,81 @@ class Objective(nn.Module):
         self._encoded = graph.encoded
         self._divisor = graph.divisor
         self._with_gradient = {edge.target for edge in self._edges if not edge.detach}
+        self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
 
-    def forward(self, views: Mapping[str, Images]) -> LossReport:
+    def backward(
+        self,
+        views: Mapping[str, Images],
+        *,
+        through: nn.Module | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> LossReport:
+        """Forward and backward, view by view: the gradients of ``self(views).total.backward()`` in less memory.
+
+        ``through`` is the DDP that wraps this objective; ``scaler`` multiplies the loss for fp16.
+        """
+        if through is None and (size := distributed.world_size()) > 1:
+            raise DsslError(
+                f"objective.backward in one of {size} processes: expected through=ddp, the DistributedDataParallel around this "
+                "objective, which averages its gradients; through=objective leaves that to you"
+            )
+
+        def release(loss: Scalar) -> None:
+            # gradients are computed in the types of the forward: autocast has no say in a backward
+            with torch.autocast(loss.device.type, enabled=False):
+                torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
+
+        report: LossReport = (through or self)(views, release=release)
+        # DDP exchanges gradients in the first backward after its forward returned. All groups but the last were released
+        # within it, and only added to .grad: one exchange in a step, overlapped with the last group's backward.
+        release(report.total)
+        return replace(report, total=self._total(self._edges, report.edges))
+
+    def forward(self, views: Mapping[str, Images], *, release: Callable[[Scalar], None] | None = None) -> LossReport:
+        """All losses in one graph; with ``release`` it gets the loss of every group of views but the last, which is ``total``."""
         for name in self._encoded:
             if name not in views:
                 raise DsslError(f"the graph needs the view {name}, but the batch has only {', '.join(sorted(views))}")
-        predictions: dict[str, Prediction] = {name: self.method.predict(views[name]) for name in self._predictors}
-        targets: dict[str, Embedding] = {
-            name: self.method.target(views[name], predictions.get(name), gradient=name in self._with_gradient)
-            for name in self._targets
-        }
-        losses = {
-            edge.name: self._loss(edge, predictions[edge.predictor], targets[edge.target]) for edge in self._edges
-        }
-        weighted = [edge.weight * losses[edge.name] for edge in self._edges]
+        predictions: dict[str, Prediction] = {}
+        targets: dict[str, Embedding] = {}
+        losses: dict[str, Scalar] = {}
+        pending = self._edges
+        for kind, name in self._passes:
+            if kind == "predict":
+                predictions[name] = self.method.predict(views[name])
+            else:
+                targets[name] = self.method.target(
+                    views[name], predictions.get(name), gradient=name in self._with_gradient
+                )
+            for edge in pending:
+                if edge.name not in losses and edge.predictor in predictions and edge.target in targets:
+                    losses[edge.name] = self._loss(edge, predictions[edge.predictor], targets[edge.target])
+            while release is not None and (group := _finished(pending, losses, targets)):
+                release(self._total(group, losses))
+                pending = tuple(edge for edge in pending if edge not in group)
+                # these hold the last references to the group's graphs, whose memory the next view needs
+                for edge in group:
+                    losses[edge.name] = losses[edge.name].detach()
+                    predictions[edge.predictor] = predictions[edge.predictor].detach()
+                for view in {edge.predictor for edge in group} | {edge.target for edge in group if not edge.detach}:
+                    if view in targets:
+                        targets[view] = targets[view].detach()
         projections: dict[str, Tensor] = {
             name: (predictions[name].projection if name in predictions else targets[name]).detach()
             for name in self._encoded
         }
         return LossReport(
-            total=sum(weighted[1:], weighted[0]) / self._divisor,
-            edges={name: loss.detach() for name, loss in losses.items()},
+            total=self._total(pending, losses),
+            edges={edge.name: losses[edge.name].detach() for edge in self._edges},
             projections=projections,
-            predictions={name: prediction.prediction.detach() for name, prediction in predictions.items()},
-            targets={name: target.detach() for name, target in targets.items()},
+            predictions={name: predictions[name].prediction.detach() for name in self._predictors},
+            targets={name: targets[name].detach() for name in self._targets},
         )
+
+    def _total(self, edges: Sequence[Edge], losses: Mapping[str, Scalar]) -> Scalar:
+        """What these edges add to the loss (Eq. 5)."""
+        weighted = [edge.weight * losses[edge.name] for edge in edges]
+        return sum(weighted[1:], weighted[0]) / self._divisor
 
     def _loss(self, edge: Edge, prediction: Prediction, target: Embedding) -> Scalar:
         """S or D between the two ends of an edge (Eq. 2, Eq. 4)."""
@@ -81,3 +137,43 @@ class Objective(nn.Module):
         if edge.kind == "similarity":
             return self.method.similarity(prediction, y)
         return negative_cosine(prediction.prediction, y)
+
+
+def _passes(graph: ViewGraph, *, targets_first: bool) -> tuple[Pass, ...]:
+    """The order of a step's forwards, the same for ``forward`` and ``backward``.
+
+    Every module sees the views in the order of the graph, those that are only targets last: BatchNorm's running statistics and
+    dropout depend on it. A target network of its own has its own buffers, so it can go first, and every prediction is then
+    finished as soon as it is made. Elsewhere the target of a view that predicts costs no pass and follows its prediction.
+    """
+    predict: list[Pass] = [("predict", name) for name in graph.predictors]
+    target: list[Pass] = [("target", name) for name in graph.targets]
+    if targets_first:
+        return (*target, *predict)
+    # stable: (predict s1, target s1), (predict s2, target s2), ..., then the targets that do not predict
+    position = {name: place for place, name in enumerate(graph.predictors)}
+    return tuple(sorted((*predict, *target), key=lambda one: position.get(one[1], len(position))))
+
+
+def _finished(
+    pending: Sequence[Edge], losses: Mapping[str, Scalar], targets: Mapping[str, Embedding]
+) -> tuple[Edge, ...]:
+    """The edges of a group of views whose graphs nothing else needs, or none; never all that are left.
+
+    A target that keeps its gradient ties its view to those that predict it: their graphs are walked in one backward, once every
+    edge of the group has its loss. All other views are on their own.
+    """
+    tied = [{edge.predictor, edge.target} for edge in pending if not edge.detach and _learns(edge.target, targets)]
+    for first in pending:
+        views = {first.predictor}
+        while grown := {view for pair in tied if pair & views for view in pair} - views:
+            views |= grown
+        group = tuple(edge for edge in pending if edge.predictor in views)
+        if len(group) < len(pending) and all(edge.name in losses for edge in group):
+            return group
+    return ()
+
+
+def _learns(view: str, targets: Mapping[str, Embedding]) -> bool:
+    """Whether a gradient may flow into this target: it does, or the target is not computed yet."""
+    return view not in targets or targets[view].requires_grad

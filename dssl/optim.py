@@ -34,19 +34,22 @@ class LARS(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                update = parameter.grad.add(parameter, alpha=group["weight_decay"])
-                if group["adapt"]:
-                    weight, gradient = parameter.norm(), update.norm()
-                    trust = _TRUST * weight / gradient
-                    update.mul_(torch.where((weight > 0) & (gradient > 0), trust, torch.ones_like(trust)))
-                velocity = self.state[parameter].get("momentum_buffer")
-                if velocity is None:
-                    velocity = self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-                velocity.mul_(group["momentum"]).add_(update)
-                parameter.sub_(velocity, alpha=group["lr"])
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not weights:
+                continue
+            # one kernel for all tensors where a loop would launch one for each
+            updates = torch._foreach_add([one.grad for one in weights], weights, alpha=group["weight_decay"])
+            if group["adapt"]:
+                size, slope = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
+                trust = torch.where((size > 0) & (slope > 0), _TRUST * size / slope, 1.0)
+                torch._foreach_mul_(updates, list(trust.unbind()))
+            for one in weights:
+                if "momentum_buffer" not in self.state[one]:
+                    self.state[one]["momentum_buffer"] = torch.zeros_like(one)
+            velocities = [self.state[one]["momentum_buffer"] for one in weights]
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, updates)
+            torch._foreach_sub_(weights, velocities, alpha=group["lr"])
 
 
 def build_optimizer(method: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

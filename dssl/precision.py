@@ -26,7 +26,7 @@ def choose_precision(
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16", "bf16: the GPU has it"
-        return "fp32", "fp32: this GPU has no bf16"
+        return "fp16", "fp16 with a scaled loss: this GPU has no bf16"
     if device.type != "cpu":
         return "fp32", f"fp32: bf16 was not measured on {device.type}"
     count = max(2, min(_MOST_IMAGES, _PIXELS // image_size**2))
@@ -40,10 +40,19 @@ def choose_precision(
     )
 
 
+def half_type(precision: Precision) -> torch.dtype | None:
+    """What autocast computes in; None where there is nothing to cast."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    half = half_type(precision)
+    return nullcontext() if half is None else torch.autocast(device.type, dtype=half)
+
+
+def loss_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
+    """Keeps small gradients of fp16 above zero; does nothing in any other precision."""
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
 def step_seconds(

@@ -94,6 +94,8 @@ class TrainState:
     module: nn.Module
     optimizer: torch.optim.Optimizer
     watch: Watch[Any]
+    scaler: torch.amp.GradScaler
+    """Of the loss in fp16; has no state in any other precision."""
     step: int = 0
     """Steps done; also the next step's number."""
 
@@ -116,6 +118,8 @@ class TrainState:
             load_optimizer_tensors(self.optimizer, self.module, saved.part("optimizer"))
             self.watch.load_state(saved.header["health"])
             self.step = int(saved.header["step"])
+            if self.scaler.is_enabled():
+                self.scaler.load_state_dict(saved.header["scaler"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DsslError(
                 f"the checkpoint lacks what a run needs to go on ({type(error).__name__}: {error}): use an older one, "
@@ -181,6 +185,7 @@ class Keeper:
                 "steps_per_epoch": self.pace.steps_per_epoch,
                 "epoch": step / self.pace.steps_per_epoch,
                 "health": self.state.watch.state(),
+                "scaler": self.state.scaler.state_dict(),
                 "verdict": verdict,
                 "last_healthy": self.last_healthy,
             },

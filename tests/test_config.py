@@ -69,7 +69,7 @@ def test_toml_with_defaults(tmp_path: Path) -> None:
         ({"method": {"name": "byol", "bottleneck": 3}}, "unknown setting 'method.bottleneck'"),
         ({"method": {"name": "simclr", "temperature": 0}}, "method.temperature is 0"),
         ({"method": 7}, "method is 7"),
-        ({"precision": "fp8"}, "expected one of auto, bf16, fp32, fp64"),
+        ({"precision": "fp8"}, "expected one of auto, bf16, fp16, fp32, fp64"),
         ({"channels": 4}, "expected one of 1, 3"),
         ({"channels": True}, "channels is True"),
         ({"graph": "s1<->s1"}, "a view cannot be its own target"),

@@ -111,7 +111,7 @@ class CocoConfig:
         require(
             len(self.anchors) == 5 and min(self.anchors) >= 1, "anchors", self.anchors, "five sides of at least 1 pixel"
         )
-        require(self.precision != "fp64", "precision", self.precision, "fp32, bf16 or auto")
+        require(self.precision != "fp64", "precision", self.precision, "fp32, bf16, fp16 or auto")
         if self.weights == SCRATCH and self.norm == "frozen":
             raise DsslError(
                 "norm is frozen and weights is scratch: there are no statistics to freeze; take --norm sync"

@@ -143,7 +143,7 @@ class Finetuning:
     ) -> None:
         self.config, self.images, self.world, self.header = config, images, world, header
         if world.size > 1 and not config.frozen:
-            batchnorm_across_ranks(detector, device=world.device)
+            batchnorm_across_ranks(detector)
         self.module = self.objective = detector.to(world.device).train()
         self.fixed_rate = config.rate_at(0)  # no group of the optimiser is fixed
         self.optimizer = torch.optim.SGD(

@@ -40,6 +40,8 @@ class BYOL(nn.Module):
     normalises by the batch that it sees, as the original does, and its statistics follow from that; they are never copied.
     """
 
+    own_target_network = True
+
     def __init__(
         self,
         encoder: nn.Module,

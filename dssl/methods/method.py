@@ -19,9 +19,16 @@ class Prediction:
     projection: Embedding
     prediction: Embedding
 
+    def detach(self) -> "Prediction":
+        return Prediction(self.feature.detach(), self.projection.detach(), self.prediction.detach())
+
 
 class Method(Protocol):
-    """SimSiam, BYOL and SimCLR are modules of this shape; so is any that you add (docs/add-a-method.md)."""
+    """SimSiam, BYOL and SimCLR are modules of this shape; so is any that you add (docs/add-a-method.md).
+
+    A method whose ``target`` shares no module with ``predict`` may say ``own_target_network = True``: its targets are then
+    computed first, and a step needs the memory of one view.
+    """
 
     encoder: nn.Module
 

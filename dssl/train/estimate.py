@@ -75,12 +75,11 @@ def measure_speed(
     }
 
     def step() -> None:
-        with autocast(device, precision):
-            loss = objective(views)
         optimizer.zero_grad(set_to_none=True)
-        loss.total.backward()
+        with autocast(device, precision):
+            loss = objective.backward(views)
         optimizer.step()
-        float(loss.total.detach())
+        float(loss.total)
 
     def rate(seconds: float) -> float:
         step()

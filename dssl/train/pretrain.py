@@ -23,8 +23,10 @@ from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.methods import Method, declaration_of
+from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import LossReport, Objective
 from dssl.optim import build_optimizer
+from dssl.precision import half_type
 from dssl.run import RunFolder
 from dssl.state import Opinion, Pace, Sight
 from dssl.train.health import Health, look
@@ -103,7 +105,6 @@ def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gal
         look_every=config.health.every,
         stop_collapsed=config.health.stop,
         clip=config.optimizer.clip,
-        compile=config.compile,
     )
     task = Pretraining(
         config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header, gallery=gallery
@@ -144,16 +145,23 @@ class Pretraining:
         method.to(world.device, torch.float64 if precision == "fp64" else torch.float32)
         method.to(memory_format=torch.channels_last)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+        torch.backends.cudnn.benchmark = True  # every batch has the same shape
         objective: nn.Module = Objective(method, parts.graph)
         if world.size > 1 and config.batchnorm_across_ranks:
-            objective = batchnorm_across_ranks(objective, device=world.device)
+            objective = batchnorm_across_ranks(objective)
         self.config, self.parts, self.folder, self.world, self.header = config, parts, folder, world, header
         self.gallery = gallery
         self.quarantine, self.precision, self.total = quarantine, precision, pace.total
         self.steps_per_epoch = pace.round
+        if config.checkpoint_activations:
+            checkpoint_activations(parts.method.encoder)
+        if config.compile:  # part by part: between the passes of the views there are backwards
+            for part in method.children():
+                part.compile()
         self.module, self.objective = method, objective
         self.optimizer = build_optimizer(method, config.optimizer)
-        arithmetic = torch.float64 if precision == "fp64" else torch.float32
+        # what autocast would cast the views to in the first layer, kept once instead of twice
+        arithmetic = torch.float64 if precision == "fp64" else half_type(precision) or torch.float32
         self.feed = Feed(world.device, normalization=parts.normalization, dtype=arithmetic)
         self.watch = HealthWatch(
             Health(
@@ -164,8 +172,7 @@ class Pretraining:
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
-        half = torch.bfloat16 if precision == "bf16" else None
-        self.knn = OnlineKnn(config, parts, autocast=half) if world.first else None
+        self.knn = OnlineKnn(config, parts, autocast=half_type(precision)) if world.first else None
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:
         config, parts, world = self.config, self.parts, self.world

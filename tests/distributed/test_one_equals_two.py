@@ -11,20 +11,36 @@ from torch import Tensor
 WORKER = Path(__file__).with_name("worker.py")
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
-    folder = tmp_path_factory.mktemp("gloo")
+def in_two_processes(*words: str) -> None:
+    """Run a module as rank 0 and rank 1."""
+    root = Path(__file__).parents[2]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), "2", str(folder / "store"), str(folder)],
+            [sys.executable, "-m", f"tests.distributed.{words[0]}", str(rank), *words[1:]],
             stderr=subprocess.PIPE,
             text=True,
+            cwd=root,
         )
         for rank in range(2)
     ]
     for process in ranks:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
+
+
+def test_view_by_view_equals_whole_under_ddp(tmp_path: Path) -> None:
+    in_two_processes("backward_worker", str(tmp_path / "store"))
+
+
+def test_the_batchnorm_for_cuda_is_that_of_the_global_batch(tmp_path: Path) -> None:
+    """Its arithmetic, with batches of different sizes too; the kernels themselves are not measured."""
+    in_two_processes("cuda_norm_worker", str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
+    folder = tmp_path_factory.mktemp("gloo")
+    in_two_processes("worker", "2", str(folder / "store"), str(folder))
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

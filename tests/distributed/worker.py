@@ -36,19 +36,19 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     mixed = dtype == torch.bfloat16
     dtype = torch.float32 if mixed else dtype
     method = build(name).to(dtype)
-    objective: nn.Module = Objective(method, named_graph("dssl"))
+    objective = Objective(method, named_graph("dssl"))
+    wrapped: nn.Module = objective
     if world > 1:
-        batchnorm_across_ranks(objective, device=torch.device("cpu"))
-        objective = DistributedDataParallel(objective)
+        batchnorm_across_ranks(objective)
+        wrapped = DistributedDataParallel(objective)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.1, momentum=0.9)
     result: dict[str, Tensor] = {}
     for step in range(STEPS):
         share = {key: value.chunk(world)[rank] for key, value in views(step, dtype).items()}
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-            report = objective(share)
         optimizer.zero_grad(set_to_none=True)
-        report.total.backward()
-        loss = report.total.detach().clone()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
+            report = objective.backward(share, through=wrapped)
+        loss = report.total.clone()
         if world > 1:
             dist.all_reduce(loss)
         result[f"loss {step}"] = loss / world

@@ -1,0 +1,90 @@
+"""One rank of two: under DDP, view by view equals one whole backward, for every method, preset and kind of BatchNorm."""
+
+import datetime
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dssl import DsslError, Objective, named_graph
+from dssl.distributed import batchnorm_across_ranks
+from tests.test_objective import METHOD_NAMES, build, views_of
+
+GRAPHS = ("standard", "standard2", "dssl", "ablation-d", "ablation-f", "ablation-g", "ablation-h")
+"""The other presets have the edges of one of these, between views of other names."""
+
+
+class Collectives(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if str(function).startswith("c10d."):
+            self.names[str(function).split(".")[1]] += 1
+        return function(*arguments, **(options or {}))
+
+
+def compare(name: str, preset: str, *, rank: int, across: bool) -> None:
+    graph = named_graph(preset)
+    states = []
+    for early in (False, True):
+        method = build(name)
+        objective = Objective(method, graph)
+        if across:
+            batchnorm_across_ranks(objective)
+        wrapped = DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+        for step in range(2):  # DDP rebuilds its buckets after the first
+            share = {key: value.chunk(2)[rank] for key, value in views_of(graph, count=8, seed=step).items()}
+            method.zero_grad(set_to_none=True)
+            with Collectives() as collectives:
+                if early:
+                    total = objective.backward(share, through=wrapped).total
+                else:
+                    report = wrapped(share)
+                    report.total.backward()
+                    total = report.total.detach()
+            with torch.no_grad():
+                for parameter in method.parameters():
+                    if parameter.grad is not None:
+                        parameter.sub_(parameter.grad, alpha=0.1)
+        states.append((method, total, collectives.names))
+    (plain, expected, _), (ours, loss, names) = states
+    what = f"{name} {preset} across={across}"
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12, msg=what)
+    for (key, one), two in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (two.grad is None), (what, key)
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12, msg=f"{what} {key}")
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, two.grad, rtol=1e-12, atol=1e-12, msg=f"{what} {key}")
+            both = [torch.empty_like(one) for _ in range(2)]
+            dist.all_gather(both, one.detach().contiguous())
+            assert torch.equal(*both), f"{what}: {key} differs between the ranks"
+    for (key, one), two in zip(ours.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12, msg=f"{what} {key}")
+    if name != "simclr" and not across:
+        assert names["allreduce_"] == 1, f"{what}: gradients are exchanged once in a step, not {names}"
+
+
+def main(rank: int, store: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
+    )
+    torch.set_num_threads(1)
+    alone = Objective(build("simsiam"), named_graph("dssl"))
+    with pytest.raises(DsslError, match="in one of 2 processes: expected through=ddp"):
+        alone.backward(views_of(alone.graph))  # would train on gradients that nobody averaged
+    for name in METHOD_NAMES:
+        for preset in GRAPHS:
+            for across in (True, False):
+                compare(name, preset, rank=rank, across=across)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,110 @@
+"""A step on fake CUDA: where tensors live, how much memory it takes, how often the host waits, what ranks exchange."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+METHODS = ("simsiam", "byol", "simclr")
+MIB = 2**20
+IMAGES = 512
+RESNET = {"encoder": "resnet50", "size": 224, "images": IMAGES}
+
+# every method with every kind of graph; every optimiser, precision and way of training with one of them
+TABLE: dict[str, dict[str, Any]] = {
+    **{
+        f"{method} {graph}": {"method_name": method, "graph": graph}
+        for method in METHODS
+        for graph in ("standard", "standard2", "heavy", "dssl", "ablation-f", "ablation-g", "ablation-h")
+    },
+    **{
+        f"{method} {optimizer} {precision}": {"method_name": method, "optimizer": optimizer, "precision": precision}
+        for method in METHODS
+        for optimizer, precision in (
+            ("lars", "bf16"),
+            ("adamw", "bf16"),
+            ("sgd", "fp32"),
+            ("adamw", "fp16"),
+            ("lars", "fp16"),
+        )
+    },
+    "clipped": {"method_name": "simsiam", "clip": True},
+    "whole": {"method_name": "simsiam", "whole": True},
+    **{f"{method} R50": {"method_name": method, **RESNET} for method in METHODS},
+    "simsiam R50 whole": {"method_name": "simsiam", "whole": True, **RESNET},
+    "simsiam R50 checkpointed": {"method_name": "simsiam", "checkpointed": True, **RESNET},
+    **{
+        f"{method} of 8{' alone' * alone}": {
+            "method_name": method,
+            "ranks": 8,
+            "across": not alone,
+            "encoder": "resnet18",
+        }
+        for method in METHODS
+        for alone in (False, True)
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """All rows in one process that has the stubs preloaded."""
+    compiler = shutil.which("gcc")
+    if compiler is None or platform.system() != "Linux":
+        pytest.skip("fake CUDA needs gcc and Linux")
+    if torch.version.cuda is None:
+        pytest.skip("fake CUDA needs a CUDA build of torch")
+    folder = tmp_path_factory.mktemp("stub")
+    options = ["-shared", "-fPIC", "-O1", f"-DCUDA_MAJOR={torch.version.cuda.split('.')[0]}"]
+    for source, library in (("cuda_stub.c", "cuda_stub.so"), ("driver_stub.c", "libcuda.so.1")):
+        subprocess.run([compiler, *options, "-o", str(folder / library), str(HERE / source)], check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.fake_cuda", json.dumps(list(TABLE.values()))],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=HERE.parents[1],
+        env=os.environ | {"LD_PRELOAD": str(folder / "cuda_stub.so"), "LD_LIBRARY_PATH": str(folder)},
+    )
+    assert found.returncode == 0, found.stderr[-5000:]
+    return dict(zip(TABLE, json.loads(found.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_state_stays_on_the_device_and_the_host_does_not_wait(counted: dict[str, dict[str, Any]], row: str) -> None:
+    assert counted[row]["elsewhere"] == []
+    # in fp16 the scaler asks whether LARS should skip the step; the fused optimisers see it on the device
+    assert counted[row]["waits"] == ({"item": 1} if "lars fp16" in row else {})
+
+
+@pytest.mark.parametrize(("method", "budget"), [("simsiam", 86), ("simclr", 86), ("byol", 50)])
+def test_memory_of_a_step(counted: dict[str, dict[str, Any]], method: str, budget: float) -> None:
+    """MiB for each of 512 images at 224 px in bf16, ResNet-50 and DSSL: weights, optimiser and views included."""
+    assert counted[f"{method} R50"]["peak"] / MIB / IMAGES <= budget
+
+
+def test_memory_with_checkpointed_activations(counted: dict[str, dict[str, Any]]) -> None:
+    assert counted["simsiam R50 checkpointed"]["peak"] < 0.5 * counted["simsiam R50"]["peak"]
+    assert counted["simsiam R50"]["peak"] < 0.55 * counted["simsiam R50 whole"]["peak"]
+
+
+@pytest.mark.parametrize(
+    ("method", "norms", "others"),
+    [
+        ("simsiam", 4 * 2 * (20 + 4), 0),
+        ("byol", 4 * 2 * (20 + 2) + 2 * (20 + 1), 0),  # two targets, forward only
+        ("simclr", 4 * 2 * (20 + 2), 2 * 4),  # two edges gather both ends, with gradient
+    ],
+)
+def test_collectives_of_a_step(counted: dict[str, dict[str, Any]], method: str, norms: int, others: int) -> None:
+    """Four views of ResNet-18, which has 20 BatchNorms; the exchange of gradients is DDP's, and comes on top."""
+    assert sum(counted[f"{method} of 8"]["collectives"].values()) == norms + others
+    assert sum(counted[f"{method} of 8 alone"]["collectives"].values()) == others
