@@ -20,9 +20,11 @@ logger = logging.getLogger("dssl")
 class Board:
     """Scalars and pictures by step; where they can no longer be written it says so once, without TensorBoard nothing."""
 
-    def __init__(self, folder: Path, *, purge_step: int | None) -> None:
+    def __init__(self, folder: Path | None, *, purge_step: int | None) -> None:
         """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
         self._writer: Any = None
+        if folder is None:
+            return
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dssl.commands import COMMANDS, module_name
-from dssl.errors import DsslError, choices
+from dssl.errors import DsslError, Stopped, choices
 from dssl.version import VERSION
 
 _HELP_WORDS = ("-h", "--help", "help")
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DsslError, OSError) as mistake:
         print(f"dssl: {_one_line(mistake)}", file=sys.stderr)
         return 2
+    except Stopped as stopped:
+        print(f"dssl: {stopped}", file=sys.stderr)
+        return 128 + stopped.signal
     except KeyboardInterrupt:
         return 130
 

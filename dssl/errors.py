@@ -9,6 +9,14 @@ class DsslError(ValueError):
     """Anything that the person at the keyboard can mend; the command line prints it without a traceback."""
 
 
+class Stopped(Exception):
+    """A training inside a larger job was stopped by a signal, after it had saved itself."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal} and saved; the same command resumes it")
+        self.signal = signal
+
+
 def choices(what: str, given: str, possible: Iterable[str]) -> DsslError:
     """The error for an unknown name: names the nearest one and lists all that exist."""
     names = sorted(possible)

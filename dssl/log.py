@@ -23,7 +23,7 @@ logger = logging.getLogger("dssl")
 class Log:
     """Only the first process writes; on the others every call does nothing."""
 
-    def __init__(self, folder: RunFolder, *, start: int, pace: Pace, batch_size: int, active: bool) -> None:
+    def __init__(self, folder: RunFolder | None, *, start: int, pace: Pace, batch_size: int, active: bool) -> None:
         self.active = active
         self.pace = pace
         self.batch_size = batch_size
@@ -36,8 +36,8 @@ class Log:
         self._seen: Sight | None = None
         if not active:
             return
-        self._file = folder.metrics_file.open("a", encoding="utf-8", buffering=1)
-        self._board = Board(folder.tensorboard, purge_step=start or None)
+        self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
+        self._board = Board(None if folder is None else folder.tensorboard, purge_step=start or None)
         # where nobody watches (a pipe, a batch system) a line an epoch says enough
         self._bar = tqdm(
             total=pace.total,
@@ -105,7 +105,7 @@ class Log:
             self._board.picture("views", picture)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if not self.active:
+        if not self.active or self._file is None:
             return
         try:
             self._file.write(json.dumps(_numbers(record), allow_nan=False) + "\n")
@@ -129,8 +129,9 @@ class Log:
     ) -> None:
         if self.active:
             self._bar.close()
-            with suppress(OSError):  # a line that could not be written has been complained about
-                self._file.close()
+            if self._file is not None:
+                with suppress(OSError):  # a line that could not be written has been complained about
+                    self._file.close()
             self._board.close()
 
 

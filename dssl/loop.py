@@ -4,7 +4,7 @@ A task says what is trained, on which inputs and how it is watched; the engine o
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,19 +128,22 @@ def run(
     task: Task[Batch],
     settings: Settings,
     *,
-    folder: RunFolder,
+    folder: RunFolder | None,
     world: World,
-    resumed: Resumed | None,
-    greeting: list[str],
+    resumed: Resumed | None = None,
+    greeting: Sequence[str] = (),
 ) -> Ending:
-    """Train from the first step, or from the checkpoint that is handed in, to the last step, a signal or a bad end."""
+    """Train from the first step, or from the checkpoint that is handed in, to the last step, a signal or a bad end.
+
+    Without a folder nothing is written.
+    """
     pace, total, optimizer = settings.pace, settings.pace.total, task.optimizer
     scaler = loss_scaler(world.device, settings.precision)
     state = TrainState(task.name, task.module, optimizer, task.watch, scaler)
     keeper = Keeper(folder, settings.checkpoint, state, pace=pace, header=task.header)
     if resumed is not None:
         keeper.restore(resumed, data=settings.data)
-    if world.first:  # also what a run wrote that was killed before its first checkpoint
+    if world.first and folder is not None:  # also what a run wrote that was killed before its first checkpoint
         folder.drop_metrics_after(state.step)
     wrapped = task.objective
     if world.size > 1:
@@ -165,7 +168,7 @@ def run(
             torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
             optimizer.zero_grad(set_to_none=True)
             with autocast(world.device, settings.precision):
-                loss = _backward(task.objective, inputs, through=wrapped, scaler=scaler)
+                loss = backward(task.objective, inputs, through=wrapped, scaler=scaler)
             if settings.clip is not None:
                 scaler.unscale_(optimizer)  # no-op without fp16
                 nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip)
@@ -257,8 +260,8 @@ def precision_of(
     return choice, why
 
 
-def _backward(objective: nn.Module, inputs: Any, *, through: nn.Module, scaler: torch.amp.GradScaler) -> Any:
-    """View by view where there are views; the losses of a detector are one graph."""
+def backward(objective: nn.Module, inputs: Any, *, through: nn.Module, scaler: torch.amp.GradScaler) -> Any:
+    """View by view where there are views; the losses of a detector or a classifier are one graph."""
     if isinstance(objective, Objective):
         return objective.backward(inputs, through=through, scaler=scaler)
     loss = through(inputs)

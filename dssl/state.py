@@ -1,5 +1,6 @@
 """All that must survive a kill: weights, optimiser, step, and the watch's memory."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,6 +88,30 @@ class Watch(Protocol[Report_contra]):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
+class LossWatch:
+    """The watch over a training that cannot collapse: its loss must stay a number."""
+
+    def __init__(self) -> None:
+        self.opinion = Opinion("healthy", 0)
+
+    def look(self, step: int, report: Any, *, first_bad: int) -> Sight:
+        loss = float(report.total.detach())
+        if first_bad >= 0 or not math.isfinite(loss):
+            self.divergence(step, report, first_bad=first_bad)
+        return Sight(step=step, loss=loss, record={"step": step, "loss": loss}, text="", opinion=self.opinion)
+
+    def divergence(self, step: int, report: Any, *, first_bad: int) -> None:
+        first = first_bad if first_bad >= 0 else step
+        self.opinion = Opinion("diverged", first, reason="the loss is no longer a number")
+
+    def state(self) -> dict[str, Any]:
+        """Nothing that a healthy run would have to remember."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.opinion = Opinion("healthy", 0)
+
+
 @dataclass
 class TrainState:
     name: str
@@ -132,7 +157,7 @@ class Keeper:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: RunFolder | None,
         config: CheckpointConfig,
         state: TrainState,
         *,
@@ -159,6 +184,8 @@ class Keeper:
         self.complaints = [f"{line}; continuing from {path.name}" for line in complaints]
 
     def due(self, *, round_ends: bool, last: bool) -> bool:
+        if self.folder is None:
+            return False
         self._rounds_since += round_ends
         return (
             last
@@ -172,6 +199,7 @@ class Keeper:
 
     def save(self) -> Path:
         """Write the state as it is now."""
+        assert self.folder is not None
         step = self.state.step
         verdict = self.state.watch.opinion.verdict
         if verdict in ("healthy", "too early"):
@@ -196,6 +224,7 @@ class Keeper:
         return path
 
     def _protected(self) -> set[int]:
+        assert self.folder is not None
         protected = set() if self.last_healthy is None else {self.last_healthy}
         every = self.config.keep_every
         if every is not None:
@@ -204,10 +233,12 @@ class Keeper:
         return protected
 
     def newest(self) -> Path | None:
+        if self.folder is None:
+            return None
         steps = checkpoint.steps_in(self.folder.checkpoints)
         return checkpoint.path_at(self.folder.checkpoints, steps[-1]) if steps else None
 
     def last_healthy_line(self) -> str:
-        if self.last_healthy is None:
+        if self.last_healthy is None or self.folder is None:
             return "no healthy checkpoint was written"
         return f"the last healthy checkpoint is {checkpoint.path_at(self.folder.checkpoints, self.last_healthy)}"

@@ -89,7 +89,7 @@ def run(arguments: Arguments) -> int:
     )
     task = Task(
         loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
-        classes=classes, seed=arguments.seed, epochs=arguments.epochs, threads=arguments.threads, progress=progress,
+        classes=classes, seed=arguments.seed, epochs=arguments.epochs, threads=arguments.threads, folder=out,
     )  # fmt: skip
     policy = (loaded.header.get("config") or {}).get("standard")
     say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None

@@ -1,8 +1,13 @@
 """Classifiers trained on augmented images: the paper's linear protocols, fine-tuning, and training with labels from scratch."""
 
 import dataclasses
+import hashlib
+import json
 import math
+import shutil
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,17 +16,23 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dssl import rng
+from dssl import loop, rng
 from dssl.augment import Normalization, ViewMaker
+from dssl.config import CheckpointConfig
 from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
-from dssl.data.loader import Batches
-from dssl.errors import DsslError
+from dssl.data.loader import Batch, Batches
+from dssl.errors import DsslError, Stopped
 from dssl.evaluate.features import Progress
-from dssl.evaluate.result import frozen
+from dssl.evaluate.result import frozen, weights_hash
 from dssl.graph import View
+from dssl.log import Log
 from dssl.models.inference import evaluating, forward
 from dssl.optim import LARS
+from dssl.run import RunFolder
+from dssl.state import LossWatch, Pace
+from dssl.weights import checkpoint
+from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,64 +125,129 @@ def train_classifier(
     training: Training,
     setting: Setting,
     freeze: bool,
+    folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
-    ``labels`` go with the images of ``source``. Returns the settings as they were used.
+    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, to the bit; it is
+    removed at the end. Returns the settings as they were used.
     """
-    if freeze:
-        with frozen(encoder):
-            return _train(encoder, head, source, labels, training, setting, freeze=True, progress=progress)
-    return _train(encoder, head, source, labels, training, setting, freeze=False, progress=progress)
-
-
-def _train(
-    encoder: nn.Module, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training, setting: Setting,
-    *, freeze: bool, progress: Progress | None,
-) -> Training:  # fmt: skip
     if len(labels) != len(source):
         raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected as many")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
-    weight = next(encoder.parameters(), head.weight)
-    head.to(weight.device)
-    peak = used.rate * used.batch_size / 256
-    parameters = [*head.parameters()] if freeze else [*encoder.parameters(), *head.parameters()]
-    optimizer = build_optimizer(parameters, used, rate=peak)
-    maker = ViewMaker(
-        [View(name="train", policy=used.policy)],
-        size=setting.image_size,
-        seed=setting.seed,
-        channels=setting.channels,
-        normalization=setting.normalization,
-    )
-    batches = Batches(
-        source, maker, batch_size=used.batch_size, seed=setting.seed, epochs=used.epochs, threads=setting.threads
-    )
-    target = torch.from_numpy(labels)
-    encoder.train(not freeze)
-    with batches:
-        for batch in batches:
-            for group in optimizer.param_groups:
-                group["lr"] = rate_at(batch.step, peak=peak, total=batches.steps, decay=used.decay)
-            images = batch.views["train"].to(weight.device, non_blocking=True)
-            with torch.autocast(weight.device.type, dtype=setting.autocast, enabled=setting.autocast is not None):
-                with torch.set_grad_enabled(not freeze):
-                    feature = encoder(images)
-                logits = head(feature)
-            loss = F.cross_entropy(logits.float(), target[batch.indices].to(weight.device))
-            optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            optimizer.step()
-            if not bool(torch.isfinite(loss)):
-                raise DsslError(
-                    f"the classifier's loss is {float(loss.detach())} at step {batch.step}: its base rate {used.rate:g} "
-                    "is too high for this encoder"
-                )
-            if progress is not None:
-                progress(batch.step + 1, batches.steps)
+    with frozen(encoder) if freeze else nullcontext():
+        head.to(next(encoder.parameters(), head.weight).device)
+        _fit(_Fitting(encoder, head, source, labels, used, setting, freeze=freeze, progress=progress), folder)
     encoder.eval()
     return used
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    total: Tensor
+
+
+class _Classifier(nn.Module):
+    """Encoder, head and the cross-entropy of what they say."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Linear, *, freeze: bool) -> None:
+        super().__init__()
+        self.encoder, self.head, self.freeze = encoder, head, freeze
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> _Loss:
+        images, labels = inputs
+        with torch.set_grad_enabled(not self.freeze):
+            feature = self.encoder(images)
+        return _Loss(F.cross_entropy(self.head(feature).float(), labels))
+
+
+class _Fitting:
+    """What the loop trains for a classifier (``loop.Task``)."""
+
+    name = "classifier"
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training,
+        setting: Setting, *, freeze: bool, progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self.source, self.training, self.setting, self.progress = source, training, setting, progress
+        self.device = head.weight.device
+        self.peak = self.fixed_rate = training.rate * training.batch_size / 256
+        self.steps_per_epoch = len(source) // training.batch_size
+        self.total = self.steps_per_epoch * training.epochs
+        self.objective = _Classifier(encoder, head, freeze=freeze)
+        encoder.train(not freeze)
+        self.module: nn.Module = head if freeze else self.objective
+        self.optimizer = build_optimizer(list(self.module.parameters()), training, rate=self.peak)
+        self.watch = LossWatch()
+        self.labels = torch.from_numpy(labels)
+        about = [dataclasses.asdict(training), dataclasses.asdict(setting), freeze, weights_hash(self.objective)]
+        told = json.dumps([*about, source.fingerprint, labels.tolist()], default=str)
+        self.header = {"fingerprint": hashlib.sha256(told.encode()).hexdigest()}
+
+    def batches(self, start: int) -> AbstractContextManager[Batches]:
+        setting = self.setting
+        maker = ViewMaker(
+            [View(name="train", policy=self.training.policy)],
+            size=setting.image_size,
+            seed=setting.seed,
+            channels=setting.channels,
+            normalization=setting.normalization,
+        )
+        return Batches(
+            self.source, maker, batch_size=self.training.batch_size, seed=setting.seed, steps=self.total,
+            start_step=start, threads=setting.threads,
+        )  # fmt: skip
+
+    def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        images = batch.views["train"].to(self.device, non_blocking=True)
+        return images, self.labels[batch.indices].to(self.device)
+
+    def rate(self, step: int) -> float:
+        return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
+
+    def after_step(self, step: int) -> None:
+        if self.progress is not None:
+            self.progress(step + 1, self.total)
+
+    def begin(self, log: Log) -> None:
+        """Nothing is drawn before the first step."""
+
+    def after_round(self, step: int, log: Log) -> None:
+        """Accuracy is measured once, from the last weights: a checkpoint chosen on the test split would flatter."""
+
+
+def _fit(task: _Fitting, folder: Path | None) -> None:
+    settings = loop.Settings(
+        pace=Pace(total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"),
+        batch_size=task.training.batch_size,
+        data=task.source.name,
+        precision="bf16" if task.setting.autocast is torch.bfloat16 else "fp32",
+        seed=task.setting.seed,
+        checkpoint=CheckpointConfig(keep=1),
+        look_every=20,
+    )
+    world = World(0, 1, task.device)
+    if folder is None:
+        ending = loop.run(task, settings, folder=None, world=world)
+    else:
+        # what is there may be of other weights or other images: the name tells them apart
+        kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
+        with kept.locked():
+            kept.checkpoints.mkdir(exist_ok=True)
+            ending = loop.run(
+                task, settings, folder=kept, world=world, resumed=checkpoint.newest_good(kept.checkpoints)
+            )
+        if ending.signal is None:
+            shutil.rmtree(kept.path)
+    if ending.opinion.verdict == "diverged":
+        raise DsslError(
+            f"the classifier's loss is not a number at step {ending.opinion.step}: its base rate {task.training.rate:g} "
+            "is too high for this encoder"
+        )
+    if ending.signal is not None:
+        raise Stopped(ending.signal)
 
 
 def predict(encoder: nn.Module, head: nn.Linear, source: Source, *, setting: Setting) -> Tensor:

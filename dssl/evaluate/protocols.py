@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from dssl.data import Source, Subset
 from dssl.errors import DsslError, choices
 from dssl.evaluate import classifier
 from dssl.evaluate.classifier import Setting, Training
-from dssl.evaluate.features import Progress
 from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import Problem, choose_strength
 from dssl.evaluate.result import Result, count_correct
@@ -43,7 +43,8 @@ class Task:
     epochs: int | None = None
     """Instead of a protocol's own number of epochs; for trying things out."""
     threads: int | None = None
-    progress: Progress | None = None
+    folder: Path | None = None
+    """Where a training that is killed resumes; nowhere without one."""
 
     def features(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training features and labels, test features and labels; unreadable training images are left out."""
@@ -143,7 +144,7 @@ def _linear(task: Task, optimizer: str) -> list[Result]:
     training = _training(task, small if task.is_small else large)
     used = classifier.train_classifier(
         task.loaded.encoder, head, task.train, labels=task.train_labels, training=training, setting=task.setting,
-        freeze=True, progress=task.progress,
+        freeze=True, folder=task.folder,
     )  # fmt: skip
     protocol = {"kind": "linear", "labels_share": 1.0, "training": dataclasses.asdict(used), **_FROZEN}
     name = f"linear, {optimizer.upper()}, augmented"
@@ -160,7 +161,7 @@ def _finetune(task: Task, share: float) -> list[Result]:
     base = classifier.FINETUNE if share > 0.01 else dataclasses.replace(classifier.FINETUNE, epochs=60)
     used = classifier.train_classifier(
         encoder, head, source, labels=labels, training=_training(task, base), setting=task.setting, freeze=False,
-        progress=task.progress,
+        folder=task.folder,
     )  # fmt: skip
     protocol = {"kind": "fine-tuned", "labels_share": share, "training": dataclasses.asdict(used), **_TRAINED}
     name = "fine-tuned" if share == 1 else f"fine-tuned, {share:.0%} of the labels"
@@ -177,7 +178,7 @@ def _supervised(task: Task) -> list[Result]:
     head = classifier.new_head(dim, len(task.classes), seed=task.seed)
     used = classifier.train_classifier(
         encoder, head, task.train, labels=task.train_labels, training=_training(task, classifier.SUPERVISED),
-        setting=task.setting, freeze=False, progress=task.progress,
+        setting=task.setting, freeze=False, folder=task.folder,
     )  # fmt: skip
     protocol = {"kind": "supervised", "labels_share": 1.0, "training": dataclasses.asdict(used), **_TRAINED}
     predicted = classifier.predict(encoder, head, task.test, setting=task.setting)

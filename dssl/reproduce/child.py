@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dssl import config_io
 from dssl.config import RunConfig
-from dssl.errors import DsslError
+from dssl.errors import DsslError, Stopped
 
 if TYPE_CHECKING:
     from dssl.evaluate.protocols import Task
@@ -48,6 +48,8 @@ def main(words: list[str]) -> int:
             return 0
         try:
             return _supervised(spec, result) if spec["training"] else _pretrain(spec, result)
+        except Stopped as stopped:
+            return 128 + stopped.signal
         except (DsslError, OSError) as mistake:
             print(f"dssl: {' '.join(str(mistake).split())}", file=sys.stderr)  # noqa: T201
             return 2

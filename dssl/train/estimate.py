@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from dssl.config import Precision, RunConfig
-from dssl.loop import precision_of
+from dssl.loop import backward, precision_of
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
-from dssl.precision import autocast
+from dssl.precision import autocast, loss_scaler
 from dssl.presets import named_graph
 from dssl.train.prepare import build_method, normalization_of, view_maker
 from dssl.world import World
@@ -69,6 +69,7 @@ def measure_speed(
     method.to(device).to(memory_format=torch.channels_last)
     objective = Objective(method, graph)
     optimizer = build_optimizer(method, config.optimizer)
+    scaler = loss_scaler(device, precision)
     views = {
         name: torch.from_numpy(buffers[name]).permute(0, 3, 1, 2).to(device, torch.float32) / (1 if known else 255)
         for name in maker.names
@@ -77,8 +78,9 @@ def measure_speed(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(device, precision):
-            loss = objective.backward(views)
-        optimizer.step()
+            loss = backward(objective, views, through=objective, scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
         float(loss.total)
 
     def rate(seconds: float) -> float:

@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from torch import nn
 
 from dssl.augment import CIFAR10
 from dssl.data.shapes import Shapes
-from dssl.errors import DsslError
+from dssl.errors import DsslError, Stopped
 from dssl.evaluate import classifier
 from dssl.evaluate.classifier import Setting, Training
 from dssl.evaluate.result import weights_hash
@@ -139,6 +142,32 @@ def test_a_backbone_that_is_not_frozen_is_refused(encoder: nn.Module) -> None:
 def test_predictions_cover_the_whole_test_set(encoder: nn.Module) -> None:
     head, source = classifier.new_head(256, 10, seed=0), Shapes(301, split="test")
     assert len(classifier.predict(encoder, head, source, setting=SETTING)) == 301
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_a_training_that_was_stopped_resumes_to_the_bit(encoder: nn.Module, freeze: bool, tmp_path: Path) -> None:
+    source = Shapes(128)
+    assert source.labels is not None
+
+    def train(stop_at: int | None, folder: Path | None) -> tuple[nn.Linear, nn.Module]:
+        def progress(done: int, total: int) -> None:
+            if done == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        own, head = copy.deepcopy(encoder), classifier.new_head(256, 10, seed=3)
+        classifier.train_classifier(
+            own, head, source, labels=source.labels, training=quick(), setting=SETTING, freeze=freeze, folder=folder,
+            progress=progress,
+        )  # fmt: skip
+        return head, own
+
+    whole = train(None, None)
+    with pytest.raises(Stopped, match="resumes it"):
+        train(3, tmp_path)  # in the second epoch of two steps each
+    assert len(list(tmp_path.glob("training-*/checkpoints/step-000000003.safetensors"))) == 1
+    resumed = train(None, tmp_path)
+    assert [weights_hash(one) for one in resumed] == [weights_hash(one) for one in whole]
+    assert list(tmp_path.iterdir()) == []  # nothing is left of a training that has ended
 
 
 def test_a_rate_that_explodes_is_one_line(encoder: nn.Module) -> None:
