@@ -6,7 +6,6 @@ own: one that cannot be is reported, there and on the page, and the others go on
 
 import json
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -17,7 +16,7 @@ FAILURES = FOLDER / "failures.json"
 
 
 def python() -> Path:
-    return FOLDER / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    return FOLDER / "bin" / "python"
 
 
 def failures() -> dict[str, str]:

@@ -17,8 +17,6 @@ def cache_folder() -> Path | None:
         home = Path.home()
     except RuntimeError:
         return None
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "dssl" / "cache"
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "dssl"
     return home / ".cache" / "dssl"
@@ -46,10 +44,9 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder durable, where the system can."""
-    if sys.platform != "win32":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    """Make a rename in this folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

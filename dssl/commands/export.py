@@ -13,8 +13,8 @@ from dssl.errors import DsslError
 class Arguments:
     """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
 
-    Each file is loaded back by its real client and the features are compared. A format whose client has no such encoder (nobody
-    has the small one, nobody a CIFAR stem) is refused with the lines of code that rebuild it.
+    Each file is loaded back (by its real client, but for Detectron2) and the features are compared. A format whose client has no
+    such encoder (nobody has the small one or a CIFAR stem) is refused with the lines of code that rebuild it.
     """
 
     weights: Path  # positional

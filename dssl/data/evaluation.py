@@ -73,7 +73,6 @@ class EvaluationBatches:
         crop_ratio: float = CROP_RATIO,
         indices: NDArray[np.int64] | None = None,
         threads: int | None = None,
-        ahead: int = 2,
         quarantine: Quarantine | None = None,
     ) -> None:
         if batch_size < 1:
@@ -115,7 +114,7 @@ class EvaluationBatches:
                 content.images[row] = image if normalization is None else image * scale + offset
 
         threads = thread_count(threads)
-        self._pipeline = Pipeline(start, fill, first=0, steps=self.steps, threads=threads, ahead=ahead,
+        self._pipeline = Pipeline(start, fill, first=0, steps=self.steps, threads=threads, ahead=2,
                                   chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
 
     @property

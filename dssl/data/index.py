@@ -76,7 +76,7 @@ class Index:
         return digest.hexdigest()
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True, threads: int = 8) -> Index:
+def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True) -> Index:
     """The index of a folder: from the cache where nothing has changed, else scanned (and kept, where that is possible)."""
     root = os.path.realpath(os.fsencode(root))
     place = _place(root) if cache else None
@@ -84,7 +84,7 @@ def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True, thre
         kept = _load(place, root)
         if kept is not None and _is_current(kept):
             return kept
-    index = scan(root, threads=threads)
+    index = scan(root)
     if place is not None and index.reusable:
         with suppress(OSError):  # a full or read-only disk costs the next start a scan, and nothing else
             _save(place, index)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -75,11 +75,8 @@ class Quarantine:
 
     def _append(self, path: Path, name: str, reason: str) -> None:
         with path.open("a+b") as file:
-            if sys.platform != "win32":
-                import fcntl
-
-                with suppress(OSError):  # some network disks have no locks; then a line may stand there twice
-                    fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # some network disks have no locks; then a line may be repeated
+                fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             known = {line.partition(b"\t")[0] for line in file.read().split(b"\n")}
             if name.encode() not in known:

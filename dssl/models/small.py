@@ -8,8 +8,9 @@ from torchvision.models.resnet import BasicBlock
 class SmallEncoder(nn.Module):
     """Widths 32, 64, 128, 256; about 1.2 million parameters; a feature of 256."""
 
-    def __init__(self, *, channels: int = 3, width: int = 32) -> None:
+    def __init__(self, *, channels: int = 3) -> None:
         super().__init__()
+        width = 32
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )

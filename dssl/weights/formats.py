@@ -1,4 +1,4 @@
-"""Writers of every format, each followed at once by its real client, which must give the same features."""
+"""Writers of every format, each read back at once (by its real client, but for Detectron2), which must give the same features."""
 
 import dataclasses
 import json
