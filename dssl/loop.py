@@ -3,9 +3,11 @@
 A task says what is trained, on which inputs and how it is watched; the engine owns steps, looks, saves, signals and processes.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
@@ -23,6 +25,7 @@ from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.run import RunFolder
 from dssl.signals import Stop
 from dssl.state import Keeper, Opinion, Pace, TrainState, Watch
+from dssl.version import VERSION
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 from dssl.world import World, join_world
@@ -210,34 +213,37 @@ def run(
 def open_run(
     folder: RunFolder, *, changes: Callable[[dict[str, Any]], list[str]], device: str, batch_size: int
 ) -> Iterator[World]:
-    """Join the other processes; the first one checks and locks the folder before any of them goes on.
+    """Join the other processes; the first one checks and locks the folder before any of them continues.
 
     ``changes`` compares the configuration of a run that is in the folder with the one that is asked for.
     """
-    with join_world(device, batch_size=batch_size) as world:
-        if not world.first:
-            world.wait()  # the first process may refuse the folder
-            yield world
-            return
-        folder.check(changes)
-        with folder.locked():
+    with join_world(device, batch_size=batch_size) as world, ExitStack() as held:
+
+        def take() -> None:
+            folder.check(changes)  # before the lock, which makes the folder
+            held.enter_context(folder.locked())
             folder.check(changes)
-            world.wait()
-            yield world
+
+        world.together(lambda: take() if world.first else None)
+        yield world
 
 
 def what_is_there(folder: RunFolder, world: World) -> tuple[dict[str, Any] | None, Resumed | None]:
-    """What an earlier start wrote down, and the newest checkpoint that can be trusted."""
-    kept = folder.read_config() if folder.has_run else None
-    world.wait()  # all have looked before the first process writes
-    return kept, checkpoint.newest_good(folder.checkpoints) if kept is not None else None
+    """What an earlier start wrote down, and the newest checkpoint that can be trusted; the same on all processes."""
+    kept = world.together(lambda: folder.read_config() if folder.has_run else None)
+    resumed = world.together(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
+    found = (
+        "no checkpoint" if resumed is None else f"step {resumed[1].header['step']} ({resumed[1].header['sha256'][:12]})"
+    )
+    started = "no run" if kept is None else hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+    world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": found})
+    return kept, resumed
 
 
 def describe(folder: RunFolder, world: World, plain: dict[str, Any]) -> None:
     """config.json is written by the first process, once; the others wait for it."""
-    if world.first and not folder.has_run:
-        folder.write_config(plain)
-    world.wait()
+    world.agree({"images with the fingerprint": str(plain["fingerprint"])[:12]})
+    world.together(lambda: folder.write_config(plain) if world.first and not folder.has_run else None)
 
 
 def precision_of(

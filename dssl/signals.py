@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run politely: the first is noted, the second ends it at once."""
+"""SIGTERM, SIGINT and SIGUSR1 (of batch systems) end a run after it has saved: the first is noted, the second ends it at once."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -4,9 +4,10 @@ import datetime
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from dssl.errors import DsslError
 
+T = TypeVar("T")
 _PATIENCE = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: the first one measures kNN while they wait."""
 _POLL = 0.02
@@ -54,6 +56,53 @@ class World:
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do what may fail on any process: where it fails on one, all of them stop with its line, and none waits for it."""
+        if self.size == 1:
+            return work()
+        result, problem = None, None
+        try:
+            result = work()
+        except (DsslError, OSError) as error:
+            problem = str(error)
+        for rank, text in enumerate(self._gather(problem)):
+            if text is not None:
+                raise DsslError(text if rank == self.rank else f"process {rank} stopped: {text}")
+        return cast(T, result)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The first process of each node does it before the others, which then find what it has left in the node's cache."""
+        if self.size == 1:
+            return work()
+        leads = os.environ.get("LOCAL_RANK", str(self.rank)) == "0"
+        led = self.together(lambda: work() if leads else None)
+        followed = self.together(lambda: None if leads else work())
+        return cast(T, led if leads else followed)
+
+    def told(self, work: Callable[[], T]) -> T:
+        """What the first process finds, on all of them."""
+        if self.size == 1:
+            return work()
+        box = [self.together(lambda: work() if self.first else None)]
+        dist.broadcast_object_list(box, 0)
+        return cast(T, box[0])
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Refuse to go on where a process has other facts than the first: another folder, other data, other code."""
+        everyone = self._gather(dict(facts)) if self.size > 1 else []
+        for rank, theirs in enumerate(everyone):
+            for name, value in theirs.items():
+                if value != (first := everyone[0][name]):
+                    raise DsslError(
+                        f"process {rank} has {name} {value}, process 0 has {first}: give every node the same --out on a shared "
+                        "disk, the same data and the same version of dssl"
+                    )
+
+    def _gather(self, value: T) -> list[T]:
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, value)
+        return parts
 
 
 def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:

@@ -19,6 +19,7 @@ from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.models.whitened import WhitenedEncoder, whiten
 from dssl.presets import named_graph
+from dssl.world import World
 
 logger = logging.getLogger("dssl")
 
@@ -103,17 +104,21 @@ class Parts:
     method: Method
 
 
-def prepare(config: RunConfig, method: Method, *, normalization: Normalization | None, new: bool) -> Parts:
+def prepare(
+    config: RunConfig, method: Method, *, normalization: Normalization | None, new: bool, world: World | None = None
+) -> Parts:
     """Open the data and put the parts together; a resumed run hands in the normalisation that it started with.
 
-    In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images.
+    In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
+    several processes one scans and measures, and the others take what it found.
     """
-    source = open_data(config)
-    normalization = normalization or normalization_of(config, source)
+    world = world or World(0, 1, torch.device("cpu"))
+    source = world.in_turn(lambda: open_data(config))
+    normalization = normalization or world.told(lambda: normalization_of(config, source))
     assert isinstance(method, nn.Module)
     whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
     if new and whitened:
-        images = images_to_whiten(config, source, normalization)
+        images = world.together(lambda: images_to_whiten(config, source, normalization))
         for encoder in whitened:
             whiten(encoder, images)
     return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

@@ -73,9 +73,15 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
 def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gallery: Gallery | None) -> RunResult:
     kept, resumed = loop.what_is_there(folder, world)
     new = resumed is None and config.init is None
-    parts = prepare(config, method, normalization=_normalization(kept), new=new)
+    parts = prepare(config, method, normalization=_normalization(kept), new=new, world=world)
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
-    check_sample(parts.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
+    world.together(
+        lambda: (
+            check_sample(parts.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
+            if world.first
+            else None
+        )
+    )
     steps_per_epoch = len(parts.source) // config.batch_size
     if steps_per_epoch < 1:
         raise DsslError(

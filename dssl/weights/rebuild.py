@@ -55,7 +55,10 @@ def classifier_path(loaded: LoadedEncoder) -> str:
     import torch
     import torchvision
 
-    with torch.device("meta"):
+    try:
+        with torch.device("meta"):
+            original = torchvision.models.get_model(base_name(loaded), weights=None)
+    except NotImplementedError:  # RegNet computes its widths with tensors, which must have values
         original = torchvision.models.get_model(base_name(loaded), weights=None)
     *_, last = (path for path, module in original.named_modules() if isinstance(module, torch.nn.Linear))
     return str(last)

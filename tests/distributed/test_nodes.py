@@ -1,0 +1,52 @@
+"""Two torchrun agents, as on two nodes: what differs between them is one line on both, and a signal saves the run."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.distributed.test_torchrun import free_port
+from tests.train.running import command, environment, run, start, wait_for_step
+
+
+def start_nodes(words: list[list[str]]) -> list[subprocess.Popen[str]]:
+    """One agent with one process for each list of words, which meet on this machine."""
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "nodes"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+    return [
+        subprocess.Popen(
+            [*launcher, *one[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        for one in words
+    ]
+
+
+def ends(nodes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    try:
+        return [(node.returncode, errors) for node in nodes for _, errors in [node.communicate(timeout=120)]]
+    finally:
+        for node in nodes:
+            node.kill()
+
+
+def test_folders_that_differ_between_nodes_are_one_line_on_both(tmp_path: Path) -> None:
+    """As with an --out on each node's own disk, where one has a run from an earlier start."""
+    extra = ("--epochs", "1")
+    one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
+    assert run(command("simclr", one, *extra)).returncode in (0, 3)
+    for code, errors in ends(start_nodes([command("simclr", out, *extra) for out in (one, two)])):
+        assert code != 0
+        (line,) = {line for line in errors.splitlines() if line.startswith("dssl: ")}
+        assert "process 0 has" in line
+        assert "the same --out on a shared disk" in line
+
+
+def test_sigusr1_saves_the_run_as_sigterm_does(tmp_path: Path) -> None:
+    """Slurm's usual warning; torchrun hands it on where TORCHELASTIC_SIGNALS_TO_HANDLE names it (docs/gpu.md)."""
+    out = tmp_path / "run"
+    process = start(command("simclr", out, "--epochs", "1000"))
+    wait_for_step(out, 2, process)
+    process.send_signal(signal.SIGUSR1)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGUSR1, errors
+    assert "saved; the same command" in errors
