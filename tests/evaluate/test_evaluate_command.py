@@ -301,7 +301,7 @@ def test_references_are_of_the_same_data_and_kind() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 5_000, 100_000])
 def test_a_size_that_no_image_has_is_refused(size: int, run_folder: Callable[..., Path]) -> None:
-    with pytest.raises(DsslError, match=f"image_size is {size}, expected at"):
+    with pytest.raises(DsslError, match=f"--image-size is {size}: expected"):
         run(Arguments(weights=run_folder(), image_size=size))
 
 

@@ -29,7 +29,7 @@ from dssl.world import World
 from tests.train.running import end_of
 from tests.train.test_train import TINY
 
-OLD = Path(__file__).with_name("runs") / "config-371ebfb.json"
+OLD = Path(__file__).with_name("earlier") / "config-371ebfb.json"
 """config.json as commit 371ebfb wrote it."""
 AsRank = Callable[[RunConfig, Path, int], None]
 EVERY_STEP = CheckpointConfig(every_minutes=1e-9, keep=99)
@@ -72,7 +72,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
         out.mkdir()
-        loop._run(config, build_method(config), RunFolder(out), World(rank, 1, torch.device("cpu")))
+        loop._run(config, build_method(config), RunFolder(out), World(rank, 1, torch.device("cpu")), None)
 
     return run
 
