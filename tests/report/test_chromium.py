@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dssl.report import page, views
-from dssl.report.operations import OperationStrip, OperationTable
+from dssl.report.operations import OperationStrip, OperationTable, trend
 from dssl.report.survey import Example, PolicyStrength, Survey
-from dssl.report.trend import trend
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\"' {{7*7}}.jpg"
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from dssl.report.pictures import Picture, picture
-from dssl.report.sheet import SheetRow, contact_sheet
+from dssl.report.pictures import Picture, SheetRow, contact_sheet, picture
 
 
 def _pixels(made: Picture) -> np.ndarray:

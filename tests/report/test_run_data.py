@@ -81,11 +81,12 @@ def test_a_run_in_the_middle_of_a_line_and_before_its_first_look(tmp_path: Path)
     assert empty.opinion.verdict == "too early"
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nothing", [None, float("nan")], ids=["null, as today", "NaN, as earlier versions"])
+def test_what_is_not_a_number_is_left_out(tmp_path: Path, nothing: float | None) -> None:
     folder = write_run(tmp_path / "nan", "standard", verdict="healthy")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-2])
-    last |= {"loss": float("nan"), "spread": dict.fromkeys(last["spread"], float("nan")), "verdict": "diverged"}
+    last |= {"loss": nothing, "spread": dict.fromkeys(last["spread"], nothing), "verdict": "diverged"}
     (folder / "metrics.jsonl").write_text("\n".join([*lines[:-2], json.dumps(last)]))
     run = read_run(folder)
     assert run.opinion.verdict == "diverged"
@@ -102,14 +103,14 @@ def test_folders_of_runs_and_names_that_would_be_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"config": {"epocs": 3}, "images": 1, "precision": "fp32"}'])
-def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(DsslError, match="no run"):
         find_runs([tmp_path / "x"])
     (tmp_path / "x" / "config.json").write_text(content)
     with pytest.raises(DsslError, match=r"config\.json"):
         read_run(tmp_path / "x")
-    with pytest.raises(DsslError, match="no folder"):
+    with pytest.raises(DsslError, match="is not a folder"):
         find_runs([tmp_path / "nowhere"])
 
 
