@@ -6,14 +6,13 @@ import numpy as np
 import torch
 
 from dssl import rng
-from dssl.data import Source, UnreadableImage
+from dssl.data import UnreadableImage
 from dssl.evaluate.protocols import Task
 from dssl.evaluate.runner import Evaluation
 from dssl.report import page
 from dssl.report.map import Retrieval, layouts, map_picture, map_thumbnail, retrieve
 from dssl.report.pictures import Picture, embedded, picture
 from dssl.report.text import columns
-from dssl.types import Image
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
 
@@ -109,24 +108,22 @@ def _maps(task: Task) -> list[Picture]:
 
 
 def _sheet(one: Retrieval, task: Task) -> list[Picture]:
-    """The query and its neighbours; nothing where the query cannot be read."""
-    label = int(task.test_labels[one.query])
-
-    def shown(index: int, image: Image, similarity: str = "") -> Picture:
-        name = task.classes[int(task.test_labels[index])] + similarity
-        flag = "" if int(task.test_labels[index]) == label else "another class"
-        return picture(image, description=task.test.label_of(index), caption=name, flag=flag)
-
-    query = _readable(task.test, one.query)
+    """The query and its neighbours as far as they can be read; nothing where the query cannot."""
+    query = _thumbnail(task, one.query)
     if query is None:
         return []
-    found = [(index, _readable(task.test, index), similarity) for index, similarity in one.found]
-    cells = [shown(index, image, f" {similarity:.2f}") for index, image, similarity in found if image is not None]
-    return [shown(one.query, query), *cells]
+    found = (_thumbnail(task, index, query=one.query, similarity=similarity) for index, similarity in one.found)
+    return [query, *(cell for cell in found if cell is not None)]
 
 
-def _readable(source: Source, index: int) -> Image | None:
+def _thumbnail(task: Task, index: int, *, query: int | None = None, similarity: float = 0.0) -> Picture | None:
+    """A test image with its class; a neighbour also with its similarity, and with a flag where it is of another class."""
     try:
-        return source.image(index)
+        image = task.test.image(index)
     except UnreadableImage:
         return None
+    name, flag = task.classes[int(task.test_labels[index])], ""
+    if query is not None:
+        name += f" {similarity:.2f}"
+        flag = "" if task.test_labels[index] == task.test_labels[query] else "another class"
+    return picture(image, description=task.test.label_of(index), caption=name, flag=flag)

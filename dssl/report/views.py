@@ -37,6 +37,9 @@ def judge(policy: PolicyStrength, *, size: int) -> tuple[Colour, str, str]:
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
     """The whole page; ``command`` makes it again."""
     gallery = _gallery(survey)
+    unreadable = list(survey.unreadable[:5])
+    if (more := len(survey.unreadable) - 5) > 0:
+        unreadable.append(f"and {more} more")
     settings = [
         ("standard policy", survey.standard),
         ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
@@ -46,6 +49,7 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
     context = {
         "survey": survey,
         "settings": settings,
+        "unreadable": unreadable,
         "policies": [(policy, *judge(policy, size=survey.size)) for policy in survey.policies],
         "gallery": gallery,
         "flagged": any(cell.flag for _, _, cells in gallery for cell in cells),

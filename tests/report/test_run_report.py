@@ -8,7 +8,8 @@ from PIL import Image
 
 from dssl.commands import report as command
 from dssl.errors import DsslError
-from dssl.report import page, run_report
+from dssl.files import write_text
+from dssl.report import run_report
 from dssl.report.map import EmbeddingMap
 from dssl.report.run_data import find_runs, read_run
 from dssl.reproduce.paper import targets
@@ -49,7 +50,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         notes=[f"{HOSTILE}: no map"],
         sentences=[f"{HOSTILE} has 20.0 %."],
     )
-    page.write(path, made)
+    write_text(path, made)
     return path
 
 
