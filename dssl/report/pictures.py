@@ -58,10 +58,10 @@ def to_pillow(image: Image) -> Pillow.Image:
     return Pillow.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2] == 1 else image))
 
 
-def png(image: Pillow.Image) -> bytes:
+def png(image: Pillow.Image, *, optimize: bool = True) -> bytes:
     """The bytes of a PNG, the same for the same pixels: no time, no software name."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
+    image.save(buffer, format="PNG", optimize=optimize)
     return buffer.getvalue()
 
 
@@ -139,7 +139,7 @@ def draw_gallery(source: Source, maker: ViewMaker, path: Path) -> NDArray[np.uin
     rows += [SheetRow(title=name, note="", images=list(views[name])) for name in maker.names]
     sheet = contact_sheet(rows, title="The views of this run", cell=96)
     try:
-        write_atomically(path, [png(sheet)])
+        write_atomically(path, [png(sheet, optimize=False)])  # optimizing would cost every start 0.4 s
     except OSError as error:  # a picture is not worth a run
         logger.warning(f"{path} could not be written ({error.strerror})")
     return np.asarray(sheet)
