@@ -277,7 +277,7 @@ def default_size(source: Source) -> int:
     problem: UnreadableImage | None = None
     for index in range(min(len(source), _BLOCK)):
         try:
-            return min(224, *source.image(index).shape[:2])
+            return min(224, *map(int, source.image(index).shape[:2]))
         except UnreadableImage as error:
             problem = error
     raise DsslError(f"none of the first images of {source.name} can be read: {problem}")

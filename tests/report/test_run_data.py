@@ -9,6 +9,7 @@ import pytest
 from dssl.errors import DsslError
 from dssl.methods import BYOLConfig
 from dssl.report.run_data import find_runs, read_run
+from dssl.run import RunFolder
 from tests.report.run_folders import write_run
 
 
@@ -120,3 +121,19 @@ def test_a_run_on_coco_has_a_page_of_its_own(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(about | {"task": "coco"}))
     with pytest.raises(DsslError, match=r"evaluate-coco: its page is .*evaluation\.html"):
         read_run(folder)
+
+
+def test_the_log_is_read_line_by_line_and_only_whole_lines_survive_a_resume(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.metrics() == []
+    whole = ['{"step": 1,  "loss": 2.5}', '{"step": 2, "spread": {"s1": null}}']
+    folder.metrics_file.write_text(
+        "\n".join([whole[0], "[]", '{"loss": 1}', '{"step": "x"}', whole[1], '{"step": 3, "lo'])
+    )
+    first, second = folder.metrics()
+    assert first == {"step": 1, "loss": 2.5}
+    assert second["spread"]["s1"] != second["spread"]["s1"]  # NaN
+    folder.drop_metrics_after(2)
+    assert folder.metrics_file.read_text().splitlines() == whole, "as they were written"
+    folder.drop_metrics_after(1)
+    assert folder.metrics_file.read_text().splitlines() == whole[:1]
