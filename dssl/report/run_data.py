@@ -177,11 +177,12 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
     for folder in folders:
         if not folder.is_dir():
             raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
-        inside = [path for path in (folder, *sorted(folder.iterdir())) if RunFolder(path).has_run]
+        # a glob, because it passes over folders that may not be read
+        one = RunFolder(folder)
+        inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
         if not inside:
-            raise DsslError(f"{folder} holds no run (no config.json in it or one level below)")
-        found = [folder] if inside[0] == folder else inside
-        paths += [path for path in found if path not in paths]
+            raise DsslError(f"{folder} holds no run (no {one.config_file.name} in it or one level below)")
+        paths += [path for path in inside if path not in paths]
     return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
