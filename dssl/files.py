@@ -43,6 +43,11 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write text atomically; a character that UTF-8 cannot hold, as in a file name in another encoding, becomes its escape."""
+    write_atomically(path, [text.encode("utf-8", errors="backslashreplace")])
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,17 +80,27 @@ class RunFolder:
                 os.fsync(file.fileno())  # else a power cut could leave the name without the content
             temporary.replace(self.config_file)
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl; a null, which the log writes for what is not a number, is NaN."""
+        return [_numbers(record) for _, record in self._lines()]
+
+    def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Whole lines of metrics.jsonl and their records; a line that was cut short by a kill is skipped."""
+        if not self.metrics_file.is_file():
+            return
+        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                yield line, record
+
     def drop_metrics_after(self, step: int) -> None:
         """A resumed run says again what comes after its checkpoint, so the old lines go."""
         if not self.metrics_file.is_file():
             return
-        kept = []
-        for line in self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (json.JSONDecodeError, KeyError, TypeError):
-                continue  # a line cut short by a kill
+        kept = [line + "\n" for line, record in self._lines() if record["step"] <= step]
         with _naming(self.metrics_file):
             temporary = self.metrics_file.with_suffix(".tmp")
             temporary.write_text("".join(kept), encoding="utf-8")
@@ -114,6 +125,12 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _numbers(one) for name, one in value.items()}
+    return math.nan if value is None else value
 
 
 @contextmanager

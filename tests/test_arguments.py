@@ -1,13 +1,16 @@
 """What every command does with numbers and paths before it does anything else."""
 
+import importlib
 import json
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from dssl.cli import main
-from dssl.commands.arguments import with_home
+from dssl.cli import _parse, main
+from dssl.commands import module_name
+from dssl.commands.arguments import command_line, with_home
 
 
 @pytest.mark.parametrize(
@@ -74,3 +77,45 @@ def test_the_home_folder_is_expanded_by_the_command_line(
     assert str(tmp_path / "home" / "archive.tar.gz") in capsys.readouterr().err
     assert main(["evaluate-coco", "~/weights.pth", "~/coco", "--out=~/run"]) == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "views shapes:40",
+        "views 'my photos' --policies 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --size 32 --no-speed",
+        "report runs/a 'runs/b c' --out page.html --tables results/cpu --images 0",
+        "evaluate run --protocols knn probe --stem padding2 --image-size 64 --threads 2 --no-page",
+        "demo --out 'my runs' --seed 3",
+        "reproduce table2 --scale day --seeds 0 1 --plan --gpus 4",
+        "evaluate-coco scratch coco --steps 12 --out runs/x",
+    ],
+)
+def test_the_command_line_is_the_inverse_of_its_parser(words: str) -> None:
+    """Parsed by the real parser and written down again: the same words, and the same arguments once more."""
+    name, *rest = shlex.split(words)
+    kind = importlib.import_module(f"dssl.commands.{module_name(name)}").Arguments
+    parsed = _parse(kind, f"dssl {name}", rest, None)
+    written = command_line(name, parsed)
+    assert written == f"dssl {words}"
+    assert _parse(kind, f"dssl {name}", shlex.split(written)[2:], None) == parsed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    on: bool = True
+    many: tuple[int, ...] = field(default_factory=lambda: (1, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner = Inner()
+    config: Inner = Inner()
+    place: Path | None = Path("here")
+
+
+def test_flags_of_nested_arguments_and_those_that_are_told_always_or_never() -> None:
+    given = Outer(inner=Inner(on=False, many=()), config=Inner(on=False, many=(3,)), place=None)
+    assert command_line("x", given) == "dssl x --inner.no-on --inner.many --no-on --many 3 --place None"
+    told = command_line("x", Outer(inner=Inner(on=False)), always=("inner.many", "on"), leave_out=("inner.on",))
+    assert told == "dssl x --inner.many 1 2 --on"

@@ -33,7 +33,7 @@ def test_graph_prints_views_edges_and_cost() -> None:
 
 
 def test_graph_of_the_ablation_says_what_is_inferred() -> None:
-    assert "inferred, the paper does not say it outright" in dssl("graph", "ablation-d").stdout
+    assert "inferred, not stated outright in the paper" in dssl("graph", "ablation-d").stdout
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])

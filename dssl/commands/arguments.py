@@ -1,8 +1,9 @@
-"""What the commands do with their arguments before they do anything else."""
+"""What all commands do with their arguments: check counts, expand paths, and turn them back into a command line."""
 
 import dataclasses
 import os
-from collections.abc import Iterable
+import shlex
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 def check_counts(arguments: object, names: Iterable[str]) -> None:
-    """Refuse a number below 1, or one above what a configuration allows under the same name; None means the default."""
+    """Refuse a number below 1, or above the limit that a configuration has for the same name; None means the default."""
     for name in names:
         value = getattr(arguments, name)
         if value is None:
@@ -26,7 +27,7 @@ def check_counts(arguments: object, names: Iterable[str]) -> None:
 
 
 def with_home(arguments: T) -> T:
-    """The arguments with ~ at the beginning of a path expanded; a shell does so only at the beginning of a word."""
+    """The arguments with a leading ~ of every path expanded; a shell expands it only at the beginning of a word."""
     assert dataclasses.is_dataclass(arguments)
     changes = {}
     for field in dataclasses.fields(arguments):
@@ -34,6 +35,39 @@ def with_home(arguments: T) -> T:
         if (expanded := _expanded(value)) != value:
             changes[field.name] = expanded
     return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]
+
+
+def command_line(command: str, arguments: Any, *, always: Container[str] = (), leave_out: Container[str] = ()) -> str:
+    """The command that has these arguments: positional ones, then every flag whose value is not the default.
+
+    ``always`` names flags that are given even at their default, ``leave_out`` those that do not belong to the result.
+    """
+    positional, flags = [], []
+    for name, value, default in _fields(arguments):
+        if default is dataclasses.MISSING:
+            positional += _words(value)
+        elif name not in leave_out and (name in always or value != default):
+            parent, dot, last = name.replace("_", "-").rpartition(".")
+            if isinstance(value, bool):
+                flags.append(f"--{parent}{dot}{'' if value else 'no-'}{last}")
+            else:
+                flags += [f"--{parent}{dot}{last}", *_words(value)]
+    return shlex.join(["dssl", command, *positional, *flags])
+
+
+def _fields(arguments: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and default of every field; those of a nested ``config`` are the command's own, others get a prefix."""
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, prefix if field.name == "config" else f"{prefix}{field.name}.")
+        else:
+            make = field.default_factory
+            yield prefix + field.name, value, field.default if make is dataclasses.MISSING else make()
+
+
+def _words(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
 
 
 def _expanded(value: Any) -> Any:

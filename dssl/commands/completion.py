@@ -17,10 +17,10 @@ _VALUES = {"--method": tuple(METHODS), "--graph": tuple(PRESETS)}
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Print a completion script: eval "$(dssl completion bash)", in ~/.bashrc or, with zsh, in ~/.zshrc."""
+    """Print a completion script; put eval "$(dssl completion bash)" into ~/.bashrc, or the same with zsh into ~/.zshrc."""
 
     shell: Literal["bash", "zsh"]
-    """Which shell reads it."""
+    """The shell that reads the script."""
 
 
 def run(arguments: Arguments) -> int:
@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> int:
 
 
 def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """The flags of a dataclass, those of the dataclasses in it with a dot; ``config`` is the command's own settings."""
+    """The flags of a dataclass; nested dataclasses add a prefix, except ``config``, which holds the command's own settings."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name = prefix + field.name.replace("_", "-")
@@ -43,7 +43,7 @@ def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
 
 
 def script(shell: str) -> str:
-    """A function of bash; zsh runs it through bashcompinit."""
+    """A bash function, which zsh runs through bashcompinit."""
     lines = ["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []
     lines += ["_dssl() {", '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words=""']
     lines += [

@@ -1,11 +1,12 @@
 """``dssl demo``: the point in about four minutes, on built-in images and two CPU cores."""
 
 import logging
-import shlex
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from dssl.commands.arguments import command_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,9 @@ def run(arguments: Arguments) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.report import page, run_report
-    from dssl.report.gallery import draw_gallery
+    from dssl.report.map import embedding_maps
+    from dssl.report.pictures import draw_gallery
     from dssl.report.run_data import read_run
-    from dssl.report.run_maps import embedding_maps
     from dssl.reproduce import demo
     from dssl.train.pretrain import train
 
@@ -46,7 +47,13 @@ def run(arguments: Arguments) -> int:
     page.write(
         path,
         run_report.html(
-            runs, command=_command(arguments), maps=maps, classes=classes, notes=notes, sentences=found, title=title
+            runs,
+            command=command_line("demo", arguments),
+            maps=maps,
+            classes=classes,
+            notes=notes,
+            sentences=found,
+            title=title,
         ),
     )
     print(f"\n{run_report.summary(runs)}\n")
@@ -54,11 +61,3 @@ def run(arguments: Arguments) -> int:
         print(f"- {sentence}")
     print(f"\nreport: {path}\n{time.perf_counter() - begun:.0f} s")
     return 0
-
-
-def _command(arguments: Arguments) -> str:
-    """The command that makes the page again."""
-    default, words = Arguments(), ["dssl", "demo"]
-    words += ["--out", str(arguments.out)] if arguments.out != default.out else []
-    words += ["--seed", str(arguments.seed)] if arguments.seed != default.seed else []
-    return shlex.join(words)

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import shlex
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dssl.commands.arguments import check_counts
+from dssl.commands.arguments import check_counts, command_line
 from dssl.commands.weights import default_folder, load
 from dssl.errors import DsslError
 
@@ -102,7 +101,9 @@ def run(arguments: Arguments) -> int:
     print(page.table(evaluation))
     print(f"\n{written}")
     if arguments.page:
-        base_page.write(out / "evaluation.html", page.html(evaluation, task, command=_command(arguments)))
+        base_page.write(
+            out / "evaluation.html", page.html(evaluation, task, command=command_line("evaluate", arguments))
+        )
         print(out / "evaluation.html")
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
     return 0
@@ -142,27 +143,3 @@ def _reference_data(data: str, classes: tuple[str, ...]) -> str:
 
 def _plain(value: object) -> object:
     return str(value)
-
-
-def _command(arguments: Arguments) -> str:
-    """The command that makes the page again."""
-    words = ["dssl", "evaluate", str(arguments.weights)]
-    default = Arguments(weights=arguments.weights)
-    for name in (
-        "data",
-        "test",
-        "out",
-        "encoder",
-        "image_size",
-        "normalization",
-        "seed",
-        "epochs",
-        "precision",
-        "device",
-    ):
-        value = getattr(arguments, name)
-        if value != getattr(default, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if arguments.protocols != default.protocols:
-        words += ["--protocols", *arguments.protocols]
-    return shlex.join(words)

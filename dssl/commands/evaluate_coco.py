@@ -1,7 +1,6 @@
 """``dssl evaluate-coco``: what an encoder is worth where objects must be found and outlined."""
 
 import dataclasses
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from dssl.coco.config import CocoConfig
+from dssl.commands.arguments import command_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,29 +39,12 @@ def run(arguments: Arguments) -> int:
 
     result = finetune(config, arguments.out)
     if result.scores is not None:
-        written = write_page(result, arguments.out, pictures=config.pictures, command=_command(arguments))
+        written = write_page(
+            result, arguments.out, pictures=config.pictures, command=command_line("evaluate-coco", arguments)
+        )
         print(table(result.scores))
         print(f"note: {COMPARABLE}")
         print(written)
     elif result.ending.signal is None and result.ending.exit_code and os.environ.get("RANK", "0") == "0":
         print(f"{result.ending.opinion.verdict}: {result.ending.checkpoint}")
     return result.ending.exit_code
-
-
-def _command(arguments: Arguments) -> str:
-    """The command that makes this result again."""
-    config = arguments.config
-    words = ["dssl", "evaluate-coco", config.weights, str(config.data)]
-    default = CocoConfig(weights=config.weights, data=config.data)
-    for field in dataclasses.fields(CocoConfig):
-        value = getattr(config, field.name)
-        if value == getattr(default, field.name):
-            continue
-        flag = field.name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    if arguments.out != Path("runs/coco"):
-        words += ["--out", str(arguments.out)]
-    return shlex.join(words)

@@ -1,4 +1,4 @@
-"""``dssl graph``: what a view graph is, what it costs, and how it looks."""
+"""``dssl graph``: what a view graph contains, what it costs, and what it looks like."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +7,7 @@ from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
 from dssl.methods import METHODS
 from dssl.presets import PRESETS, named_graph
+from dssl.report.text import columns
 
 _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without gradient"
 
@@ -19,7 +20,7 @@ class Arguments:
     """A preset (standard, standard2, heavy, heavy2, dssl, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or the
     text itself: "s1<->s2, h1->s1, h2->s2"."""
     out: Path | None = None
-    """Draw the graph to this file; the ending says how: .png, .svg or .pdf."""
+    """Draw the graph to this file: .png, .svg or .pdf."""
 
 
 def run(arguments: Arguments) -> int:
@@ -41,7 +42,7 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     if preset := PRESETS.get(name):
         lines.append(f"  {name}: {preset.meaning}")
         if preset.inferred:
-            lines.append(f"  inferred, the paper does not say it outright: {preset.inferred}")
+            lines.append(f"  inferred, not stated outright in the paper: {preset.inferred}")
     made = {view.name for view in graph.made}
     lines += ["", "views"]
     for view in graph.views:
@@ -54,11 +55,12 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     lines += [
         "",
         "cost of a step with a batch of n",
-        "  method   encoder passes  of these without gradient  compared pairs",
     ]
+    costs = [("method", "encoder passes", "of these without gradient", "compared pairs")]
     for method in METHODS.values():
         price = method.cost(graph)
-        lines.append(f"  {method.name:<9}{price.passes:<16}{price.without_gradient:<27}{price.pairs}")
+        costs.append((method.name, str(price.passes), str(price.without_gradient), str(price.pairs)))
+    lines += [f"  {line}" for line in columns(costs)]
     if graph == named_graph("dssl"):
         lines += [f"  byol: {_PUBLISHED}", "  simclr: the standard pair alone compares 2n² pairs"]
     return "\n".join(lines)

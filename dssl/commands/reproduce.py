@@ -1,13 +1,13 @@
 """``dssl reproduce``: a table or figure of the paper, run and compared."""
 
+import dataclasses
 import json
-import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dssl.commands.arguments import check_counts
+from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -184,10 +184,12 @@ def _check(arguments: Arguments) -> None:
 
 
 def _command(arguments: Arguments) -> str:
-    """The command that makes the tables again; where the images are is up to whoever runs it."""
-    words = ["dssl", "reproduce", arguments.target, "--scale", arguments.scale]
-    if arguments.seeds != (0,):
-        words += ["--seeds", *map(str, arguments.seeds)]
-    words += ["--cifar10", "FOLDER"] if arguments.cifar10 != Path("data/cifar10") else []
-    words += ["--imagenet", "FOLDER"] if arguments.imagenet is not None else []
-    return shlex.join(words)
+    """The command that makes the tables again; where images and results are is up to whoever runs it."""
+    default = Path("data/cifar10")
+    told = dataclasses.replace(
+        arguments,
+        cifar10=default if arguments.cifar10 == default else Path("FOLDER"),
+        imagenet=None if arguments.imagenet is None else Path("FOLDER"),
+    )
+    here = ("out", "runs", "jobs", "plan", "emit", "gpus")
+    return command_line("reproduce", told, always=("scale",), leave_out=here)

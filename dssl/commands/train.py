@@ -67,7 +67,7 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
-    from dssl.report.gallery import draw_gallery
+    from dssl.report.pictures import draw_gallery
     from dssl.train.pretrain import train
 
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"

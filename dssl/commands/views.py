@@ -1,17 +1,17 @@
-"""``dssl views``: look at the views, and measure what the policies do to one's own images."""
+"""``dssl views``: look at the views, and measure what the policies do to your images."""
 
-import shlex
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dssl.commands.arguments import check_counts
+from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError
+from dssl.files import write_atomically, write_text
 
 if TYPE_CHECKING:
-    from dssl.report.strength import Batch, Embedding, Features
+    from dssl.report.survey import Features, FeatureSpace, Pixels
     from dssl.weights.load import LoadedEncoder
 
 
@@ -22,50 +22,53 @@ class Arguments:
     source: str  # positional
     """Images: a folder, a list of files, cifar10:FOLDER, shapes, or shapes:2000."""
     policies: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
-    """Heavy policies, a row for each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
+    """Heavy policies, one row each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
     out: Path = Path("views.html")
-    """The page; the contact sheet gets the same name with .png."""
+    """The page to write; the contact sheet has the same name with .png."""
     standard: str | None = None
     """The standard policy; by default standard, and standard-cifar (no blur) up to 64 px."""
     size: int | None = None
-    """Side of a view in pixels; by default the shorter side of the first image that can be read, at most 224."""
+    """Side of a view in pixels; by default the shorter side of the first readable image, at most 224."""
     channels: Literal[1, 3] = 3
-    """1 makes gray views of gray images."""
+    """1 for gray views of gray images."""
     split: Literal["train", "test"] = "train"
     """Which split of the source."""
     show: int = 8
     """Images on the page."""
     sample: int = 1000
-    """Images that are measured, at most."""
+    """Images to measure, at most."""
     table: str | None = None
-    """The table of operations whose magnitudes are shown one by one; by default those that the policies use."""
+    """The table whose operations are shown one by one over their magnitudes; by default those that the policies use."""
     seed: int = 0
-    """Chooses the images and their views."""
+    """Selects the images and their views."""
     weights: Path | None = None
-    """An encoder (a run, a checkpoint, weights of torchvision, timm, ...) by whose features the distance from the original is
-    measured instead of by pixels; its size and channels are those of the views."""
+    """An encoder (a run, a checkpoint, weights from torchvision, timm, ...): distances from the original are measured by its
+    features instead of by pixels, and the views take its size and channels."""
     encoder: str | None = None
-    """With --weights: the encoder, where the file does not say it."""
+    """With --weights: the name of the encoder, if the file does not contain it."""
     speed: bool = True
-    """Measure views per second; without, the same command gives the same bytes."""
+    """Measure views per second; with --no-speed the same command writes the same bytes."""
 
 
 def run(arguments: Arguments) -> int:
     _check(arguments)
     begun = time.perf_counter()
     from dssl.augment import DEFAULT_POLICIES
+    from dssl.augment.policy import table
     from dssl.data import open_source
-    from dssl.report import page, views
-    from dssl.report.operations import known_table, operation_table, tables_of
-    from dssl.report.survey import first_size, survey
+    from dssl.report import views
+    from dssl.report.operations import operation_table, tables_of
+    from dssl.report.survey import default_size, survey
 
     # a page must say what "heavy" means
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
-    used = tables_of(policies)
-    names = used if arguments.table is None else (known_table(arguments.table),)
+    names = tables_of(policies)
+    if arguments.table is not None:
+        table(arguments.table)  # refuses an unknown name before anything is measured
+        names = (arguments.table,)
     loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
     source = open_source(arguments.source, split=arguments.split, channels=arguments.channels)
-    size = arguments.size or (first_size(source) if loaded is None else loaded.image_size)
+    size = arguments.size or (default_size(source) if loaded is None else loaded.image_size)
     standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
     found = survey(
         source,
@@ -77,13 +80,13 @@ def run(arguments: Arguments) -> int:
         examples=arguments.show,
         sample=arguments.sample,
         measure_speed=arguments.speed,
-        embedding=None if loaded is None else _embedding(loaded),
+        space=None if loaded is None else _space(loaded),
         progress=_progress if sys.stderr.isatty() else None,
     )
     tables = [operation_table(name, found.probes, seed=arguments.seed) for name in names]
-    page.write(arguments.out, views.html(found, tables, command=_command(arguments)))
+    write_text(arguments.out, views.html(found, tables, command=command_line("views", arguments)))
     sheet = arguments.out.with_suffix(".png")
-    page.write(sheet, views.sheet(found))
+    write_atomically(sheet, [views.sheet(found)])
     print(views.summary(found))
     print(f"\n{arguments.out}\n{sheet}\n{time.perf_counter() - begun:.1f} s")
     return 0
@@ -95,31 +98,31 @@ def _encoder(weights: Path, arguments: Arguments) -> "LoadedEncoder":
     loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
     if loaded.channels != arguments.channels:
         raise DsslError(
-            f"--channels is {arguments.channels}, and {weights} was trained on {loaded.channels}: "
+            f"--channels is {arguments.channels}, but {weights} was trained with {loaded.channels}: "
             f"expected --channels {loaded.channels}"
         )
     print(loaded.report.text())
     return loaded
 
 
-def _embedding(loaded: "LoadedEncoder") -> "Embedding":
-    """The encoder's features of uint8 images, whose pixels are normalised as in its training."""
+def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
+    """The encoder's features of uint8 images, normalised as in its training."""
     import torch
 
     from dssl.models.inference import evaluating, forward
-    from dssl.report.strength import Embedding
+    from dssl.report.survey import FeatureSpace
 
     mean, deviation = (
         torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.normalization.mean, loaded.normalization.std)
     )
 
-    def embed(images: "Batch") -> "Features":
+    def embed(images: "Pixels") -> "Features":
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
         with evaluating(loaded.encoder):
             features: Features = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
         return features
 
-    return Embedding(f"{loaded.name} in {loaded.path.name}", embed)
+    return FeatureSpace(f"{loaded.name} in {loaded.path.name}", embed)
 
 
 def _check(arguments: Arguments) -> None:
@@ -127,34 +130,17 @@ def _check(arguments: Arguments) -> None:
         raise DsslError('--policies is empty: expected at least one, such as "ra(2,5)"')
     if arguments.out.suffix != ".html":
         raise DsslError(
-            f"--out is {arguments.out}: expected a name that ends in .html; the contact sheet is written beside it"
+            f"--out is {arguments.out}: expected a name that ends in .html; the contact sheet is written next to it"
         )
     check_counts(arguments, ("show", "sample", "size"))
     if arguments.encoder is not None and arguments.weights is None:
-        raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file of its weights")
+        raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
     if arguments.show > arguments.sample:
         raise DsslError(
-            f"--show {arguments.show} is more than --sample {arguments.sample}: images shown are among those measured"
+            f"--show {arguments.show} is more than --sample {arguments.sample}: shown images are among those measured"
         )
 
 
 def _progress(done: int, total: int) -> None:
     end = "\n" if done >= total else ""
     print(f"\r{min(done, total)} of {total} images", end=end, file=sys.stderr, flush=True)
-
-
-def _command(arguments: Arguments) -> str:
-    """The command that makes the page again, with every option that is not the default."""
-    words = ["dssl", "views", arguments.source]
-    default = Arguments(source=arguments.source)
-    if arguments.policies != default.policies:
-        words += ["--policies", *arguments.policies]
-    for name in (
-        "standard", "size", "channels", "split", "show", "sample", "table", "seed", "weights", "encoder", "out"
-    ):  # fmt: skip
-        value = getattr(arguments, name)
-        if value != getattr(default, name):
-            words += [f"--{name}", str(value)]
-    if not arguments.speed:
-        words.append("--no-speed")
-    return shlex.join(words)

@@ -14,6 +14,7 @@ from dssl.augment import ViewMaker
 from dssl.data import Subset
 from dssl.data.loader import Batches
 from dssl.graph import View
+from dssl.methods.losses import effective_rank, spread
 from dssl.models.inference import evaluating, forward
 
 if TYPE_CHECKING:
@@ -44,19 +45,6 @@ class Quality:
     """What made the two views."""
 
 
-def effective_rank(features: Tensor) -> float:
-    """RankMe of the features as they are; from the Gram matrix, so that memory does not grow with the images."""
-    values = features.double()
-    eigenvalues = torch.linalg.eigvalsh(values.T @ values).clamp(min=0)
-    singular = eigenvalues.sqrt()
-    # what is rounding of the largest cannot be told from zero
-    singular = singular[singular > 1e-7 * singular.max()]
-    if len(singular) == 0:
-        return 0.0
-    shares = singular / singular.sum()
-    return float((-(shares * shares.log()).sum()).exp())
-
-
 def alignment(first: Tensor, second: Tensor) -> float:
     """Mean squared distance between the normalised features of two views."""
     return float((F.normalize(first.double(), dim=1) - F.normalize(second.double(), dim=1)).square().sum(dim=1).mean())
@@ -75,12 +63,6 @@ def uniformity(features: Tensor, *, block: int = 512) -> float:
     return math.log((total - count) / (count * (count - 1)))
 
 
-def spread(features: Tensor) -> float:
-    """Mean deviation of the coordinates of the normalised features, times sqrt(dimensions)."""
-    unit = F.normalize(features.double(), dim=1)
-    return float(unit.std(dim=0, unbiased=False).mean() * unit.shape[1] ** 0.5)
-
-
 def quality(task: "Task", *, policy: str | None = None) -> Quality:
     """All measures; alignment is over two views by ``policy`` (crop and flip where none is named)."""
     features = task.store.of(task.test, allow_unreadable=False).values
@@ -94,7 +76,7 @@ def quality(task: "Task", *, policy: str | None = None) -> Quality:
         dimensions=features.shape[1],
         alignment=None if pairs is None else alignment(*pairs),
         uniformity=None if pairs is None else uniformity(features[torch.from_numpy(chosen)]),
-        spread=spread(features),
+        spread=float(spread(features.double())),
         images=len(features),
         pairs=0 if pairs is None else len(chosen),
         policy=policy,

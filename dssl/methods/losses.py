@@ -1,4 +1,4 @@
-"""The paper's D (Eq. 4) and SimCLR's S: the only formulae of the project, in the paper's letters."""
+"""The paper's D (Eq. 4) and SimCLR's S in the paper's letters, and the measures of a collapse: spread and effective rank."""
 
 import math
 
@@ -47,3 +47,20 @@ def spread(embedding: Embedding) -> Scalar:
     """Standard deviation of the normalised embedding over the batch, times sqrt(d): 1 when healthy, 0 when collapsed."""
     rows = F.normalize(wide(embedding), dim=1)
     return rows.std(dim=0, unbiased=False).mean() * math.sqrt(rows.shape[1])
+
+
+@torch.no_grad()
+def effective_rank(rows: Tensor) -> float:
+    """RankMe: exp of the entropy of the singular values; from 1 to min(rows.shape), 0 for zeros, NaN unless all are finite."""
+    values = rows.cpu().double()
+    # the smaller Gram matrix, so that memory does not grow with the images
+    gram = values @ values.T if values.shape[0] <= values.shape[1] else values.T @ values
+    if not bool(torch.isfinite(gram).all()):
+        return math.nan
+    singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    # below this a value cannot be told from rounding of the largest
+    singular = singular[singular > 1e-7 * singular.max()]
+    if len(singular) == 0:
+        return 0.0
+    shares = singular / singular.sum()
+    return float((-(shares * shares.log()).sum()).exp())

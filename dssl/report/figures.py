@@ -34,7 +34,7 @@ COLORS = {
     "series-5": "#a2593b",
     "series-6": "#5d6b7b",
 }
-"""The stylesheet's colours in light, by name; a test holds the two lists together."""
+"""The light colours of the stylesheet by name; a test keeps the two lists equal."""
 
 SERIES = tuple(COLORS[f"series-{number}"] for number in range(1, 7))
 
@@ -52,12 +52,12 @@ class Plot:
 
 
 def label(text: str) -> str:
-    """Text as it may stand in a figure: no character that XML forbids, and no dollar sign that would start a formula."""
+    """Text that is safe in a figure: no character that XML forbids, and no dollar sign that would start a formula."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text).replace("$", r"\$")
 
 
 def styled() -> AbstractContextManager[None]:
-    """The settings within which a figure is made and given to ``to_svg``."""
+    """The settings under which a figure is drawn and passed to ``to_svg``."""
     import matplotlib
 
     return matplotlib.rc_context(

@@ -17,9 +17,9 @@ Place = tuple[float, float]
 
 
 def draw(graph: ViewGraph, path: Path) -> None:
-    """Write the picture of a graph; the ending of the path names the format."""
+    """Write the picture of a graph; the suffix of the path selects the format."""
     figure = graph_figure(graph)
-    # text stays text and no date is written, so that the same graph gives the same file
+    # text stays text and no date is written, so that the same graph gives the same bytes
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}):
         figure.savefig(path, dpi=200, metadata=metadata)
@@ -42,8 +42,9 @@ def graph_figure(graph: ViewGraph) -> Figure:
     for view in graph.views:
         start = (0.0, middle) if view.source is None else places[view.source]
         _derivation(axes, start, places[view.name], view.policy, label=view.source is not None)
-    for edge in graph.edges:
-        if not _drawn_with_its_reverse(graph, edge):
+    for position, edge in enumerate(graph.edges):
+        # of a symmetric pair only the first edge is drawn, with two heads
+        if not any(_reverse_of(edge, other) for other in graph.edges[:position]):
             _edge(axes, graph, edge, places)
     for view in graph.views:
         colour = STANDARD if view.policy.startswith("standard") else HEAVY
@@ -56,7 +57,7 @@ def graph_figure(graph: ViewGraph) -> Figure:
 
 
 def _places(graph: ViewGraph) -> dict[str, Place]:
-    """A column a derivation step; a derived view stands beside its source, further ones of the same source below."""
+    """One column for each derivation step; a derived view is placed beside its source, further ones below it."""
     places: dict[str, Place] = {}
     taken: set[tuple[int, int]] = set()
 
@@ -103,12 +104,6 @@ def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: boo
         axes.text(x, y + 0.47, policy, ha="center", va="bottom", fontsize=9, color="#707070", style="italic")
 
 
-def _drawn_with_its_reverse(graph: ViewGraph, edge: Edge) -> bool:
-    """Of a symmetric pair only the first edge is drawn, with two heads."""
-    position = graph.edges.index(edge)
-    return any(_reverse_of(edge, other) for other in graph.edges[:position])
-
-
 def _reverse_of(edge: Edge, other: Edge) -> bool:
     same = (edge.weight, edge.kind, edge.detach) == (other.weight, other.kind, other.detach)
     return same and (edge.predictor, edge.target) == (other.target, other.predictor) and edge.kind == "similarity"
@@ -120,15 +115,12 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) ->
     derivation = edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source
     returning = any((other.predictor, other.target) == (edge.target, edge.predictor) for other in graph.edges)
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
-    bend = 0.0
-    if derivation and not both:
-        bend = -0.28 if end[0] < start[0] else (-0.05 if returning else 0.28)
-    elif derivation:
-        bend = -0.28 if end[0] < start[0] else 0.28
+    if derivation:
+        bend = -0.28 if end[0] < start[0] else -0.05 if returning and not both else 0.28
     elif far:
         bend = 0.35
-    elif returning and not both:
-        bend = 0.16
+    else:
+        bend = 0.16 if returning and not both else 0.0
     colour = STANDARD if edge.kind == "similarity" else HEAVY
     axes.add_patch(
         FancyArrowPatch(

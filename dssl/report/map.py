@@ -1,6 +1,7 @@
-"""Pictures of an embedding: images laid out in the plane by their features, and the nearest neighbours of some."""
+"""Pictures of an embedding: images in the plane by their features, the neighbours of some, and the maps of runs."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,16 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from dssl import rng
-from dssl.data import Source, UnreadableImage
+from dssl.data import Subset
+from dssl.errors import DsslError
+from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import neighbours
 from dssl.report.figures import COLORS
 from dssl.report.pictures import to_pillow
+from dssl.report.run_data import RunData
+from dssl.train.prepare import open_test_data
 from dssl.types import Image
+from dssl.weights.load import open_weights
 
 CELL = 36
 """Pixels of a side of a cell of the map."""
@@ -25,7 +31,7 @@ Points = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Places in the plane, and how they were found."""
+    """Positions in the plane, and the name of the method that found them."""
 
     name: str
     points: Points
@@ -39,10 +45,20 @@ class Retrieval:
     found: tuple[tuple[int, float], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingMap:
+    """Test images of one run in the plane of the two main axes of their features."""
+
+    run: str
+    points: Points
+    labels: NDArray[np.int64]
+    variance: float
+    """The share of the features' variance that the plane shows."""
+
+
 def pca(features: Tensor, *, dimensions: int = 2) -> Points:
     """The main axes of the normalised, centred features; signs are fixed, so that the same features give the same map."""
-    unit = F.normalize(features.double(), dim=1)
-    centred = unit - unit.mean(dim=0)
+    centred = _centred(features)
     _, axes = torch.linalg.eigh(centred.T @ centred)
     axes = axes[:, -min(dimensions, axes.shape[1]) :].flip(1)
     largest = axes.abs().argmax(dim=0)
@@ -58,7 +74,7 @@ def layouts(features: Tensor, *, seed: int) -> list[Layout]:
     reduced = pca(features, dimensions=50)
     state = rng.key(seed, "map") % 2**31
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of other people's programs
+        warnings.simplefilter("ignore")  # those of other libraries
         try:
             from sklearn.manifold import TSNE
         except ImportError:
@@ -70,24 +86,23 @@ def layouts(features: Tensor, *, seed: int) -> list[Layout]:
 def map_picture(
     layout: Layout, thumbnails: list[Pillow.Image], *, cells: tuple[int, int] = (29, 20), side: int = CELL
 ) -> Pillow.Image:
-    """Thumbnails of ``map_thumbnail`` at their places, on a grid so that none hides another; the first in a cell wins."""
+    """Thumbnails of ``map_thumbnail`` at their positions, on a grid so that none hides another; the first in a cell wins."""
     columns, rows = cells
     canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
-    # outliers would squeeze the rest into a corner: the outermost hundredth goes to the rim
+    # outliers would squeeze the rest into a corner: the outermost hundredth is moved to the rim
     low, high = np.quantile(layout.points, 0.01, axis=0), np.quantile(layout.points, 0.99, axis=0)
     place = np.clip((layout.points - low) / np.where(high > low, high - low, 1.0), 0, 1)
     taken: set[tuple[int, int]] = set()
     for (x, y), thumbnail in zip(place, thumbnails, strict=True):
         cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
-        if cell in taken:
-            continue
-        taken.add(cell)
-        canvas.paste(thumbnail, (cell[0] * side + 1, cell[1] * side + 1))
+        if cell not in taken:
+            taken.add(cell)
+            canvas.paste(thumbnail, (cell[0] * side + 1, cell[1] * side + 1))
     return canvas
 
 
 def map_thumbnail(image: Image, *, side: int = CELL) -> Pillow.Image:
-    """An image as it fits into a cell of the map: of 1,500 decoded photos only this can be kept in memory."""
+    """An image that fits into a cell of the map: of 1,500 decoded photos only this can be kept in memory."""
     whole = to_pillow(image).convert("RGB")
     scale = (side - 2) / max(whole.size)
     size = max(1, round(whole.width * scale)), max(1, round(whole.height * scale))
@@ -107,9 +122,43 @@ def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: 
     return sheets
 
 
-def readable(source: Source, index: int) -> Image | None:
-    """An image to show, or None where it cannot be read."""
-    try:
-        return source.image(index)
-    except UnreadableImage:
-        return None
+def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[EmbeddingMap], tuple[str, ...], list[str]]:
+    """The maps of the runs that can be mapped, the classes, and the reasons why the others cannot.
+
+    All maps on a page show the same images, so runs on other data than the first are left out.
+    """
+    found: list[EmbeddingMap] = []
+    problems: list[str] = []
+    classes: tuple[str, ...] = ()
+    first: str | None = None
+    for run in runs:
+        try:
+            source = open_test_data(run.config)
+            if source is None or source.labels is None or source.classes is None:
+                raise DsslError(f"{run.config.data} has no labelled test images")
+            if first is not None and source.fingerprint != first:
+                raise DsslError("its test images differ from those of the first run")
+            loaded = open_weights(run.path)
+        except (DsslError, OSError) as error:
+            problems.append(f"{run.name}: no map: {error}")
+            continue
+        first, classes = source.fingerprint, source.classes
+        chosen = np.sort(rng.permutation(rng.key(0, "report", "map"), len(source))[:images])
+        features = compute_features(
+            loaded.encoder,
+            Subset(source, chosen),
+            image_size=loaded.image_size,
+            normalization=loaded.normalization,
+            channels=loaded.channels,
+        )
+        points = pca(features.values)
+        total = float(_centred(features.values).square().sum())
+        share = float(np.square(points).sum()) / total if total > 0 else 0.0
+        labels = source.labels[chosen][features.rows]
+        found.append(EmbeddingMap(run=run.name, points=points, labels=labels, variance=share))
+    return found, classes, problems
+
+
+def _centred(features: Tensor) -> Tensor:
+    unit = F.normalize(features.double(), dim=1)
+    return unit - unit.mean(dim=0)

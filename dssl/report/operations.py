@@ -1,4 +1,4 @@
-"""Each operation of a table alone, over its magnitudes: what it looks like and how much it changes."""
+"""Each operation of a table alone, over its magnitudes: what it looks like, how much it changes, and whether that grows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,32 @@ from dssl.augment.policy import (
     table,
 )
 from dssl.graph import View
-from dssl.report import strength
-from dssl.report.trend import Trend, trend
+from dssl.report.page import Colour
+from dssl.report.survey import change, contrast_of_pixels, nearly_flat
 from dssl.types import Image
 
 MAGNITUDES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 
+_LEAST, _SHARE = 1.0, 0.05
+"""A difference below one of 255 levels, or below this share of the operation's largest change, is not a trend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """What growing magnitude does to an operation."""
+
+    verdict: Colour
+    text: str
+
+    @property
+    def weakens(self) -> bool:
+        """Whether a larger magnitude somewhere changes less."""
+        return self.verdict == "bad"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationStrip:
-    """One operation: at each magnitude the mean change over the probes, and what it makes of one of them."""
+    """One operation: at each magnitude the mean change over the probes, and its effect on one of them."""
 
     name: str
     changes: tuple[float, ...]
@@ -48,9 +64,9 @@ class OperationTable:
 
 
 def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> OperationTable:
-    """Apply every operation of a table to the probes, which are square and of one size, and show it on the liveliest of them."""
+    """Apply every operation of a table to the probes, square and of one size, and show it on the one with most contrast."""
     batch = np.stack(probes)
-    shown = int(strength.spread(batch).argmax())
+    shown = int(contrast_of_pixels(batch).argmax())
     strips = []
     for row in table(name):
         views = [
@@ -62,16 +78,14 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
         plan = maker.plan(np.arange(len(batch), dtype=np.int64), epoch=0)
         for place, image in enumerate(batch):
             maker.apply(plan, place, image, out, place)
-        changes = tuple(float(strength.change(out[view.name], batch).mean()) for view in views)
-        images = tuple(out[view.name][shown] for view in views)
-        blank = [
-            m for m, view in zip(MAGNITUDES, views, strict=True) if strength.nearly_flat(out[view.name]).mean() >= 0.5
-        ]
+        made = [out[view.name] for view in views]
+        changes = tuple(float(change(views_of, batch).mean()) for views_of in made)
+        blank = [m for m, views_of in zip(MAGNITUDES, made, strict=True) if nearly_flat(views_of).mean() >= 0.5]
         strips.append(
             OperationStrip(
                 name=row.operation,
                 changes=changes,
-                images=images,
+                images=tuple(views_of[shown] for views_of in made),
                 trend=trend(MAGNITUDES, changes),
                 blank_from=min(blank, default=None),
             )
@@ -80,17 +94,44 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
 
 
 def tables_of(policies: Sequence[str]) -> tuple[str, ...]:
-    """The tables from which the policies draw at a magnitude that someone chose; without such, all their tables."""
+    """The tables from which the policies draw at a chosen magnitude; if there are none, all their tables."""
     parts = [part for text in policies for part in _parts(parse(text))]
     chosen = [part.table for part in parts if isinstance(part, RandAugment | AtMagnitude)]
     drawn = [part.table for part in parts if isinstance(part, UniformAugment | TrivialAugment)]
     return tuple(dict.fromkeys(chosen or drawn))
 
 
-def known_table(name: str) -> str:
-    """The name itself; refuses one that no table has."""
-    table(name)
-    return name
+def trend(magnitudes: Sequence[float], changes: Sequence[float]) -> Trend:
+    """The trend of the mean change at each magnitude, magnitudes ascending."""
+    if len(magnitudes) != len(changes) or len(changes) < 2:
+        raise ValueError(
+            f"{len(magnitudes)} magnitudes and {len(changes)} changes: expected one change for each of two or more"
+        )
+    peak = max(changes)
+    tolerance = max(_LEAST, _SHARE * peak)
+    rise, _, _ = _largest_rise(changes)
+    fall, begin, end = _largest_rise([-change for change in changes])
+    if peak < _LEAST:
+        return Trend("neutral", "changes nothing")
+    if fall <= tolerance:
+        return Trend("neutral", "same at every m") if rise <= tolerance else Trend("good", "grows with m")
+    if rise <= tolerance:
+        return Trend("bad", "weaker as m grows")
+    if begin == 0:
+        return Trend("bad", f"weaker up to m = {magnitudes[end]:g}")
+    until = "" if end == len(changes) - 1 else f" to {magnitudes[end]:g}"
+    return Trend("bad", f"weaker from m = {magnitudes[begin]:g}{until}")
+
+
+def _largest_rise(values: Sequence[float]) -> tuple[float, int, int]:
+    """The most by which a later value exceeds an earlier one, and the positions of the two."""
+    lowest, rise, begin, end = 0, 0.0, 0, 0
+    for place, value in enumerate(values):
+        if value < values[lowest]:
+            lowest = place
+        if value - values[lowest] > rise:
+            rise, begin, end = value - values[lowest], lowest, place
+    return rise, begin, end
 
 
 def _parts(policy: Policy) -> Iterator[Policy]:

@@ -1,8 +1,7 @@
-"""The base of every HTML page: one template, one stylesheet, nothing loaded from outside and no script."""
+"""The base of every HTML page: one template and one stylesheet, no script, nothing loaded from elsewhere."""
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal, TypeAlias
 import jinja2
 from markupsafe import Markup
 
+from dssl import files
 from dssl.version import VERSION
 
 Colour: TypeAlias = Literal["good", "warn", "bad", "neutral"]
@@ -35,17 +35,17 @@ def percent(share: float) -> str:
 def rate(number: float) -> str:
     """A rate with three significant digits and a space between thousands: 124 000."""
     digits = max(0, len(str(int(abs(number)))) - 3)
-    return f"{round(number / 10**digits) * 10**digits:,}".replace(",", "\N{NO-BREAK SPACE}")
+    return exact(round(number / 10**digits) * 10**digits)
 
 
 def exact(number: int) -> str:
-    """A number of things, exact, with a space between thousands: 12 345."""
+    """A count with a space between thousands: 12 345."""
     return f"{number:,}".replace(",", "\N{NO-BREAK SPACE}")
 
 
 @cache
 def stylesheet() -> str:
-    """The one stylesheet of all pages, as it stands between the style tags."""
+    """The stylesheet of all pages, as it is written between the style tags."""
     return (TEMPLATES / "style.css").read_text(encoding="utf-8")
 
 
@@ -64,37 +64,25 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["exact"] = exact
-    environment.filters["percent"] = percent
-    environment.filters["rate"] = rate
+    environment.filters |= {"exact": exact, "percent": percent, "rate": rate}
     return environment
 
 
 def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
     """The HTML of a page whose template extends ``base.html``.
 
-    Text in ``context`` is escaped; only what this package's own helpers made as ``Markup`` (figures) enters as it is.
+    Text in ``context`` is escaped; only what this package's own helpers made as ``Markup`` (figures) is inserted unchanged.
     """
     style = stylesheet()
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            context,
-            title=title,
-            version=VERSION,
-            stylesheet=Markup(style),  # ours, and it holds no "</"
-            content_security_policy=content_security_policy(style),
-        )
-    )
+    policy = content_security_policy(style)
+    # the stylesheet is ours and contains no "</"
+    made = {"title": title, "version": VERSION, "stylesheet": Markup(style), "content_security_policy": policy}
+    return _environment().get_template(template).render(context, **made)
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a page or picture so that a reader sees the old one or the new one, never half.
-
-    A character that UTF-8 cannot hold, from a file name in another encoding, is written as its escape.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode("utf-8", errors="backslashreplace") if isinstance(content, str) else content)
-    temporary.replace(path)
+    """Write a page or a picture, whole or not at all."""
+    if isinstance(content, str):
+        files.write_text(path, content)
+    else:
+        files.write_atomically(path, [content])

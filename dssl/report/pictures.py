@@ -1,13 +1,24 @@
-"""Images inside a page: PNG thumbnails as data URIs."""
+"""Images as PNG: thumbnails inside a page, contact sheets for a slide, and the gallery of a run's views."""
 
 import base64
 import io
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image as Pillow
+from PIL import ImageDraw, ImageFont
 
+from dssl.augment import ViewMaker
+from dssl.data import Source, UnreadableImage
+from dssl.files import write_atomically
+from dssl.report.figures import COLORS
 from dssl.types import Image
+
+logger = logging.getLogger("dssl")
 
 SIDE = 144
 """Pixels of the longer side of a picture on a page, at most."""
@@ -15,16 +26,31 @@ SIDE = 144
 _ENLARGE_UP_TO = 64
 """Images up to this many pixels a side are kept whole and enlarged with hard edges: each pixel is what the model sees."""
 
+_MARGIN, _GAP, _TEXT, _WIDEST = 28, 8, 15, 300
+_GALLERY = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """An image as a page holds it."""
+    """An image as a page holds it; ``flag`` says why it has a red frame."""
 
     source: str
     width: int
     height: int
     description: str
     enlarge: bool
+    caption: str = ""
+    flag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SheetRow:
+    """A title, a line below it, and the images; ``alarm`` sets the line in red."""
+
+    title: str
+    note: str
+    images: Sequence[Image]
+    alarm: bool = False
 
 
 def to_pillow(image: Image) -> Pillow.Image:
@@ -32,32 +58,103 @@ def to_pillow(image: Image) -> Pillow.Image:
     return Pillow.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2] == 1 else image))
 
 
-def png(image: Pillow.Image) -> bytes:
+def png(image: Pillow.Image, *, optimize: bool = True) -> bytes:
     """The bytes of a PNG, the same for the same pixels: no time, no software name."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
+    image.save(buffer, format="PNG", optimize=optimize)
     return buffer.getvalue()
 
 
 def shrunk(image: Image, *, side: int) -> Image:
-    """The image with its longer side brought down to ``side`` pixels (Lanczos); a smaller one stays as it is."""
-    height, width, channels = image.shape
-    if max(height, width) <= side:
+    """The image with its longer side reduced to ``side`` pixels (Lanczos); a smaller one is returned as it is."""
+    if max(image.shape[:2]) <= side:
         return image
-    scale = side / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(to_pillow(image).resize(size, Pillow.Resampling.LANCZOS)).reshape(size[1], size[0], channels)
+    smaller = np.asarray(_fitted(to_pillow(image), side, Pillow.Resampling.LANCZOS))
+    return smaller.reshape(*smaller.shape[:2], image.shape[2])
 
 
-def picture(image: Image, *, description: str, side: int = SIDE) -> Picture:
-    """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
-    enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
-    pillow = to_pillow(image if enlarge else shrunk(image, side=side))
-    encoded = base64.b64encode(png(pillow)).decode("ascii")
+def embedded(
+    image: Pillow.Image, *, description: str, enlarge: bool = False, caption: str = "", flag: str = ""
+) -> Picture:
+    """An image inside the page at its full size."""
     return Picture(
-        source=f"data:image/png;base64,{encoded}",
-        width=pillow.width,
-        height=pillow.height,
+        source=f"data:image/png;base64,{base64.b64encode(png(image)).decode('ascii')}",
+        width=image.width,
+        height=image.height,
         description=description,
         enlarge=enlarge,
+        caption=caption,
+        flag=flag,
     )
+
+
+def picture(image: Image, *, description: str, side: int = SIDE, caption: str = "", flag: str = "") -> Picture:
+    """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
+    enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
+    shown = to_pillow(image if enlarge else shrunk(image, side=side))
+    return embedded(shown, description=description, enlarge=enlarge, caption=caption, flag=flag)
+
+
+def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> Pillow.Image:
+    """Rows of square cells on white; an image is enlarged without smoothing, or reduced with antialiasing, to fit its cell."""
+    heading, bold, plain = (ImageFont.load_default(size) for size in (_TEXT + 7, _TEXT + 1, _TEXT - 2))
+    texts = [(_cut(row.title, bold, _WIDEST), _cut(row.note, plain, _WIDEST)) for row in rows]
+    left = _MARGIN + round(max(max(bold.getlength(title), plain.getlength(note)) for title, note in texts)) + 2 * _GAP
+    top = _MARGIN + 44
+    columns = max(len(row.images) for row in rows)
+    width = left + columns * (cell + _GAP) - _GAP + _MARGIN
+    sheet = Pillow.new("RGB", (width, top + len(rows) * (cell + _GAP) - _GAP + _MARGIN), COLORS["surface"])
+    draw = ImageDraw.Draw(sheet)
+    draw.text((_MARGIN, _MARGIN - 4), _cut(title, heading, width - 2 * _MARGIN), fill=COLORS["ink"], font=heading)
+    for number, (row, (row_title, note)) in enumerate(zip(rows, texts, strict=True)):
+        y = top + number * (cell + _GAP)
+        draw.text((_MARGIN, y + cell / 2 - 20), row_title, fill=COLORS["ink"], font=bold)
+        draw.text((_MARGIN, y + cell / 2 + 2), note, fill=COLORS["bad" if row.alarm else "muted"], font=plain)
+        for column, image in enumerate(row.images):
+            small = max(image.shape[:2]) < cell
+            kind = Pillow.Resampling.NEAREST if small else Pillow.Resampling.LANCZOS
+            fitted = _fitted(to_pillow(image), cell, kind)
+            x = left + column * (cell + _GAP) + (cell - fitted.width) // 2
+            sheet.paste(fitted, (x, y + (cell - fitted.height) // 2))
+    return sheet
+
+
+def draw_gallery(source: Source, maker: ViewMaker, path: Path) -> NDArray[np.uint8]:
+    """Write a sheet of a few originals and every view of the graph below them, and return it: look before you train."""
+    originals: list[Image] = []
+    indices: list[int] = []
+    for index in range(len(source)):
+        try:
+            originals.append(source.image(index))
+        except UnreadableImage:
+            continue
+        indices.append(index)
+        if len(originals) == _GALLERY:
+            break
+    views = maker.allocate(len(originals))
+    plan = maker.plan(np.array(indices, np.int64), epoch=0)
+    for row, image in enumerate(originals):
+        maker.apply(plan, row, image, views, row)
+    rows = [SheetRow(title="original", note=source.name, images=originals)]
+    rows += [SheetRow(title=name, note="", images=list(views[name])) for name in maker.names]
+    sheet = contact_sheet(rows, title="The views of this run", cell=96)
+    try:
+        write_atomically(path, [png(sheet, optimize=False)])  # optimizing would cost every start 0.4 s
+    except OSError as error:  # a picture is not worth a run
+        logger.warning(f"{path} could not be written ({error.strerror})")
+    return np.asarray(sheet)
+
+
+def _fitted(image: Pillow.Image, side: int, kind: Pillow.Resampling) -> Pillow.Image:
+    scale = side / max(image.size)
+    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), kind)
+
+
+def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
+    """The text, cut with an ellipsis where it is too long; the font has no glyph for a no-break space."""
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
+    if font.getlength(text) <= room:
+        return text
+    while text and font.getlength(text + "...") > room:
+        text = text[:-1]
+    return text + "..."

@@ -1,8 +1,7 @@
-"""What a run's folder tells about the run: its configuration, its curves and its verdict, also while it is still running."""
+"""A run as its folder describes it: configuration, curves and verdict, also while it is still running."""
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.methods import declaration_of
 from dssl.presets import named_graph
+from dssl.run import RunFolder
 from dssl.state import Opinion
 from dssl.train.health import WINDOW, Health, Look
 
@@ -26,7 +26,7 @@ class RunData:
     """One run."""
 
     name: str
-    """What tells it apart from the others on the page."""
+    """What distinguishes it from the others on the page."""
     path: Path
     config: RunConfig
     images: int
@@ -42,7 +42,7 @@ class RunData:
 
     @property
     def steps(self) -> int:
-        """Steps that are done."""
+        """Steps done."""
         return int(self.looks[-1]["step"]) if self.looks else 0
 
     @property
@@ -55,13 +55,13 @@ class RunData:
         return self.total > 0 and self.steps >= self.total
 
     def curve(self, name: Curve) -> Points:
-        """(epoch, value) of what is a number; of the values by view the lowest, since one collapsed view is enough."""
+        """(epoch, value) where the value is finite; the lowest of the views, because one collapsed view is enough."""
         records = self.knns if name == "knn" else self.looks
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
     def thinned(self, name: Curve, count: int) -> Points:
-        """At most so many points of a curve, the last among them."""
+        """At most ``count`` points of a curve, the last one included."""
         points = self.curve(name)
         every = max(1, math.ceil(len(points) / count))
         return points[::-1][::every][::-1]
@@ -74,12 +74,12 @@ class RunData:
 
     @property
     def knn_images(self) -> int | None:
-        """How many test images the accuracy is of."""
+        """How many test images the accuracy was measured on."""
         return int(self.knns[-1]["knn_protocol"]["queries"]) if self.knns else None
 
     @property
     def spread(self) -> float | None:
-        """Of the worst view, the median of the last looks, as the verdict sees it."""
+        """Spread of the worst view, the median of the last looks, as the verdict sees it."""
         return self._recent("spread")
 
     @property
@@ -89,7 +89,7 @@ class RunData:
 
     @property
     def images_per_second(self) -> float | None:
-        """The median over the run: the first look, which also waits for compilation, does not count."""
+        """The median over the run without the first look, which includes compilation."""
         rates = [float(look["images_per_second"]) for look in self.looks[1:] or self.looks]
         return median(rates) if rates else None
 
@@ -100,13 +100,13 @@ class RunData:
 
     @property
     def data_share(self) -> float | None:
-        """The share of the time for which the step waited for images."""
+        """The share of the time in which steps waited for images."""
         shares = [float(look["data_share"]) for look in self.looks[1:] or self.looks]
         return sum(shares) / len(shares) if shares else None
 
     @property
     def seconds(self) -> float:
-        """Of training over all sessions, from the rates that were written down."""
+        """Training time over all sessions, from the logged rates."""
         total, before = 0.0, 0
         for look in self.looks:
             images = (int(look["step"]) - before) * self.config.batch_size
@@ -116,7 +116,7 @@ class RunData:
 
     @cached_property
     def opinion(self) -> Opinion:
-        """The run's verdict with its reasons in words; they are not written down, so the watch looks again."""
+        """The run's verdict with its reasons, which are not logged: the health check judges the last looks again."""
         if not self.looks:
             return Opinion("too early", 0)
         last = self.looks[-1]
@@ -146,45 +146,42 @@ class RunData:
         return float(record[name])
 
     def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
-        """Of the spreads of projection and prediction the lower one where the watch judges both."""
+        """By view; the lower of the spreads of projection and prediction where the health check judges both."""
         both = name == "spread" and declaration_of(self.config.method).judges_predictions
         others = record["source"] if both else {}
         return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
 
 
-def read_run(folder: Path, *, name: str | None = None) -> RunData:
-    """A run from its folder; a last line that a kill has cut short is left out."""
+def read_run(path: Path, *, name: str | None = None) -> RunData:
+    """A run from its folder; a last line that was cut short by a kill is skipped."""
+    folder = RunFolder(path)
+    if not folder.has_run:
+        raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
+    about = folder.read_config()
+    if "task" in about:
+        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / 'evaluation.html'}")
+    config = config_io.from_dict(about["config"], where=str(folder.config_file))
     try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if "task" in about:
-            raise DsslError(f"{folder} is a run of dssl evaluate-coco: its page is {folder / 'evaluation.html'}")
-        config = config_io.from_dict(about["config"], where=str(folder / "config.json"))
         images, precision = int(about["images"]), str(about["precision"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise DsslError(f"{folder / 'config.json'} is no configuration of a dssl run ({error})") from None
-    except FileNotFoundError:
-        raise DsslError(f"{folder} holds no run (no config.json): expected the --out of dssl train") from None
-    looks, knns = [], []
-    for record in _records(folder / "metrics.jsonl"):
-        if "loss" in record and "spread" in record:
-            looks.append(record)
-        elif "knn" in record:
-            knns.append(record)
-    return RunData(name or folder.name, folder, config, images, precision, tuple(looks), tuple(knns))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DsslError(f"{folder.config_file} is not the configuration of a dssl run ({error})") from None
+    records = [record for record in folder.metrics() if "epoch" in record]
+    looks = tuple(record for record in records if "loss" in record and "spread" in record)
+    knns = tuple(record for record in records if "knn" in record)
+    return RunData(name or path.name, path, config, images, precision, looks, knns)
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
-    """The runs of the folders: each is a run, or holds runs. Names that would be equal get their parents' before them."""
+    """The runs of the folders: each is a run, or holds runs. Runs of the same name are told apart by their parents' names."""
     paths: list[Path] = []
     for folder in folders:
-        if (folder / "config.json").is_file():
-            inside = [folder]
-        elif folder.is_dir():
-            inside = sorted(path.parent for path in folder.glob("*/config.json"))
-        else:
-            raise DsslError(f"{folder} is no folder: expected the folder of a run, or one that holds runs")
+        if not folder.is_dir():
+            raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
+        # a glob, because it passes over folders that may not be read
+        one = RunFolder(folder)
+        inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
         if not inside:
-            raise DsslError(f"{folder} holds no run (no config.json in it or one level below)")
+            raise DsslError(f"{folder} holds no run (no {one.config_file.name} in it or one level below)")
         paths += [path for path in inside if path not in paths]
     return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
 
@@ -196,25 +193,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in absolute]
-
-
-def _records(path: Path) -> Iterable[dict[str, Any]]:
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(record, dict) and "epoch" in record and "step" in record:
-            yield {name: _numbers(value) for name, value in record.items()}
-
-
-def _numbers(value: Any) -> Any:
-    """The log writes null for what is no number; earlier versions wrote NaN."""
-    if isinstance(value, dict):
-        return {name: _numbers(one) for name, one in value.items()}
-    return math.nan if value is None else value
 
 
 def _look(record: Mapping[str, Any]) -> Look:

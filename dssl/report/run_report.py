@@ -1,57 +1,43 @@
 """The page of ``dssl report``: runs side by side, with curves, verdicts, what differs between them, views and maps."""
 
-import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 from markupsafe import Markup
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
 from dssl import config_io
-from dssl.report import page, run_figures
-from dssl.report.figures import COLORS
+from dssl.report import figures, page
+from dssl.report.figures import COLORS, SERIES, Plot
+from dssl.report.map import EmbeddingMap
 from dssl.report.page import Colour
-from dssl.report.pictures import Picture, png
-from dssl.report.run_data import RunData
-from dssl.report.run_figures import EmbeddingMap
+from dssl.report.pictures import Picture, embedded
+from dssl.report.run_data import Curve, RunData
+from dssl.report.text import columns
+from dssl.run import RunFolder
+from dssl.train.health import COLLAPSED, PARTIAL
 
-_COLOURS: dict[str, Colour] = {
-    "healthy": "good",
-    "too early": "neutral",
-    "partial collapse": "warn",
-    "collapsed": "bad",
-    "diverged": "bad",
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_VERDICTS: dict[str, tuple[Colour, str]] = {
+    "healthy": ("good", "The embeddings of every view keep their spread and their rank."),
+    "too early": ("neutral", "Too few steps for a verdict: embeddings vary a lot at first."),
+    "partial collapse": ("warn", "The embeddings of at least one view lost most of their spread or their rank."),
+    "collapsed": ("bad", "The embeddings of at least one view shrank to nearly a point."),
+    "diverged": ("bad", "The loss is no longer a number."),
 }
-_WORDS = {
-    "healthy": "The embeddings of every view keep their spread and their rank.",
-    "too early": "Too few steps for a verdict: early embeddings wander.",
-    "partial collapse": "The embeddings of at least one view lost most of their spread or their rank.",
-    "collapsed": "The embeddings of at least one view shrank to nearly a point.",
-    "diverged": "The loss is no longer a number.",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
-    name: str
-    verdict: str
-    colour: Colour
-    statement: str
-    remedies: tuple[str, ...]
-    graph: str
-    swatch: Markup
-    knn: float | None
-    spread: float | None
-    rank: float | None
-    progress: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sheet:
-    runs: str
-    picture: Picture
+_PANELS: tuple[tuple[Curve, str], ...] = (
+    ("knn", "kNN accuracy, %"),
+    ("loss", "loss"),
+    ("spread", "spread of the worst view"),
+    ("rank", "effective rank of the worst view, %"),
+)
+_STYLES = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
+"""Matplotlib's line styles, and the dashes of the same look in SVG."""
 
 
 def html(
@@ -65,172 +51,185 @@ def html(
     sentences: Sequence[str] = (),
     title: str | None = None,
 ) -> str:
-    """The whole page; ``command`` is what makes it again, ``sentences`` stand at its head."""
-    title = title or (f"Report of {len(runs)} runs" if len(runs) != 1 else f"Report of {runs[0].name}")
+    """The whole page; ``command`` makes it again, ``sentences`` are its introduction."""
     data = sorted({f"{run.config.data}, {run.images:,} images" for run in runs})
-    return page.render(
-        "run_report.html",
-        title=title,
-        context={
-            "facts_": [("data", "; ".join(data)), ("encoder", ", ".join(sorted({run.config.encoder for run in runs})))],
-            "sentences": [sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in sentences],
-            "cards": [_card(run, number) for number, run in enumerate(runs)],
-            "notes": notes,
-            "curves": run_figures.curves(runs),
-            "rows": [_row(run) for run in runs],
-            "tables": tables,
-            "differences": differences(runs),
-            "names": [run.name for run in runs],
-            "sheets": _sheets(runs),
-            "maps": run_figures.maps(maps, classes=classes, images=len(maps[0].labels)) if maps else None,
-            "definitions": _DEFINITIONS,
-            "command": command,
-        },
-    )
+    context = {
+        "facts": [("data", "; ".join(data)), ("encoder", ", ".join(sorted({run.config.encoder for run in runs})))],
+        "sentences": [sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in sentences],
+        "cards": [(run, _swatch(number), _statement(run)) for number, run in enumerate(runs)],
+        "colours": {verdict: colour for verdict, (colour, _) in _VERDICTS.items()},
+        "notes": notes,
+        "curves": curves_plot(runs),
+        "tables": tables,
+        "differences": differences(runs),
+        "sheets": _sheets(runs),
+        "maps": maps_plot(maps, classes=classes) if maps else None,
+        "command": command,
+    }
+    title = title or (f"Report of {len(runs)} runs" if len(runs) != 1 else f"Report of {runs[0].name}")
+    return page.render("run_report.html", title=title, context=context)
 
 
 def summary(runs: Sequence[RunData]) -> str:
     """The table of the runs for a terminal."""
-    wide = max(len("run"), *(len(run.name) for run in runs))
-    lines = [f"{'run':<{wide}}  {'kNN':>6}  {'spread':>6}  {'rank':>6}  verdict"]
+    rows = [("run", "kNN", "spread", "rank", "verdict")]
     for run in runs:
+        knn = "–" if run.knn is None else f"{run.knn:.1f} %"
         spread = "–" if run.spread is None else f"{run.spread:.2f}"
         rank = "–" if run.rank is None else f"{100 * run.rank:.0f} %"
-        lines.append(f"{run.name:<{wide}}  {_knn(run):>6}  {spread:>6}  {rank:>6}  {run.opinion.verdict}{_partly(run)}")
-    return "\n".join(lines)
+        partly = "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
+        rows.append((run.name, knn, spread, rank, run.opinion.verdict + partly))
+    return "\n".join(columns(rows, align="<>>>"))
 
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Settings in which the runs differ, with the value of each run; harmless ones are left out."""
+    """Settings in which the runs differ, with the value of each run; those that change no result are left out."""
     flat = [config_io.flat(config_io.to_dict(run.config)) for run in runs]
-    keys = dict.fromkeys(key for values in flat for key in values)
     found = []
-    for key in keys:
+    for key in dict.fromkeys(key for values in flat for key in values):
         values = ["–" if one.get(key) is None else str(one[key]) for one in flat]
         if len(set(values)) > 1 and not config_io.is_harmless(key, runs[0].config):
             found.append((key, values))
     return found
 
 
-def _card(run: RunData, number: int) -> _Card:
-    opinion = run.opinion
-    color, style = run_figures.series(number)
+def series(number: int) -> tuple[str, str]:
+    """Colour and line style of a run by its position on the page; together they distinguish 24 runs."""
+    return SERIES[number % len(SERIES)], list(_STYLES)[number // len(SERIES) % len(_STYLES)]
+
+
+def curves_plot(runs: Sequence[RunData]) -> Plot:
+    """kNN accuracy, loss, spread and effective rank by epoch, a line for each run."""
+    from matplotlib.figure import Figure
+
+    with figures.styled():
+        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(runs) + 2) // 3)), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.14, w_pad=0.14)  # type: ignore[union-attr, call-arg]
+        grid = figure.subplots(2, 2, sharex=True)
+        for axes, (name, title) in zip(grid.flat, _PANELS, strict=True):
+            _panel(axes, name, title, runs)
+        for axes in grid[1]:
+            axes.set_xlabel("epoch")
+        looks = [series(number) for number in range(len(runs))]
+        handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
+        labels = [figures.label(_short(run.name)) for run in runs]
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(3, len(runs)), fontsize=13, handlelength=2.2)
+        description = "kNN accuracy, loss, spread and effective rank of each run by epoch"
+        svg = figures.to_svg(figure, name="curves", description=description)
+    caption = (
+        "Each line is a run. Spread is 1 when the embeddings fill the sphere and 0 when they are one point; the effective "
+        "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
+        f"partly ({PARTIAL:g}) and wholly ({COLLAPSED:g}) collapsed."
+    )
+    return Plot(svg=svg, description=description, caption=caption)
+
+
+def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
+    """The maps side by side on one scale, so that a collapsed embedding looks small."""
+    from matplotlib.figure import Figure
+
+    rows = -(-len(found) // 3)
+    reach = max(1e-6, max(float(np.quantile(np.abs(one.points), 0.995)) for one in found)) * 1.06
+    shown = list(classes[: len(SERIES)])
+    with figures.styled():
+        figure = Figure(figsize=(14.5, 0.5 + 14.2 / 3 * rows), layout="constrained")
+        grid = figure.subplots(rows, 3, squeeze=False)
+        for axes in grid.flat:
+            axes.axis("off")
+        for one, axes in zip(found, grid.flat, strict=False):
+            axes.axis("on")
+            # classes beyond the palette are drawn first, in gray
+            for label in sorted(set(one.labels.tolist()), key=lambda label: label < len(SERIES)):
+                x, y = one.points[one.labels == label, :2].T
+                color, alpha = (SERIES[label], 0.9) if label < len(SERIES) else (COLORS["muted"], 0.3)
+                axes.plot(x, y, "o", color=color, alpha=alpha, markersize=4.6, markeredgewidth=0)
+            axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
+            axes.set_title(figures.label(_short(one.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
+            axes.set_xlabel(f"the plane shows {one.variance:.0%} of the variance", fontsize=12)
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(True)
+        dots = [grid[0, 0].plot([], [], "o", color=SERIES[number])[0] for number in range(len(shown))]
+        names = [figures.label(name) for name in shown]
+        if len(classes) > len(shown):
+            dots.append(grid[0, 0].plot([], [], "o", color=COLORS["muted"], alpha=0.3)[0])
+            names.append(f"{len(classes) - len(shown)} other classes")
+        figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
+        description = "Test images of each run in the plane of the two main axes of their features"
+        svg = figures.to_svg(figure, name="maps", description=description)
+    caption = (
+        f"{len(found[0].labels)} test images: the encoder's features, normalised and centred, along their two main axes "
+        "(PCA). All maps have the same scale. Colour is the class, which training never saw."
+    )
+    return Plot(svg=svg, description=description, caption=caption)
+
+
+def _panel(axes: "Axes", name: Curve, title: str, runs: Sequence[RunData]) -> None:
+    axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
+    empty = True
+    for number, run in enumerate(runs):
+        points = run.curve(name) if name == "knn" else run.thinned(name, 400)
+        if not points:
+            continue
+        empty = False
+        epochs, values = np.array(points).T
+        color, style = series(number)
+        shown = 100 * values if name == "rank" else values
+        (line,) = axes.plot(epochs, shown, color=color, linestyle=style, linewidth=2)
+        if name == "knn":
+            line.set(marker="o", markersize=4.5)
+    if name == "spread":
+        axes.set_ylim(0, 1.1)
+        for level in (PARTIAL, COLLAPSED):
+            axes.axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+    if name == "rank":
+        axes.set_ylim(0, None)
+    if empty:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=COLORS["muted"])
+        axes.set_yticks([])
+    axes.grid(axis="y", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelbottom=True)
+
+
+def _swatch(number: int) -> Markup:
+    """The line of a run as it is in the curves."""
+    color, style = series(number)
     name = next(name for name, value in COLORS.items() if value == color)
-    dashes = {
-        "-": "",
-        "--": ' stroke-dasharray="7 4"',
-        ":": ' stroke-dasharray="2 3"',
-        "-.": ' stroke-dasharray="7 3 2 3"',
-    }
-    swatch = Markup(
+    dashes = f' stroke-dasharray="{_STYLES[style]}"' if _STYLES[style] else ""
+    return Markup(
         f'<svg class="swatch" viewBox="0 0 28 8" aria-hidden="true">'
-        f'<line x1="0" y1="4" x2="28" y2="4" stroke-width="3" class="stroke-{name}"{dashes[style]}/></svg>'
-    )
-    reason = opinion.reason.replace("->", "→")  # which a line break cannot tear apart
-    statement = f"{reason[:1].upper()}{reason[1:]}." if reason else _words(run)
-    return _Card(
-        name=run.name,
-        verdict=opinion.verdict,
-        colour=_COLOURS[opinion.verdict],
-        statement=statement,
-        remedies=opinion.remedies,
-        graph=f"{run.method}, {run.config.graph}",
-        swatch=swatch,
-        knn=run.knn,
-        spread=run.spread,
-        rank=run.rank,
-        progress="finished" if run.finished else f"{run.steps:,} of {run.total:,} steps",
+        f'<line x1="0" y1="4" x2="28" y2="4" stroke-width="3" class="stroke-{name}"{dashes}/></svg>'
     )
 
 
-def _words(run: RunData) -> str:
+def _statement(run: RunData) -> str:
     if not run.looks:
-        return "Nothing has been written down yet."
-    return _WORDS[run.opinion.verdict]
+        return "Nothing has been logged yet."
+    reason = run.opinion.reason.replace("->", "→")  # a line break cannot split this one
+    return f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.opinion.verdict][1]
 
 
-def _row(run: RunData) -> dict[str, object]:
-    return {
-        "name": run.name,
-        "what": f"{run.method}, {run.config.graph}",
-        "epochs": f"{run.steps / max(1, run.total) * run.config.epochs:.4g} of {run.config.epochs}",
-        "knn": _knn(run),
-        "loss": f"{run.curve('loss')[-1][1]:.3f}" if run.curve("loss") else "–",
-        "verdict": run.opinion.verdict,
-        "colour": _COLOURS[run.opinion.verdict],
-        "images": run.images_per_second,
-        "views": run.views_per_second,
-        "waits": run.data_share,
-        "minutes": f"{run.seconds / 60:.1f}",
-        "precision": run.precision,
-    }
-
-
-def _knn(run: RunData) -> str:
-    return "–" if run.knn is None else f"{run.knn:.1f} %"
-
-
-def _partly(run: RunData) -> str:
-    return "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
-
-
-def _sheets(runs: Sequence[RunData]) -> list[_Sheet]:
-    """The pictures of views that the runs left; one that several runs share is shown once."""
+def _sheets(runs: Sequence[RunData]) -> list[Picture]:
+    """The pictures of views in the runs' folders; a picture that several runs share is shown once."""
     by_bytes: dict[bytes, list[str]] = {}
     for run in runs:
-        path = run.path / "views.png"
+        path = RunFolder(run.path).views_file
         if path.is_file():
             by_bytes.setdefault(path.read_bytes(), []).append(run.name)
     found = []
     for content, names in by_bytes.items():
+        named = ", ".join(names)
         try:
             with Pillow.open(io.BytesIO(content), formats=["PNG"]) as image:
                 image.load()
                 if image.width > 1600:  # views of large images: the page shows them at about half of this
                     image.thumbnail((1600, 1600 * image.height), Pillow.Resampling.LANCZOS)
-                width, height = image.size
-                content = png(image.convert("RGB"))
+                shown = embedded(image.convert("RGB"), description=f"Originals and views of {named}", caption=named)
         except (UnidentifiedImageError, OSError):
             continue
-        named = ", ".join(names)
-        encoded = base64.b64encode(content).decode("ascii")
-        found.append(
-            _Sheet(
-                runs=named,
-                picture=Picture(
-                    source=f"data:image/png;base64,{encoded}",
-                    width=width,
-                    height=height,
-                    description=f"Originals and views of {named}",
-                    enlarge=False,
-                ),
-            )
-        )
+        found.append(shown)
     return found
 
 
-_DEFINITIONS = (
-    (
-        "Spread",
-        "The standard deviation of the normalised projections (or predictions, where it is lower) times the root of their "
-        "dimension: 1 when they fill the sphere, 0 when all are one point. The number is the median of the last looks, of the "
-        "view that fares worst.",
-    ),
-    (
-        "Effective rank",
-        "The exponential of the entropy of the singular values of a batch of projections, as a share of the largest possible.",
-    ),
-    (
-        "Verdict",
-        "What the watch over the run concludes from spread and rank. It speaks of the embeddings and not of how useful they are.",
-    ),
-    (
-        "kNN accuracy",
-        "Each test image takes the class of its 200 nearest training images by cosine similarity, weighted by "
-        "exp(similarity / 0.1), at the last epoch that was measured. At most 20,000 training and 10,000 test images take part.",
-    ),
-    (
-        "Waits for data",
-        "The share of the training time in which a step waited for its images: near zero when the encoder is the bottleneck.",
-    ),
-)
+def _short(name: str, *, longest: int = 44) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"

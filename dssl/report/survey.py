@@ -1,9 +1,10 @@
-"""Look at a sample of a source: its views under several policies, and what the policies do to it."""
+"""Measure what policies do to a sample of a source: on the views themselves, not read from the policies' parameters."""
 
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,20 @@ from dssl.data import Source, UnreadableImage
 from dssl.data.sources import default_threads
 from dssl.errors import DsslError
 from dssl.graph import View
-from dssl.report import strength
 from dssl.report.pictures import SIDE, shrunk, to_pillow
 from dssl.types import Image
+
+Pixels: TypeAlias = NDArray[np.uint8]
+"""N x H x W x C."""
+
+Features: TypeAlias = NDArray[np.floating]
+"""N x D."""
+
+FLAT_BELOW = 3.0
+"""An image whose ``contrast_of_pixels`` is below this many of 255 levels is called nearly flat, or blank.
+
+No CIFAR-10 image is below 8, and the shares of heavy views below 2 and below 4 are nearly the same: see docs/views.md.
+"""
 
 _BLOCK = 64
 """Images whose views are held at one time, so that memory does not grow with the sample."""
@@ -28,13 +40,21 @@ _TIMED_BYTES = 128_000_000
 _SPEED_SECONDS = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureSpace:
+    """An encoder's name, and the function that maps N images to their N x D features."""
+
+    name: str
+    features: Callable[[Pixels], Features]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One image, its standard view and its heavy views, one for each policy."""
 
     name: str
     original: Image
-    """At most twice as long as it is shown: a photo as it was decoded has 36 MB."""
+    """At most twice as large as it is shown: a decoded photo takes 36 MB."""
     standard: Image
     heavy: tuple[Image, ...]
 
@@ -49,10 +69,15 @@ class PolicyStrength:
     flat: float
     speed: float | None
 
+    @property
+    def quartiles(self) -> list[float]:
+        """Of the change."""
+        return [float(value) for value in np.quantile(self.change, (0.25, 0.5, 0.75))]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All that the page shows, apart from the operations."""
+    """Everything that the page shows, apart from the operations."""
 
     name: str
     total: int
@@ -68,7 +93,7 @@ class Survey:
     """The first originals at the views' size, on which single operations are tried."""
     policies: tuple[PolicyStrength, ...]
     encoder: str | None
-    """Whose features say what is farther; None: pixels do."""
+    """The encoder whose features decide what is farther; None: pixels decide."""
     unreadable: tuple[str, ...]
 
 
@@ -83,25 +108,29 @@ def survey(
     examples: int,
     sample: int,
     measure_speed: bool = True,
-    embedding: strength.Embedding | None = None,
+    space: FeatureSpace | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Make every policy's view of ``sample`` images, keep the first ``examples``, and measure them all.
 
-    Images are drawn without replacement by the seed; those that cannot be read are left out and named. With an
-    ``embedding`` the distances from the original are those of its features instead of pixels.
+    The images of the source have ``channels`` channels. The seed draws them without replacement; unreadable ones are skipped
+    and named. With a ``space``, distances from the original are measured in it instead of in pixels.
     """
+
+    def maker_of(made: Sequence[View]) -> ViewMaker:
+        return ViewMaker(made, size=size, seed=seed, channels=channels, policies={"standard": standard})
+
     heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
     views = [View(name="s1", policy="standard")]
     views += [View(name=name, policy=policy, source="s1") for name, policy in zip(heavy, policies, strict=True)]
-    maker = _maker(views, standard=standard, size=size, channels=channels, seed=seed)
+    maker = maker_of(views)
     order = rng.permutation(rng.key(seed, "survey"), len(source))[:sample]
     unreadable: list[str] = []
     kept: list[Example] = []
     probes: list[Image] = []
     timed: list[Image] = []
     changes: dict[str, list[NDArray[np.float64]]] = {name: [] for name in heavy}
-    farther: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in heavy}
+    far: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in heavy}
     flat: dict[str, list[NDArray[np.bool_]]] = {name: [] for name in ("s1", *heavy)}
     for start in range(0, len(order), _BLOCK):
         if progress is not None:
@@ -112,13 +141,13 @@ def survey(
         shown: list[tuple[str, Image]] = []
         for row, index in enumerate(block.tolist()):
             try:
-                image = with_channels(source.image(index), channels)
+                image = source.image(index)
             except UnreadableImage as problem:
                 unreadable.append(str(problem))
                 continue
             maker.apply(plan, row, image, out, len(small))
             small.append(resized(image, size))
-            # of a decoded image nothing else is kept, except the few that the speed is measured on
+            # nothing else of a decoded image is kept, except for the few on which the speed is measured
             if len(kept) + len(shown) < examples:
                 shown.append((source.label_of(index), shrunk(image, side=2 * SIDE)))
             if measure_speed and (not timed or _fits(timed, image)):
@@ -128,22 +157,20 @@ def survey(
         made = {name: batch[: len(small)] for name, batch in out.items()}
         originals = np.stack(small)
         probes += small[: _PROBES - len(probes)]
+        near = None if space is None else (space.features(originals), space.features(made["s1"]))
         for name in heavy:
-            changes[name].append(strength.change(made[name], made["s1"]))
-        if embedding is None:
-            for name in heavy:
-                farther[name].append(strength.farther(originals, made["s1"], made[name]))
-        else:
-            near = embedding.features(originals), embedding.features(made["s1"])
-            for name in heavy:
-                farther[name].append(strength.farther_in_features(*near, embedding.features(made[name])))
+            changes[name].append(change(made[name], made["s1"]))
+            if space is None or near is None:
+                far[name].append(farther(originals, made["s1"], made[name]))
+            else:
+                far[name].append(farther_in_features(*near, space.features(made[name])))
         for name in flat:
-            flat[name].append(strength.nearly_flat(made[name]))
+            flat[name].append(nearly_flat(made[name]))
         for row, (title, original) in enumerate(shown):
             heavy_views = tuple(made[name][row] for name in heavy)
             kept.append(Example(name=title, original=original, standard=made["s1"][row], heavy=heavy_views))
     if not kept:
-        raise DsslError(f"none of the {len(order)} images chosen from {source.name} could be read: {unreadable[0]}")
+        raise DsslError(f"none of the {len(order)} images chosen from {source.name} can be read: {unreadable[0]}")
     threads = default_threads()
     return Survey(
         name=source.name,
@@ -159,47 +186,70 @@ def survey(
         probes=tuple(probes),
         policies=tuple(
             PolicyStrength(
-                policy=policy,
-                change=np.concatenate(changes[name]),
-                farther=float(np.concatenate(farther[name]).mean()),
-                flat=float(np.concatenate(flat[name]).mean()),
-                speed=speed(
-                    _maker([views[0], view], standard=standard, size=size, channels=channels, seed=seed),
-                    timed,
-                    threads=threads,
-                )
-                if measure_speed
-                else None,
+                policy=view.policy,
+                change=np.concatenate(changes[view.name]),
+                farther=float(np.concatenate(far[view.name]).mean()),
+                flat=float(np.concatenate(flat[view.name]).mean()),
+                speed=speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None,
             )
-            for name, policy, view in zip(heavy, policies, views[1:], strict=True)
+            for view in views[1:]
         ),
-        encoder=None if embedding is None else embedding.name,
+        encoder=None if space is None else space.name,
         unreadable=tuple(unreadable),
     )
 
 
-def _fits(timed: Sequence[Image], image: Image) -> bool:
-    return len(timed) < _BLOCK and sum(one.nbytes for one in timed) + image.nbytes <= _TIMED_BYTES
+def contrast_of_pixels(images: Pixels) -> NDArray[np.float64]:
+    """For each image the standard deviation of its pixels around the mean of their channel, pooled over the channels.
+
+    Around each channel's own mean, because a picture of a single red is as blank as one of a single gray.
+    """
+    planes = np.ascontiguousarray(images.reshape(len(images), -1, images.shape[-1]).transpose(0, 2, 1)).astype(
+        np.uint16
+    )
+    # whole numbers until the end: exact, and ten times as fast as the variance of floats at 224 px
+    pixels, total = planes.shape[2], planes.sum(axis=2, dtype=np.int64)
+    squares = (planes**2).sum(axis=2, dtype=np.int64)
+    variance = (pixels * squares - total**2) / pixels**2
+    return np.asarray(np.sqrt(variance.mean(axis=1)))
+
+
+def nearly_flat(images: Pixels) -> NDArray[np.bool_]:
+    """Which images carry almost nothing to learn from."""
+    return contrast_of_pixels(images) < FLAT_BELOW
+
+
+def change(first: Pixels, second: Pixels) -> NDArray[np.float64]:
+    """For each pair of images the mean absolute difference of their pixels, 0 to 255."""
+    difference = np.abs(first.astype(np.int16) - second.astype(np.int16))
+    return np.asarray(difference.reshape(len(first), -1).mean(axis=1))
+
+
+def farther(originals: Pixels, standard: Pixels, heavy: Pixels) -> NDArray[np.bool_]:
+    """For which images the heavy view is farther from the original than the standard view: the paper's premise, in pixels.
+
+    The distance is ``change``, pixel by pixel: a shift of an otherwise equal image counts as far, and the standard view's
+    crop is itself a shift.
+    """
+    return change(originals, heavy) > change(originals, standard)
+
+
+def farther_in_features(originals: Features, standard: Features, heavy: Features) -> NDArray[np.bool_]:
+    """The same for the features of the images: the distance is one minus the cosine."""
+    original, near, far = (_unit(features) for features in (originals, standard, heavy))
+    return np.asarray((original * far).sum(axis=1) < (original * near).sum(axis=1))
 
 
 def resized(image: Image, size: int) -> Image:
-    """The whole image squeezed to size x size, bilinear and antialiased, to stand beside its views."""
+    """The whole image squeezed to size x size, bilinear and antialiased, for comparison with its views."""
     smaller = np.asarray(to_pillow(image).resize((size, size), Pillow.Resampling.BILINEAR))
     return smaller.reshape(size, size, image.shape[2])
 
 
-def with_channels(image: Image, channels: int) -> Image:
-    """The image with one or three channels: gray by ITU-R 601 luma as Pillow does it, colour by repetition."""
-    if image.shape[2] == channels:
-        return image
-    converted = np.asarray(to_pillow(image).convert("L" if channels == 1 else "RGB"))
-    return np.ascontiguousarray(converted.reshape(*image.shape[:2], channels))
-
-
 def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
-    """Views made per second of a block of images, planning included and decoding not, after one pass that warms up.
+    """Views made per second, planning included and decoding not, after one warm-up pass over a block of images.
 
-    Where there are fewer images than a block has, they take turns.
+    Fewer images than a block are used in turn.
     """
     indices = np.arange(_BLOCK, dtype=np.int64)
     out = maker.allocate(_BLOCK)
@@ -222,17 +272,23 @@ def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
     return passes * _BLOCK * len(maker.names) / elapsed
 
 
-def _maker(views: Sequence[View], *, standard: str, size: int, channels: int, seed: int) -> ViewMaker:
-    return ViewMaker(views, size=size, seed=seed, channels=channels, policies={"standard": standard})
-
-
-def first_size(source: Source) -> int:
-    """The side of views where none is asked for: the shorter side of the first readable image, at most 224."""
+def default_size(source: Source) -> int:
+    """The default side of a view: the shorter side of the first readable image, at most 224."""
     problem: UnreadableImage | None = None
     for index in range(min(len(source), _BLOCK)):
         try:
-            height, width, _ = source.image(index).shape
-            return min(224, int(height), int(width))
+            return min(224, *map(int, source.image(index).shape[:2]))
         except UnreadableImage as error:
             problem = error
     raise DsslError(f"none of the first images of {source.name} can be read: {problem}")
+
+
+def _fits(timed: Sequence[Image], image: Image) -> bool:
+    return len(timed) < _BLOCK and sum(one.nbytes for one in timed) + image.nbytes <= _TIMED_BYTES
+
+
+def _unit(features: Features) -> NDArray[np.float64]:
+    """Rows of length one; a row of zeros stays, and is at right angles to everything."""
+    rows = np.asarray(features, dtype=np.float64)
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(length > 0, length, 1.0)

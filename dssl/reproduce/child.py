@@ -63,7 +63,7 @@ def _watch_parent() -> None:
 
 
 def _pretrain(spec: Mapping[str, Any], result: Path) -> int:
-    from dssl.report.gallery import draw_gallery
+    from dssl.report.pictures import draw_gallery
     from dssl.report.run_data import read_run
     from dssl.reproduce.outcome import Outcome
     from dssl.train.pretrain import train

@@ -8,7 +8,7 @@ import numpy as np
 
 from dssl.report import figures
 from dssl.report.figures import COLORS
-from dssl.report.run_figures import series
+from dssl.report.run_report import series
 from dssl.reproduce.outcome import Outcome
 from dssl.reproduce.table import ResultTable
 from dssl.train.health import COLLAPSED, PARTIAL

@@ -7,7 +7,6 @@ of every image: its predictions are judged too. The thresholds come from real ru
 docs/health.md states what they miss and where they cry wolf.
 """
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dssl.graph import Edge, ViewGraph
-from dssl.methods.losses import wide
+from dssl.methods.losses import effective_rank, spread, wide
 from dssl.objective import LossReport
 from dssl.state import Opinion, Verdict
 
@@ -49,29 +48,21 @@ class Look:
     """Spread of the targets."""
 
 
-@torch.no_grad()
-def effective_rank(embedding: Tensor) -> float:
-    """exp of the entropy of the normalised singular values (RankMe), as a share of the largest possible."""
+def rank_share(embedding: Tensor) -> float:
+    """Effective rank of the normalised embeddings as a share of the largest possible."""
     rows = F.normalize(wide(embedding[:SAMPLE]), dim=1)
-    gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
-    if not bool(torch.isfinite(gram).all()):
-        return math.nan
-    singular = torch.linalg.eigvalsh(gram.float().cpu()).clamp_min(0).sqrt()
-    share = singular / singular.sum().clamp_min(1e-12)
-    return float(torch.exp(-(share * torch.log(share.clamp_min(1e-12))).sum())) / len(singular)
+    return effective_rank(rows) / min(rows.shape)
 
 
 @torch.no_grad()
 def look(step: int, report: LossReport) -> Look:
     """Read the values of a step; this is the only place that waits for the device."""
-    from dssl.methods.losses import spread
-
     return Look(
         step=step,
         loss=float(report.total.detach()),
         edges={name: float(value) for name, value in report.edges.items()},
         spread={name: float(value) for name, value in report.spread.items()},
-        rank={name: effective_rank(value) for name, value in report.projections.items()},
+        rank={name: rank_share(value) for name, value in report.projections.items()},
         source={name: float(spread(value)) for name, value in report.predictions.items()},
         target={name: float(spread(value)) for name, value in report.targets.items()},
     )

@@ -47,7 +47,7 @@ class RunResult(loop.Ending):
 
 
 Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
-"""Draws the views of a few images into a file and returns the picture: ``dssl.report.gallery.draw_gallery``."""
+"""Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
 
 def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> RunResult:

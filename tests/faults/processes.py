@@ -21,7 +21,14 @@ from tests.train.running import TINY
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["dssl.cli", "tyro", "dssl.commands.train", "dssl.train.pretrain", "dssl.report.gallery", "torch.utils.tensorboard"]
+    [
+        "dssl.cli",
+        "tyro",
+        "dssl.commands.train",
+        "dssl.train.pretrain",
+        "dssl.report.pictures",
+        "torch.utils.tensorboard",
+    ]
 )
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dssl.report import page, views
-from dssl.report.operations import OperationStrip, OperationTable
+from dssl.files import write_text
+from dssl.report import views
+from dssl.report.operations import OperationStrip, OperationTable, trend
 from dssl.report.survey import Example, PolicyStrength, Survey
-from dssl.report.trend import trend
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\"' {{7*7}}.jpg"
 
@@ -69,26 +69,44 @@ def _tables(*, channels: int) -> list[OperationTable]:
     return [OperationTable(name="dssl16", magnitudes=magnitudes, operations=strips)]
 
 
-@pytest.fixture(scope="module", params=[3, 1], ids=["colour", "one-channel"])
-def views_page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "views.html"
-    made = views.html(
-        _survey(channels=request.param), _tables(channels=request.param), command=f"dssl views '{HOSTILE}'"
-    )
-    page.write(path, made)
+def _write_page(path: Path, *, channels: int) -> Path:
+    made = views.html(_survey(channels=channels), _tables(channels=channels), command=f"dssl views '{HOSTILE}'")
+    write_text(path, made)
     return path
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_renders_and_nothing_overflows(browser, views_page: Path, width: int, scheme: str) -> None:
-    browser.open(views_page, width=width, scheme=scheme)
+@pytest.fixture(scope="module")
+def views_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write_page(tmp_path_factory.mktemp("page") / "views.html", channels=3)
+
+
+@pytest.fixture(scope="module")
+def gray_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write_page(tmp_path_factory.mktemp("page") / "views.html", channels=1)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "page"),
+    [
+        (1280, "light", "views_page"),
+        (1280, "dark", "views_page"),
+        (400, "light", "views_page"),
+        (400, "dark", "views_page"),
+        (1280, "light", "gray_page"),
+        (400, "dark", "gray_page"),
+    ],
+)
+def test_the_page_renders_and_nothing_overflows(
+    browser, request: pytest.FixtureRequest, width: int, scheme: str, page: str
+) -> None:
+    browser.open(request.getfixturevalue(page), width=width, scheme=scheme)
     assert browser.complaints() == []
     assert browser.requests() == []
     assert browser.overflow() == []
     assert browser.broken_images() == 0
     assert browser.run("return document.images.length") == 8 * 7 + 4 * 3
     assert browser.run("return document.querySelectorAll('svg.plot path').length") > 10
+    assert browser.run("return document.querySelectorAll('.notice li').length") == 5 + 1
 
 
 def test_markup_in_names_stays_text(browser, views_page: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from dssl.files import write_text
 from dssl.report import page
 from dssl.report.figures import COLORS
 
@@ -69,7 +70,7 @@ def test_figures_and_stylesheet_name_the_same_colours() -> None:
 
 
 def test_a_name_that_is_not_unicode_can_be_written_and_read(tmp_path: Path) -> None:
-    page.write(tmp_path / "new" / "page.html", "caf\udce9.jpg")
+    write_text(tmp_path / "new" / "page.html", "caf\udce9.jpg")
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == "caf\\udce9.jpg"
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]
 

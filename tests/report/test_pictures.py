@@ -1,12 +1,15 @@
 import base64
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from dssl.report.pictures import Picture, picture
-from dssl.report.sheet import SheetRow, contact_sheet
+from dssl.augment import ViewMaker
+from dssl.data import open_source
+from dssl.graph import View
+from dssl.report.pictures import Picture, SheetRow, contact_sheet, draw_gallery, picture
 
 
 def _pixels(made: Picture) -> np.ndarray:
@@ -55,3 +58,18 @@ def test_the_sheet_shows_every_image_in_its_cell() -> None:
         assert (pixels == colour).all(axis=2).sum() == 50 * 50
     assert (pixels == (99, 99, 99)).all(axis=2).sum() >= 3 * 50 * 25
     assert np.array_equal(pixels, np.asarray(contact_sheet(rows, title="t" * 400, cell=50)))
+
+
+def test_a_gallery_that_cannot_be_written_is_a_warning_and_not_the_end_of_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    maker = ViewMaker([View(name="s1", policy="resize")], size=32, seed=0, channels=3)
+    source = open_source("shapes:9")
+    drawn = draw_gallery(source, maker, tmp_path / "views.png")
+    with Pillow.open(tmp_path / "views.png") as written:
+        assert np.array_equal(np.asarray(written), drawn)
+    (tmp_path / "file").write_text("")
+    again = draw_gallery(source, maker, tmp_path / "file" / "views.png")
+    assert np.array_equal(again, drawn)
+    assert "views.png could not be written" in caplog.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "views.png"]

@@ -9,6 +9,7 @@ import pytest
 from dssl.errors import DsslError
 from dssl.methods import BYOLConfig
 from dssl.report.run_data import find_runs, read_run
+from dssl.run import RunFolder
 from tests.report.run_folders import write_run
 
 
@@ -81,11 +82,12 @@ def test_a_run_in_the_middle_of_a_line_and_before_its_first_look(tmp_path: Path)
     assert empty.opinion.verdict == "too early"
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nothing", [None, float("nan")], ids=["null, as today", "NaN, as earlier versions"])
+def test_what_is_not_a_number_is_left_out(tmp_path: Path, nothing: float | None) -> None:
     folder = write_run(tmp_path / "nan", "standard", verdict="healthy")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-2])
-    last |= {"loss": float("nan"), "spread": dict.fromkeys(last["spread"], float("nan")), "verdict": "diverged"}
+    last |= {"loss": nothing, "spread": dict.fromkeys(last["spread"], nothing), "verdict": "diverged"}
     (folder / "metrics.jsonl").write_text("\n".join([*lines[:-2], json.dumps(last)]))
     run = read_run(folder)
     assert run.opinion.verdict == "diverged"
@@ -102,14 +104,14 @@ def test_folders_of_runs_and_names_that_would_be_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"config": {"epocs": 3}, "images": 1, "precision": "fp32"}'])
-def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(DsslError, match="no run"):
         find_runs([tmp_path / "x"])
     (tmp_path / "x" / "config.json").write_text(content)
     with pytest.raises(DsslError, match=r"config\.json"):
         read_run(tmp_path / "x")
-    with pytest.raises(DsslError, match="no folder"):
+    with pytest.raises(DsslError, match="is not a folder"):
         find_runs([tmp_path / "nowhere"])
 
 
@@ -119,3 +121,19 @@ def test_a_run_on_coco_has_a_page_of_its_own(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(about | {"task": "coco"}))
     with pytest.raises(DsslError, match=r"evaluate-coco: its page is .*evaluation\.html"):
         read_run(folder)
+
+
+def test_the_log_is_read_line_by_line_and_only_whole_lines_survive_a_resume(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.metrics() == []
+    whole = ['{"step": 1,  "loss": 2.5}', '{"step": 2, "spread": {"s1": null}}']
+    folder.metrics_file.write_text(
+        "\n".join([whole[0], "[]", '{"loss": 1}', '{"step": "x"}', whole[1], '{"step": 3, "lo'])
+    )
+    first, second = folder.metrics()
+    assert first == {"step": 1, "loss": 2.5}
+    assert second["spread"]["s1"] != second["spread"]["s1"]  # NaN
+    folder.drop_metrics_after(2)
+    assert folder.metrics_file.read_text().splitlines() == whole, "as they were written"
+    folder.drop_metrics_after(1)
+    assert folder.metrics_file.read_text().splitlines() == whole[:1]

@@ -1,5 +1,6 @@
 """Measured numbers against numbers worked out by hand, on images that are known."""
 
+import math
 import weakref
 
 import numpy as np
@@ -8,22 +9,32 @@ from PIL import Image as Pillow
 
 from dssl.data import UnreadableImage
 from dssl.errors import DsslError
-from dssl.report import strength, views
 from dssl.report import survey as module
-from dssl.report.operations import MAGNITUDES, operation_table, tables_of
-from dssl.report.survey import PolicyStrength, first_size, survey
+from dssl.report import views
+from dssl.report.survey import (
+    FLAT_BELOW,
+    FeatureSpace,
+    PolicyStrength,
+    change,
+    contrast_of_pixels,
+    default_size,
+    farther,
+    farther_in_features,
+    nearly_flat,
+    survey,
+)
 
 
 class Memory:
-    """Twelve textured images, of which number 4 cannot be read and odd ones have one channel."""
+    """Twelve textured images of several sizes, of which number 4 cannot be read."""
 
     name = "memory"
     fingerprint = "0"
     labels = None
     classes = None
 
-    def __init__(self, *, bad: tuple[int, ...] = (4,), count: int = 12) -> None:
-        self.bad, self.count = bad, count
+    def __init__(self, *, bad: tuple[int, ...] = (4,), count: int = 12, channels: int = 3) -> None:
+        self.bad, self.count, self.channels = bad, count, channels
 
     def __len__(self) -> int:
         return self.count
@@ -31,7 +42,7 @@ class Memory:
     def image(self, index: int) -> np.ndarray:
         if index in self.bad:
             raise UnreadableImage(f"file {index}", "cut off")
-        shape = (40 + index, 50, 1 if index % 2 else 3)
+        shape = (40 + index, 50, self.channels)
         ramp = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
         return ((ramp * (index + 3)) % 253).astype(np.uint8)
 
@@ -43,8 +54,8 @@ def _survey(
     *policies: str, channels: int = 3, standard: str = "resize", sample: int = 12, source: Memory | None = None
 ):
     return survey(
-        source or Memory(), policies=policies, standard=standard, size=24, channels=channels, seed=5, examples=3, sample=sample,
-        measure_speed=False,
+        source or Memory(channels=channels), policies=policies, standard=standard, size=24, channels=channels, seed=5, examples=3,
+        sample=sample, measure_speed=False,
     )  # fmt: skip
 
 
@@ -59,13 +70,10 @@ def test_known_policies_have_the_numbers_they_must_have(channels: int) -> None:
     assert inverted.farther == 1.0
     resized = {}
     for index in set(range(12)) - {4}:
-        pixels = Memory().image(index)
-        pillow = Pillow.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).convert(
-            "L" if channels == 1 else "RGB"
-        )
-        resized[f"image {index}"] = np.asarray(pillow.resize((24, 24), Pillow.Resampling.BILINEAR)).reshape(
-            24, 24, channels
-        )
+        pixels = Memory(channels=channels).image(index)
+        pillow = Pillow.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+        smaller = pillow.resize((24, 24), Pillow.Resampling.BILINEAR)
+        resized[f"image {index}"] = np.asarray(smaller).reshape(24, 24, channels)
     expected = [np.abs(255.0 - 2.0 * pixels).mean() for pixels in resized.values()]
     assert sorted(inverted.change) == pytest.approx(sorted(expected))
     for example in found.examples:
@@ -80,7 +88,7 @@ def test_heavy_views_come_from_the_standard_view_that_is_shown() -> None:
     assert 0 <= found.standard_flat <= 1
 
 
-def test_a_policy_gives_the_same_views_whatever_stands_beside_it_and_whatever_the_sample() -> None:
+def test_a_policy_gives_the_same_views_whatever_is_beside_it_and_whatever_the_sample() -> None:
     alone, beside = _survey("ra(2,5)"), _survey("ra(2,5)", "ua", sample=7)
     for first, second in zip(alone.examples, beside.examples, strict=True):
         assert first.name == second.name
@@ -90,11 +98,11 @@ def test_a_policy_gives_the_same_views_whatever_stands_beside_it_and_whatever_th
 
 def test_nothing_readable_is_said_in_one_line() -> None:
     nothing = Memory(bad=tuple(range(12)))
-    with pytest.raises(DsslError, match="none of the 12 images chosen from memory could be read: file"):
+    with pytest.raises(DsslError, match="none of the 12 images chosen from memory can be read: file"):
         _survey("ua", source=nothing)
     with pytest.raises(DsslError, match="none of the first images of memory can be read: file"):
-        first_size(nothing)
-    assert first_size(Memory(bad=(0, 1))) == 42
+        default_size(nothing)
+    assert default_size(Memory(bad=(0, 1))) == 42
 
 
 def test_speed_is_measured_when_asked_for() -> None:
@@ -149,54 +157,15 @@ def test_verdicts() -> None:
     assert _verdict(flat=0.01) == ("good", "Nine views in ten change the standard view by 6 to 95 of 255 levels.")
 
 
-def _probes() -> list[np.ndarray]:
-    coarse = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), dtype=np.uint8)
-    return [np.asarray(Pillow.fromarray(image).resize((32, 32), Pillow.Resampling.BICUBIC)) for image in coarse]
-
-
-def test_strips_mark_what_gets_weaker_in_the_published_table_and_nothing_in_the_monotone_one() -> None:
-    published = {strip.name: strip for strip in operation_table("dssl16", _probes(), seed=0).operations}
-    assert len(published) == 16
-    weaker = {name for name, strip in published.items() if strip.trend.weakens}
-    assert weaker >= {"posterize", "solarize", "color", "contrast", "brightness"}
-    assert {name: strip.blank_from for name, strip in published.items() if strip.blank_from is not None} == {
-        "cutout-pixels": 30.0,
-        "translate-x-pixels": 10.0,
-        "translate-y-pixels": 10.0,
-    }
-    assert not weaker & {"rotate", "invert", "autocontrast", "shear-x"}
-    assert published["brightness"].trend.text == "weaker up to m = 15"
-    monotone = operation_table("monotone14", _probes(), seed=0).operations
-    assert [strip.name for strip in monotone if strip.trend.weakens] == []
-    assert [strip.changes[0] for strip in monotone] == [0.0] * 14
-
-
-def test_strips_show_and_measure_the_operation_itself() -> None:
-    probes = _probes()
-    (inverted,) = [strip for strip in operation_table("dssl16", probes, seed=0).operations if strip.name == "invert"]
-    expected = np.mean([np.abs(255.0 - 2.0 * image).mean() for image in probes])
-    assert inverted.changes == pytest.approx([expected] * len(MAGNITUDES))
-    liveliest = probes[int(strength.spread(np.stack(probes)).argmax())]
-    assert all(np.array_equal(image, 255 - liveliest) for image in inverted.images)
-
-
-def test_tables_of_policies() -> None:
-    assert tables_of(["ra(2,5)", "ua"]) == ("dssl16",)
-    assert tables_of(["ua", "jigsaw(4)"]) == ("uniform13",)
-    assert tables_of(["0.9*ra(2,5) | 0.1*jigsaw(4)"]) == ("dssl16",)
-    assert tables_of(["jigsaw(4)"]) == ()
-
-
-def test_with_an_embedding_the_features_say_what_is_farther() -> None:
+def test_with_an_encoder_its_features_say_what_is_farther() -> None:
     def features(images: np.ndarray) -> np.ndarray:
         """The direction says which half is the brighter: an inverted image turns round, a darkened one does not."""
         halves = images.reshape(len(images), 2, -1).mean(axis=2)
         return halves[:, :1] - halves[:, 1:]
 
-    embedding = strength.Embedding("halves", features)
     found = survey(
-        Memory(), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3, sample=12,
-        measure_speed=False, embedding=embedding,
+        Memory(channels=1), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3,
+        sample=12, measure_speed=False, space=FeatureSpace("halves", features),
     )  # fmt: skip
     inverted, darkened = found.policies
     assert found.encoder == "halves"
@@ -204,3 +173,52 @@ def test_with_an_embedding_the_features_say_what_is_farther() -> None:
     assert darkened.farther == 0.0
     in_pixels = _survey("brightness(0.5)", channels=1).policies[0]
     assert in_pixels.farther == 1.0
+
+
+def test_change_is_the_mean_absolute_difference() -> None:
+    first = np.array([[[[0, 10, 255]]], [[[5, 5, 5]]]], dtype=np.uint8)
+    second = np.array([[[[255, 7, 0]]], [[[5, 5, 6]]]], dtype=np.uint8)
+    assert change(first, second).tolist() == [pytest.approx((255 + 3 + 255) / 3), pytest.approx(1 / 3)]
+
+
+def test_one_flat_colour_is_flat_whatever_the_colour() -> None:
+    red = np.zeros((1, 8, 8, 3), dtype=np.uint8)
+    red[..., 0] = 255
+    assert contrast_of_pixels(red).tolist() == [0.0]
+    assert nearly_flat(red).tolist() == [True]
+
+
+def test_contrast_by_hand() -> None:
+    image = np.zeros((1, 1, 2, 3), dtype=np.uint8)
+    image[0, 0, 1] = (20, 0, 40)  # deviations 10, 0 and 20 around the channels' means
+    assert contrast_of_pixels(image)[0] == pytest.approx(math.sqrt((100 + 0 + 400) / 3))
+    assert contrast_of_pixels(image[..., :1])[0] == pytest.approx(10)
+
+
+def test_contrast_equals_the_textbook_on_large_images() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 300, 200, 3), dtype=np.uint8)
+    images[1] = 255
+    expected = [math.sqrt(np.mean([np.var(image[..., c].astype(np.float64)) for c in range(3)])) for image in images]
+    assert contrast_of_pixels(images).tolist() == pytest.approx(expected)
+    assert contrast_of_pixels(images)[1] == 0
+
+
+def test_the_threshold_divides() -> None:
+    below, above = (np.zeros((1, 1, 2, 1), dtype=np.uint8) for _ in range(2))
+    below[0, 0, 1] = math.ceil(2 * FLAT_BELOW) - 1
+    above[0, 0, 1] = math.ceil(2 * FLAT_BELOW)
+    assert nearly_flat(below).tolist() == [True]
+    assert nearly_flat(above).tolist() == [False]
+
+
+def test_farther_in_pixels() -> None:
+    original = np.full((3, 4, 4, 3), 100, dtype=np.uint8)
+    standard = np.full_like(original, 110)
+    heavy = np.stack([np.full((4, 4, 3), level, dtype=np.uint8) for level in (80, 105, 90)])
+    assert farther(original, standard, heavy).tolist() == [True, False, False]
+
+
+def test_farther_in_features_is_by_angle_and_not_by_length() -> None:
+    originals, standard = np.float32([[1, 0]] * 3), np.float32([[5, 1]] * 3)
+    heavy = np.float32([[1, 1], [100, 1], [0, 0]])
+    assert farther_in_features(originals, standard, heavy).tolist() == [True, False, True]

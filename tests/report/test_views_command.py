@@ -14,8 +14,7 @@ from dssl.commands.views import Arguments, run
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.report.strength import Embedding
-from dssl.report.survey import survey
+from dssl.report.survey import FeatureSpace, survey
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
 
@@ -64,7 +63,7 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
         page = out.read_text().replace(str(out), "OUT")
         made.append((page, out.with_suffix(".png").read_bytes()))
     assert made[0] == made[1]
-    assert "dssl views shapes:40 --policies &#39;ra(2,5)&#39; --show 2 --sample 20 --out OUT --no-speed" in made[0][0]
+    assert "dssl views shapes:40 --policies &#39;ra(2,5)&#39; --out OUT --show 2 --sample 20 --no-speed" in made[0][0]
 
 
 def test_distances_by_the_features_of_an_encoder(tmp_path: Path, capsys) -> None:
@@ -88,7 +87,7 @@ def test_distances_by_the_features_of_an_encoder(tmp_path: Path, capsys) -> None
 
     expected = survey(
         open_source("shapes:40"), policies=asked.policies, standard="standard-cifar", size=32, channels=3, seed=0, examples=1,
-        sample=20, measure_speed=False, embedding=Embedding("", features),
+        sample=20, measure_speed=False, space=FeatureSpace("", features),
     )  # fmt: skip
     for policy in expected.policies:
         line = next(line for line in said.splitlines() if line.startswith(policy.policy))

@@ -79,10 +79,10 @@ def test_the_page_names_the_command_that_makes_it_again(
     monkeypatch.chdir(tmp_path)
     named: list[str] = []
     ended = SimpleNamespace(signal=None)
-    monkeypatch.setattr("dssl.train.pretrain.train", lambda *_: ended)
+    monkeypatch.setattr("dssl.train.pretrain.train", lambda *_, **__: ended)
     monkeypatch.setattr("dssl.report.run_data.read_run", lambda *_, name: SimpleNamespace(name=name))
     monkeypatch.setattr(Ended, "of", lambda _: FINE)
-    monkeypatch.setattr("dssl.report.run_maps.embedding_maps", lambda *_, **__: ([], (), []))
+    monkeypatch.setattr("dssl.report.map.embedding_maps", lambda *_, **__: ([], (), []))
     monkeypatch.setattr("dssl.report.run_report.html", lambda *_, command, **__: named.append(command) or "")
     monkeypatch.setattr("dssl.report.run_report.summary", lambda _: "")
     assert main(["demo", *words]) == 0

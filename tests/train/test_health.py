@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dssl import Objective, SimSiam, named_graph
-from dssl.train.health import COLLAPSED, Health, Look, effective_rank, guilty_edge, look
+from dssl.train.health import COLLAPSED, Health, Look, guilty_edge, look, rank_share
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
@@ -106,12 +106,32 @@ def test_state_survives_json() -> None:
 
 
 def test_effective_rank_of_known_matrices() -> None:
-    assert effective_rank(torch.ones(64, 32)) == pytest.approx(1 / 32, rel=0.01)
-    assert effective_rank(torch.eye(32)) == pytest.approx(1.0, rel=1e-5)
+    assert rank_share(torch.ones(64, 32)) == pytest.approx(1 / 32, rel=0.01)
+    assert rank_share(torch.eye(32)) == pytest.approx(1.0, rel=1e-5)
     two = torch.zeros(10, 8)
     two[:5, 0] = two[5:, 1] = 1.0
-    assert effective_rank(two) == pytest.approx(2 / 8, rel=0.01)
-    assert effective_rank(torch.full((4, 4), torch.nan)) != effective_rank(torch.full((4, 4), torch.nan))
+    assert rank_share(two) == pytest.approx(2 / 8, rel=0.01)
+    assert rank_share(torch.full((4, 4), torch.nan)) != rank_share(torch.full((4, 4), torch.nan))
+
+
+def test_the_rank_is_what_earlier_versions_logged_up_to_rounding() -> None:
+    """Their formula in float32, without a cut for small singular values: thresholds and old curves keep their meaning."""
+
+    def before(embedding: torch.Tensor) -> float:
+        rows = torch.nn.functional.normalize(embedding[:256].float(), dim=1)
+        gram = rows @ rows.T if rows.shape[0] <= rows.shape[1] else rows.T @ rows
+        singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+        share = singular / singular.sum().clamp_min(1e-12)
+        return float(torch.exp(-(share * torch.log(share.clamp_min(1e-12))).sum())) / len(singular)
+
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(300, 64, generator=generator)
+    decaying = noise * torch.exp(-torch.arange(64) / 8)
+    nearly_one_point = torch.ones(300, 64) + 0.05 * noise
+    for embedding in (noise, noise[:40], decaying, nearly_one_point, noise.bfloat16()):
+        assert rank_share(embedding) == pytest.approx(before(embedding), rel=1e-4)
+    one_direction = noise[:, :1] @ noise[:1]  # rank 1: all else was rounding
+    assert rank_share(one_direction) == pytest.approx(before(one_direction), abs=2e-3)
 
 
 def test_a_collapsed_encoder_is_seen_in_its_embeddings() -> None:

@@ -17,7 +17,7 @@ from dssl.data.packed import pack
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.methods import SimSiamConfig
-from dssl.report.gallery import draw_gallery
+from dssl.report.pictures import draw_gallery
 from dssl.train.prepare import open_test_data
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint

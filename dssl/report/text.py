@@ -1,0 +1,21 @@
+"""Tables as text: aligned columns for a terminal, and Markdown."""
+
+from collections.abc import Sequence
+
+
+def columns(rows: Sequence[Sequence[str]], *, align: str = "") -> list[str]:
+    """The lines of a table, its columns two spaces apart; ``align`` has "<" or ">" for each column, "<" where it is short."""
+    cells = [[text.replace("\N{NO-BREAK SPACE}", " ") for text in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    sides = align.ljust(len(widths), "<")
+    return [
+        "  ".join(f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]], *, align: str = "") -> list[str]:
+    """The lines of a Markdown table, aligned as in ``columns``; no vertical bar or line break in a cell ends the cell."""
+    rule = ["---:" if side == ">" else "---" for side in align.ljust(len(heading), "<")]
+    cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (heading, *rows)]
+    return [f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:])]

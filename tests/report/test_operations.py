@@ -1,0 +1,71 @@
+"""Single operations over their magnitudes, and the trends that are read from them."""
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from dssl.report.operations import MAGNITUDES, operation_table, tables_of, trend
+from dssl.report.survey import contrast_of_pixels
+
+
+def _probes() -> list[np.ndarray]:
+    coarse = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), dtype=np.uint8)
+    return [np.asarray(Pillow.fromarray(image).resize((32, 32), Pillow.Resampling.BICUBIC)) for image in coarse]
+
+
+def test_strips_mark_what_gets_weaker_in_the_published_table_and_nothing_in_the_monotone_one() -> None:
+    published = {strip.name: strip for strip in operation_table("dssl16", _probes(), seed=0).operations}
+    assert len(published) == 16
+    weaker = {name for name, strip in published.items() if strip.trend.weakens}
+    assert weaker >= {"posterize", "solarize", "color", "contrast", "brightness"}
+    assert {name: strip.blank_from for name, strip in published.items() if strip.blank_from is not None} == {
+        "cutout-pixels": 30.0,
+        "translate-x-pixels": 10.0,
+        "translate-y-pixels": 10.0,
+    }
+    assert not weaker & {"rotate", "invert", "autocontrast", "shear-x"}
+    assert published["brightness"].trend.text == "weaker up to m = 15"
+    monotone = operation_table("monotone14", _probes(), seed=0).operations
+    assert [strip.name for strip in monotone if strip.trend.weakens] == []
+    assert [strip.changes[0] for strip in monotone] == [0.0] * 14
+
+
+def test_strips_show_and_measure_the_operation_itself() -> None:
+    probes = _probes()
+    (inverted,) = [strip for strip in operation_table("dssl16", probes, seed=0).operations if strip.name == "invert"]
+    expected = np.mean([np.abs(255.0 - 2.0 * image).mean() for image in probes])
+    assert inverted.changes == pytest.approx([expected] * len(MAGNITUDES))
+    liveliest = probes[int(contrast_of_pixels(np.stack(probes)).argmax())]
+    assert all(np.array_equal(image, 255 - liveliest) for image in inverted.images)
+
+
+def test_tables_of_policies() -> None:
+    assert tables_of(["ra(2,5)", "ua"]) == ("dssl16",)
+    assert tables_of(["ua", "jigsaw(4)"]) == ("uniform13",)
+    assert tables_of(["0.9*ra(2,5) | 0.1*jigsaw(4)"]) == ("dssl16",)
+    assert tables_of(["jigsaw(4)"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "weakens"),
+    [
+        ((0, 0.2, 0.9, 0.3), "changes nothing", False),
+        ((40, 40.5, 39.5, 40), "same at every m", False),
+        ((0, 10, 20, 30), "grows with m", False),
+        ((0, 30, 29, 60), "grows with m", False),
+        ((60, 40, 20, 1), "weaker as m grows", True),
+        ((60, 60, 61, 1), "weaker as m grows", True),
+        ((40, 20, 5, 40), "weaker up to m = 20", True),
+        ((0, 50, 70, 30), "weaker from m = 20", True),
+        ((0, 90, 10, 91), "weaker from m = 10 to 20", True),
+    ],
+)
+def test_trend(changes: tuple[float, ...], text: str, weakens: bool) -> None:
+    found = trend((0, 10, 20, 30), changes)
+    assert (found.text, found.weakens) == (text, weakens)
+    assert (found.verdict == "bad") == weakens
+
+
+def test_a_trend_needs_two_points() -> None:
+    with pytest.raises(ValueError, match="1 magnitudes and 1 changes"):
+        trend((0,), (1,))
