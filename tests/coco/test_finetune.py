@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from dssl import rng
 from dssl.cli import main
 from dssl.coco.annotations import read_split
 from dssl.coco.batches import CocoBatches
@@ -118,7 +119,8 @@ def test_two_processes_average_their_gradients_and_share_the_scoring(tmp_path: P
     )  # fmt: skip
     with CocoBatches(read_split(data, "all").trainable(), config, start=0) as batches:
         samples = batches.at(0)
-    for half in (samples[:2], samples[2:]):
+    for rank, half in enumerate((samples[:2], samples[2:])):
+        torch.manual_seed(rng.key(config.seed, "forward", 0, rank) % 2**63)
         (detector.train()(half).total / 2).backward()
     optimizer.step()
     for name, value in detector.state_dict().items():
@@ -209,7 +211,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_pat
         ({"train": "empty"}, "has no image with an object: there is nothing to train on"),
         ({"test": "empty"}, "has no image with an object: there is nothing to score"),
         ({"test": "other"}, "have different categories"),
-        ({"train": "train2017"}, "instances_train2017.json is not there"),
+        ({"train": "train2017"}, "instances_train2017.json does not exist"),
     ):
         with pytest.raises(DsslError, match=part):
             finetune(tiny(tmp_path, **changes), tmp_path / "run")
