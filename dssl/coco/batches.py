@@ -86,10 +86,10 @@ def draw_mask(segmentation: Segmentation, *, before: Size, after: Size) -> Tenso
     drawn: Tensor
     if isinstance(segmentation, dict):
         drawn = functional.resize(tv_tensors.Mask(decode_runs(segmentation)), list(after))
-        return drawn
-    scale = [after[1] / before[1], after[0] / before[0]]
-    polygons = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segmentation]
-    drawn = tv_tensors.Mask(decode_runs(mask.merge(mask.frPyObjects(polygons, *after))))
+    else:
+        scale = [after[1] / before[1], after[0] / before[0]]
+        polygons = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segmentation]
+        drawn = tv_tensors.Mask(decode_runs(mask.merge(mask.frPyObjects(polygons, *after))))
     return drawn
 
 

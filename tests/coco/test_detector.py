@@ -1,5 +1,6 @@
 """The detector: its encoder is the file's, BatchNorm is what was asked for, and its draws follow the step's seed."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from dssl.coco.annotations import read_split
 from dssl.coco.batches import make_sample
-from dssl.coco.detector import Detector, build_detector, verify_backbone
+from dssl.coco.config import CocoConfig
+from dssl.coco.detector import Detector, Origin, build_detector, verify_backbone
 from dssl.errors import DsslError
 from tests.coco.drawing import draw, pretrained, tiny
 
@@ -21,14 +23,26 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pretrained(tmp_path_factory.mktemp("weights") / "step-000000007.safetensors")
 
 
+@pytest.fixture(scope="module")
+def built(file: Path) -> dict[str, tuple[Detector, Origin]]:
+    """Detectors from the checkpoint, by what happens to their BatchNorm."""
+    return {norm: build_detector(_config(file, norm=norm), classes=3) for norm in ("frozen", "sync")}
+
+
+def _config(file: Path, **changes: object) -> CocoConfig:
+    return tiny(file.parent, weights=str(file), encoder=None, **changes)
+
+
 def body(detector: Detector) -> dict[str, Tensor]:
     state: dict[str, Tensor] = detector.network.backbone.body.state_dict()
     return {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
 
 
 @pytest.mark.parametrize("norm", ["frozen", "sync"])
-def test_every_backbone_tensor_comes_from_the_checkpoint(file: Path, tmp_path: Path, norm: str) -> None:
-    detector, origin = build_detector(tiny(tmp_path, weights=str(file), encoder=None, norm=norm), classes=3)
+def test_every_backbone_tensor_comes_from_the_checkpoint(
+    file: Path, built: dict[str, tuple[Detector, Origin]], norm: str
+) -> None:
+    detector, origin = built[norm]
     stored = {
         name.removeprefix("method.encoder."): value
         for name, value in load_file(file).items()
@@ -44,10 +58,9 @@ def test_every_backbone_tensor_comes_from_the_checkpoint(file: Path, tmp_path: P
     assert detector.network.transform.image_std == [0.4, 0.5, 0.6]
 
 
-def test_one_changed_tensor_is_noticed(file: Path, tmp_path: Path) -> None:
-    config = tiny(tmp_path, weights=str(file), encoder=None)
-    detector, _ = build_detector(config, classes=3)
-    network = detector.network.backbone.body
+def test_one_changed_tensor_is_noticed(file: Path, built: dict[str, tuple[Detector, Origin]]) -> None:
+    config = _config(file)
+    network = copy.deepcopy(built["frozen"][0].network.backbone.body)
     assert verify_backbone(network, config) == 100
     network.layer3[1].bn2.running_var[5] += 1e-6
     with pytest.raises(RuntimeError, match=r"1 tensors of the backbone differ from .*layer3.1.bn2.running_var"):
@@ -59,7 +72,7 @@ def test_torchvisions_weights_file(tmp_path: Path) -> None:
     torch.manual_seed(5)
     stored = torchvision.models.resnet18().state_dict()
     torch.save(stored, tmp_path / "resnet18.pth")
-    detector, origin = build_detector(tiny(tmp_path, weights=str(tmp_path / "resnet18.pth"), encoder=None), classes=3)
+    detector, origin = build_detector(_config(tmp_path / "resnet18.pth"), classes=3)
     assert all(torch.equal(value, stored[name]) for name, value in body(detector).items())
     assert origin.verified_tensors == 100
     assert detector.network.transform.image_mean == pytest.approx([0.485, 0.456, 0.406])
@@ -77,9 +90,11 @@ def test_the_first_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     assert not torch.equal(head(2), first)
 
 
-def test_frozen_batchnorm_computes_what_evaluation_mode_does_and_learns_nothing(file: Path, tmp_path: Path) -> None:
-    frozen, _ = build_detector(tiny(tmp_path, weights=str(file), encoder=None), classes=3)
-    trained, _ = build_detector(tiny(tmp_path, weights=str(file), encoder=None, norm="sync"), classes=3)
+def test_frozen_batchnorm_computes_what_evaluation_mode_does_and_learns_nothing(
+    file: Path, built: dict[str, tuple[Detector, Origin]]
+) -> None:
+    assert _config(file).frozen, "the default with weights"
+    frozen, trained = built["frozen"][0], built["sync"][0]
     kinds = {type(module) for module in frozen.modules()}
     assert FrozenBatchNorm2d in kinds
     assert nn.BatchNorm2d not in kinds
@@ -91,32 +106,27 @@ def test_frozen_batchnorm_computes_what_evaluation_mode_does_and_learns_nothing(
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-def test_the_whole_network_is_trained_end_to_end(tmp_path: Path) -> None:
-    """Every parameter that is not a frozen norm gets a gradient, the first convolution included."""
-    config = tiny(draw(tmp_path))
-    images = read_split(tmp_path, "all").trainable()
-    detector, _ = build_detector(config, classes=3)
+def test_the_whole_network_is_trained_end_to_end_by_draws_that_follow_the_seed(tmp_path: Path) -> None:
+    """Every parameter that is not a frozen norm gets a gradient, the first convolution included.
+
+    Anchors and proposals to train on are drawn from the generator that the loop seeds in every step.
+    """
+    images = read_split(draw(tmp_path), "all").trainable()
+    detector, _ = build_detector(tiny(tmp_path), classes=3)
     samples = [make_sample(images[at], shorter=64, longest=96, mirror=False) for at in (0, 2)]
-    loss = detector.train()(samples)
-    assert set(loss.parts) == {"classifier", "box_reg", "mask", "objectness", "rpn_box_reg"}
-    assert loss.total.item() == pytest.approx(sum(map(float, loss.parts.values())))
-    loss.total.backward()
-    without = [name for name, parameter in detector.named_parameters() if parameter.grad is None]
-    assert without == []
-    assert float(detector.network.backbone.body.conv1.weight.grad.abs().sum()) > 0
-
-
-def test_the_loss_is_a_function_of_the_weights_the_images_and_the_seed_of_the_step(tmp_path: Path) -> None:
-    """Anchors and proposals to train on are drawn at random, from the generator that the loop seeds in every step."""
-    config = tiny(draw(tmp_path))
-    (image, *_) = read_split(tmp_path, "all").trainable()
-    detector, _ = build_detector(config, classes=3)
     losses = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        losses.append(detector([make_sample(image, shorter=64, longest=96, mirror=False)]).total.item())
-    assert losses[0] == losses[1]
-    assert losses[0] != losses[2]
+        losses.append(detector.train()(samples))
+    first, again, other = losses
+    assert first.total.item() == again.total.item()
+    assert first.total.item() != other.total.item()
+    assert set(first.parts) == {"classifier", "box_reg", "mask", "objectness", "rpn_box_reg"}
+    assert first.total.item() == pytest.approx(sum(map(float, first.parts.values())))
+    first.total.backward()
+    without = [name for name, parameter in detector.named_parameters() if parameter.grad is None]
+    assert without == []
+    assert float(detector.network.backbone.body.conv1.weight.grad.abs().sum()) > 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +140,7 @@ def test_the_loss_is_a_function_of_the_weights_the_images_and_the_seed_of_the_st
 def test_encoders_without_a_pyramid_are_refused(tmp_path: Path, changes: dict[str, object], part: str) -> None:
     file = pretrained(tmp_path / "step-000000007.safetensors", **changes)
     with pytest.raises(DsslError, match=part):
-        build_detector(tiny(tmp_path, weights=str(file), encoder=None), classes=3)
+        build_detector(_config(file), classes=3)
 
 
 def test_scratch_needs_a_resnet_and_no_frozen_norm(tmp_path: Path) -> None:
