@@ -52,8 +52,7 @@ class CocoConfig:
     clip: float | None = None
     """Clip the norm of the gradient to this value."""
     norm: Literal["auto", "frozen", "sync"] = "auto"
-    """BatchNorm of the encoder: frozen with the weights' statistics, or trained over the batch of all processes (sync); auto
-    means frozen with weights, and sync from scratch."""
+    """BatchNorm of the encoder: frozen, or trained over all processes (sync); auto is frozen with weights, else sync."""
 
     sizes: tuple[int, ...] = (640, 672, 704, 736, 768, 800)
     """The shorter side of a training image is drawn from these."""
