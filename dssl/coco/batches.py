@@ -1,30 +1,35 @@
-"""Training images with their boxes and masks: order, size and mirroring are functions of (seed, step, index) alone."""
+"""Training images with their boxes and masks: order, size and mirroring are functions of (seed, epoch, image) alone."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image as Pillow
+from numpy.typing import NDArray
 from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional
 
 from dssl import rng
-from dssl.coco.annotations import CocoImage
+from dssl.coco.annotations import CocoImage, Segmentation, run_lengths
 from dssl.coco.config import CocoConfig
-from dssl.coco.masks import draw_mask
 from dssl.data.decode import read_image
 from dssl.data.pipeline import Pipeline
 from dssl.data.sources import default_threads
 from dssl.errors import DsslError
-from dssl.types import Image
 
 _AHEAD = 2
+Size = tuple[int, int]
+"""Height and width in pixels, as torchvision and pycocotools order them."""
+Shown = tuple[int, int, bool]
+"""An image's index, its shorter side, and whether it is mirrored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training image as the detector gets it."""
+    """One training image as the detector receives it."""
 
     pixels: Tensor
     """3 x height x width, uint8."""
@@ -33,83 +38,105 @@ class Sample:
     labels: Tensor
     masks: Tensor
     """Objects x height x width, 0 or 1."""
-    key: int
-    """Where the random choices about this image come from, in this step."""
 
     def to(self, device: torch.device) -> "Sample":
-        boxes, labels, masks = (value.to(device, non_blocking=True) for value in (self.boxes, self.labels, self.masks))
-        return Sample(
-            pixels=self.pixels.to(device, non_blocking=True), boxes=boxes, labels=labels, masks=masks, key=self.key
+        pixels, boxes, labels, masks = (
+            value.to(device, non_blocking=True) for value in (self.pixels, self.boxes, self.labels, self.masks)
         )
+        return Sample(pixels=pixels, boxes=boxes, labels=labels, masks=masks)
 
 
-def scaled_size(width: int, height: int, *, shorter: int, longest: int) -> tuple[int, int]:
-    """Width and height after the shorter side is brought to ``shorter``, or less where the longer one would pass ``longest``."""
-    scale = min(shorter / min(width, height), longest / max(width, height))
-    return max(1, round(width * scale)), max(1, round(height * scale))
+def scaled_size(size: Size, *, shorter: int, longest: int) -> Size:
+    """The size with its shorter side scaled to ``shorter``, or less where the longer side would exceed ``longest``."""
+    # torchvision's own rule truncates the longer side; Detectron's, which this follows, rounds it
+    scale = min(shorter / min(size), longest / max(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def read_pixels(image: CocoImage) -> Image:
-    """Decode; a picture of another size than its annotations speak of is refused."""
+def read_scaled(image: CocoImage, size: Size) -> Tensor:
+    """Decode and resize (bilinear, antialiased) to 3 x height x width, uint8; a picture that is not as annotated is refused."""
     pixels = read_image(str(image.path))
-    if pixels.shape[:2] != (image.height, image.width):
+    if pixels.shape[:2] != image.size:
         raise DsslError(
             f"{image.path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, its annotations are for "
-            f"{image.width} x {image.height}: boxes and masks would not fit"
+            f"{image.size[1]} x {image.size[0]}: boxes and masks would not fit"
         )
-    return pixels
+    scaled: Tensor = functional.resize(torch.from_numpy(pixels).permute(2, 0, 1), list(size))
+    return scaled
 
 
-def resize(pixels: Image, size: tuple[int, int]) -> Image:
-    """To width and height; bilinear, over all pixels that fall together when it shrinks."""
-    if (pixels.shape[1], pixels.shape[0]) == size:
-        return pixels
-    return np.array(Pillow.fromarray(pixels).resize(size, Pillow.Resampling.BILINEAR))
+def decode_runs(runs: dict[str, Any]) -> NDArray[np.uint8]:
+    """Height x width, 0 or 1, from run lengths.
+
+    pycocotools decodes as well, but returns uninitialised memory where the runs are too short, and warns with NumPy 2.
+    """
+    height, width = runs["size"]
+    counts = runs["counts"] if isinstance(runs["counts"], list) else run_lengths(runs["counts"])
+    values = np.arange(len(counts), dtype=np.uint8) % 2  # runs alternate, and the first is of zeros
+    return np.ascontiguousarray(np.repeat(values, counts).reshape(width, height).T)  # they follow the columns
 
 
-def to_tensor(pixels: Image) -> Tensor:
-    """3 x height x width."""
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+def draw_mask(segmentation: Segmentation, *, before: Size, after: Size) -> Tensor:
+    """An object's pixels (height x width, 0 or 1) in an image that was scaled.
+
+    Polygons are scaled as coordinates and drawn at the new size; run lengths are drawn and then scaled.
+    """
+    from pycocotools import mask
+
+    drawn: Tensor
+    if isinstance(segmentation, dict):
+        drawn = functional.resize(tv_tensors.Mask(decode_runs(segmentation)), list(after))
+    else:
+        scale = [after[1] / before[1], after[0] / before[0]]
+        polygons = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segmentation]
+        drawn = tv_tensors.Mask(decode_runs(mask.merge(mask.frPyObjects(polygons, *after))))
+    return drawn
 
 
-def make_sample(image: CocoImage, *, shorter: int, longest: int, mirror: bool, key: int) -> Sample:
-    """Read an image, scale it with its boxes and masks, and mirror all of it or nothing."""
-    width, height = scaled_size(image.width, image.height, shorter=shorter, longest=longest)
-    pixels = resize(read_pixels(image), (width, height))
-    objects = image.objects
-    boxes = np.array([one.box for one in objects], dtype=np.float64).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]
-    boxes *= np.array([width / image.width, height / image.height] * 2)
-    boxes = boxes.clip(0, [width, height, width, height])
-    before = (image.width, image.height)
-    masks = [draw_mask(one.segmentation, before=before, after=(width, height)) for one in objects]
-    stacked = np.stack(masks) if masks else np.zeros((0, height, width), dtype=np.uint8)
-    if mirror:
-        pixels, stacked = pixels[:, ::-1], stacked[:, :, ::-1]
-        boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
-    return Sample(
-        pixels=to_tensor(pixels),
-        boxes=torch.from_numpy(boxes).float(),
-        labels=torch.tensor([one.label for one in objects], dtype=torch.int64),
-        masks=torch.from_numpy(np.ascontiguousarray(stacked)),
-        key=key,
+def make_sample(image: CocoImage, *, shorter: int, longest: int, mirror: bool) -> Sample:
+    """Read an image with at least one object, scale it with its boxes and masks, and mirror all of it or nothing."""
+    size = scaled_size(image.size, shorter=shorter, longest=longest)
+    corners = functional.convert_bounding_box_format(
+        tv_tensors.BoundingBoxes(
+            [one.box for one in image.objects], format="XYWH", canvas_size=image.size, dtype=torch.float32
+        ),
+        new_format="XYXY",
     )
+    parts = (
+        tv_tensors.Image(read_scaled(image, size)),
+        functional.clamp_bounding_boxes(functional.resize(corners, list(size))),
+        tv_tensors.Mask(
+            torch.stack([draw_mask(one.segmentation, before=image.size, after=size) for one in image.objects])
+        ),
+    )
+    if mirror:
+        parts = tuple(functional.horizontal_flip(part) for part in parts)
+    pixels, boxes, masks = (part.as_subclass(Tensor) for part in parts)
+    labels = torch.tensor([one.label for one in image.objects], dtype=torch.int64)
+    return Sample(pixels=pixels, boxes=boxes, labels=labels, masks=masks)
 
 
 class Choices:
-    """Which image stands where in the run, and how it is shown there."""
+    """Which image comes when, and how it is shown."""
 
     def __init__(self, count: int, config: CocoConfig) -> None:
         self.count, self.config = count, config
+        self._order: tuple[int, NDArray[np.int64]] | None = None
 
-    def at(self, step: int, row: int) -> tuple[int, int, bool, int]:
-        """Index of the image, its shorter side, whether it is mirrored, and its key; epochs follow each other without a cut."""
+    def at(self, step: int, rows: range) -> list[Shown]:
+        """What rows of a global batch show; epochs follow each other without a cut.
+
+        For one thread at a time: the order of the current epoch is computed once and kept.
+        """
+        return [self._one(*divmod(step * self.config.batch_size + row, self.count)) for row in rows]
+
+    def _one(self, epoch: int, place: int) -> Shown:
         config = self.config
-        epoch, place = divmod(step * config.batch_size + row, self.count)
-        index = int(rng.permutation(rng.key(config.seed, "coco order", epoch), self.count)[place])
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, rng.permutation(rng.key(config.seed, "coco order", epoch), self.count)
+        index = int(self._order[1][place])
         draws = rng.uniforms(rng.key(config.seed, "coco view", epoch), np.array([index]), 2)[0]
-        shorter = config.sizes[int(draws[0] * len(config.sizes))]
-        return index, shorter, config.flip and bool(draws[1] < 0.5), rng.key(config.seed, "coco sample", epoch, index)
+        return index, config.sizes[int(draws[0] * len(config.sizes))], config.flip and bool(draws[1] < 0.5)
 
 
 class CocoBatches:
@@ -121,28 +148,23 @@ class CocoBatches:
         count = config.batch_size // world_size
         choices = Choices(len(images), config)
 
-        def begin(step: int) -> tuple[tuple[int, list[Sample | None]], int]:
-            return (step, [None] * count), count
+        def begin(
+            step: int,
+        ) -> tuple[tuple[list[Shown], list[Sample | None]], int]:  # the pipeline calls it under its lock
+            return (choices.at(step, range(rank * count, (rank + 1) * count)), [None] * count), count
 
-        def fill(content: tuple[int, list[Sample | None]], rows: range, is_stopped: Callable[[], bool]) -> None:
-            step, samples = content
+        def fill(content: tuple[list[Shown], list[Sample | None]], rows: range, is_stopped: Callable[[], bool]) -> None:
+            shown, samples = content
             for row in rows:
                 if is_stopped():
                     return
-                index, shorter, mirror, key = choices.at(step, rank * count + row)
-                samples[row] = make_sample(
-                    images[index], shorter=shorter, longest=config.max_size, mirror=mirror, key=key
-                )
+                index, shorter, mirror = shown[row]
+                samples[row] = make_sample(images[index], shorter=shorter, longest=config.max_size, mirror=mirror)
 
+        threads = config.threads or default_threads()
         self._pipeline = Pipeline(
-            begin,
-            fill,
-            first=start,
-            steps=config.total,
-            threads=config.threads or default_threads(),
-            ahead=_AHEAD,
-            chunk=1,
-        )
+            begin, fill, first=start, steps=config.total, threads=threads, ahead=_AHEAD, chunk=1
+        )  # fmt: skip
 
     def at(self, step: int) -> tuple[Sample, ...]:
         """One rank's part of a global batch."""

@@ -1,19 +1,18 @@
-"""A fine-tuning run on COCO as one frozen dataclass: the 1x schedule, and its linear scaling with the batch."""
+"""The settings of a fine-tuning run on COCO: the 1x schedule, and its linear scaling with the batch."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from dssl.config import CheckpointConfig, Precision
 from dssl.errors import DsslError
-from dssl.settings import require
+from dssl.settings import finite, require
 
 SCRATCH = "scratch"
 ITERATIONS, BATCH, WARMUP = 90_000, 16, 500
-"""The 1x schedule: so many steps of so many images, the first of them with a growing rate."""
+"""The 1x schedule: steps, images per step, steps of warm-up."""
 DROPS = (60_000, 80_000)
-"""Where the 1x schedule divides its rate by ten."""
+"""The steps at which the 1x schedule divides its rate by ten."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +20,10 @@ class CocoConfig:
     """Fine-tuning of Mask R-CNN with a feature pyramid."""
 
     HARMLESS: ClassVar[tuple[str, ...]] = ("threads", "round", "save_minutes", "keep", "look_every", "pictures")
-    """Settings that a run may change half-way, since no weight and no score depends on them."""
+    """Settings that may change when a run resumes, since no weight and no score depends on them."""
 
     weights: str
-    """The folder of a run, a checkpoint or export of dssl, torchvision's weights file, or the word scratch."""
+    """A run folder, a checkpoint or export of dssl, a weights file of torchvision, or the word scratch."""
     data: Path
     """A folder in COCO's layout: annotations/instances_SPLIT.json, and the images in SPLIT."""
     train: str = "train2017"
@@ -32,61 +31,60 @@ class CocoConfig:
     test: str = "val2017"
     """The split to score."""
     train_images: int | None = None
-    """Train on the first so many images that have an object, by their ids."""
+    """Train on the first N images with an object, in the order of their ids."""
     test_images: int | None = None
-    """Score the first so many images that have an object, by their ids."""
+    """Score the first N images with an object, in the order of their ids."""
     encoder: str | None = None
-    """resnet18, resnet50 or another ResNet of torchvision: for scratch (resnet50), or where the file does not say it."""
+    """A ResNet of torchvision, such as resnet18: for scratch (default: resnet50), or where the weights file does not name it."""
 
     schedule: float = 1.0
     """1 is the 1x schedule: 90,000 steps at batch 16, with the rate divided by ten at 60,000 and 80,000."""
     steps: int | None = None
-    """Train for so many steps instead; the rate falls at the same shares of them."""
+    """Train for N steps instead; the rate drops at the same fractions of the run."""
     batch_size: int = 16
-    """Images in a step over all processes; rate and schedule follow it linearly."""
+    """Images per step over all processes; rate and schedule scale with it linearly."""
     rate: float = 0.02
     """Learning rate at batch 16."""
     warmup: int | None = None
-    """Steps of linear warm-up; by default 500 at batch 16, scaled with the batch, and at most a tenth of the run."""
+    """Steps of linear warm-up; by default 500 at batch 16, scaled with the batch, at most a tenth of the run."""
     momentum: float = 0.9
     weight_decay: float = 1e-4
     clip: float | None = None
     """Clip the norm of the gradient to this value."""
     norm: Literal["auto", "frozen", "sync"] = "auto"
-    """BatchNorm of the encoder: frozen with the weights' statistics, or trained on the batch of all processes together; auto
-    is frozen with weights and sync from scratch."""
+    """BatchNorm of the encoder: frozen, or trained over all processes (sync); auto is frozen with weights, else sync."""
 
     sizes: tuple[int, ...] = (640, 672, 704, 736, 768, 800)
-    """The shorter side of a training image is one of these, by chance."""
+    """The shorter side of a training image is drawn from these."""
     test_size: int = 800
     """The shorter side of a scored image."""
     max_size: int = 1333
-    """The longer side is never longer than this."""
+    """Upper limit of the longer side."""
     flip: bool = True
     """Mirror half of the training images."""
     anchors: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Side of the anchors on each of the five levels of the pyramid; smaller images want smaller ones."""
+    """Side of the anchors on each of the five levels of the pyramid; smaller images need smaller ones."""
     proposals: int = 2000
-    """Boxes that the first stage hands on from a training image; half as many from a scored one."""
+    """Boxes that the first stage passes on from a training image; half as many from a scored one."""
     samples: int = 512
-    """Proposals an image that the second stage is trained on, a quarter of them on objects at most."""
+    """Proposals per image that the second stage is trained on, at most a quarter of them on objects."""
 
     seed: int = 0
     precision: Precision = "fp32"
-    """fp32, bf16, or auto: measured."""
+    """fp32, bf16, or auto, which measures."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode and resize images; as many as there are cores by default."""
+    """Threads that decode and resize images; by default one per core."""
     look_every: int = 20
-    """Write a line to metrics.jsonl every so many steps; a loss that is no number stops the run there."""
+    """Write a line to metrics.jsonl every N steps; a loss that is not a number stops the run there."""
     round: int = 1000
-    """Say how it goes and save every so many steps."""
+    """Print progress and save every N steps."""
     save_minutes: float = 15.0
-    """Save also when this many minutes have passed since the last time."""
+    """Also save when this many minutes have passed since the last save."""
     keep: int = 2
-    """How many of the newest checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
     pictures: int = 12
-    """Images with their detections in the report."""
+    """Images shown with their detections on the page."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "test_size", "max_size", "proposals", "samples", "look_every", "round", "keep"):
@@ -95,27 +93,20 @@ class CocoConfig:
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
         for name in ("schedule", "rate", "save_minutes"):
-            value = getattr(self, name)
-            require(math.isfinite(value) and value > 0, name, value, "a number above 0")
+            finite(name, getattr(self, name), strictly=True)
+        finite("weight_decay", self.weight_decay)
         require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
-        require(
-            math.isfinite(self.weight_decay) and self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more"
-        )
         require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "0 or more")
         require(self.clip is None or self.clip > 0, "clip", self.clip, "a number above 0")
         require(self.pictures >= 0, "pictures", self.pictures, "0 or more")
         require(len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels")
-        require(
-            max(*self.sizes, self.test_size) <= self.max_size, "max_size", self.max_size, "at least every other size"
-        )
-        require(
-            len(self.anchors) == 5 and min(self.anchors) >= 1, "anchors", self.anchors, "five sides of at least 1 pixel"
-        )
+        fits = max(*self.sizes, self.test_size) <= self.max_size
+        require(fits, "max_size", self.max_size, "at least every other size")
+        five = len(self.anchors) == 5 and min(self.anchors) >= 1
+        require(five, "anchors", self.anchors, "five sides of at least 1 pixel")
         require(self.precision != "fp64", "precision", self.precision, "fp32, bf16, fp16 or auto")
         if self.weights == SCRATCH and self.norm == "frozen":
-            raise DsslError(
-                "norm is frozen and weights is scratch: there are no statistics to freeze; take --norm sync"
-            )
+            raise DsslError("norm is frozen and weights is scratch: there are no statistics to freeze; use --norm sync")
 
     @property
     def total(self) -> int:
@@ -124,7 +115,7 @@ class CocoConfig:
 
     @property
     def drops(self) -> tuple[int, ...]:
-        """The steps from which on the rate is ten times lower."""
+        """The steps at which the rate is divided by ten."""
         return tuple(self.total * drop // ITERATIONS for drop in DROPS)
 
     @property

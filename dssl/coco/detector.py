@@ -1,12 +1,13 @@
-"""torchvision's Mask R-CNN around an encoder of dssl, with the proof that the encoder is the one in the file."""
+"""torchvision's Mask R-CNN around an encoder, with proof that the encoder is the one in the file."""
 
+import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,29 +31,18 @@ class Origin:
     encoder: str
     sha256: str | None
     normalization: Normalization
-    verified: int
-    """Tensors of the detector's backbone that were compared with the file, read a second time, and are the same bits."""
+    verified_tensors: int
+    """Tensors of the detector's backbone that were compared with a second reading of the file and are bit-identical."""
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Origin":
         """The inverse of ``plain``."""
-        means = plain["normalization"]
-        return cls(
-            text=plain["text"],
-            encoder=plain["encoder"],
-            sha256=plain["sha256"],
-            normalization=Normalization(tuple(means["mean"]), tuple(means["std"])),
-            verified=plain["verified_tensors"],
-        )
+        normalization = {name: tuple(values) for name, values in plain["normalization"].items()}
+        return cls(**{**plain, "normalization": Normalization(**normalization)})
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "text": self.text,
-            "encoder": self.encoder,
-            "sha256": self.sha256,
-            "normalization": {"mean": list(self.normalization.mean), "std": list(self.normalization.std)},
-            "verified_tensors": self.verified,
-        }
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +54,18 @@ class DetectionLoss:
 
 
 class Detector(nn.Module):
-    """``detector(samples) -> DetectionLoss``; ``detect`` gives boxes, masks and scores."""
+    """``detector(samples) -> DetectionLoss``; ``detect`` gives boxes, masks and scores.
+
+    Which anchors and proposals it trains on is drawn by torchvision from torch's generator, which the loop seeds by the step.
+    """
 
     network: Any  # torchvision's parts have no types
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.samplers: tuple[KeyedSampler, KeyedSampler] = (
-            KeyedSampler(self.network.rpn.fg_bg_sampler, "anchors"),
-            KeyedSampler(self.network.roi_heads.fg_bg_sampler, "proposals"),
-        )
-        self.network.rpn.fg_bg_sampler, self.network.roi_heads.fg_bg_sampler = self.samplers
 
     def forward(self, samples: Sequence[Sample]) -> DetectionLoss:
-        for sampler in self.samplers:
-            sampler.keys = [sample.key for sample in samples]
         targets = [{"boxes": one.boxes, "labels": one.labels, "masks": one.masks} for one in samples]
         losses = self.network([one.pixels.float() / 255 for one in samples], targets)
         parts = {name.removeprefix("loss_"): value for name, value in losses.items()}
@@ -87,54 +73,22 @@ class Detector(nn.Module):
         return DetectionLoss(sum(others, first), {name: one.detach() for name, one in parts.items()})
 
     @torch.no_grad()
-    def detect(self, images: Sequence[Tensor], *, sizes: Sequence[tuple[int, int]]) -> list[dict[str, Tensor]]:
-        """Detections in scaled images (uint8), in the pixels of the originals, whose sizes are height, width."""
+    def detect(self, image: Tensor, *, size: tuple[int, int]) -> dict[str, Tensor]:
+        """Detections in a scaled image (uint8), in pixels of the original, whose height and width are ``size``."""
         from torchvision.models.detection.image_list import ImageList
 
         network = self.network
-        scaled = [network.transform.normalize(image.float() / 255) for image in images]
-        batch = ImageList(network.transform.batch_images(scaled), [(one.shape[1], one.shape[2]) for one in scaled])
+        scaled = network.transform.normalize(image.float() / 255)
+        batch = ImageList(network.transform.batch_images([scaled]), [tuple(scaled.shape[1:])])
         features = network.backbone(batch.tensors)
         proposals, _ = network.rpn(batch, features)
         found, _ = network.roi_heads(features, proposals, batch.image_sizes)
-        detections: list[dict[str, Tensor]] = network.transform.postprocess(found, batch.image_sizes, list(sizes))
-        return detections
-
-
-class KeyedSampler:
-    """Which anchors and proposals are trained on, drawn by the image's key: torchvision's own draws from a global state."""
-
-    def __init__(self, original: Any, name: str) -> None:
-        self.name = name
-        self.count: int = original.batch_size_per_image
-        self.positives = int(original.batch_size_per_image * original.positive_fraction)
-        self.keys: list[int] = []
-        """Of the images of this step, in their order."""
-
-    def __call__(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Masks of the chosen objects (> 0) and of the chosen background (0) of every image; -1 is never chosen."""
-        chosen, background = [], []
-        for labels, key in zip(matched, self.keys, strict=True):
-            objects = self._choose(labels >= 1, self.positives, rng.key(key, self.name, "object"))
-            rest = self.count - int(objects.sum())
-            chosen.append(objects)
-            background.append(self._choose(labels == 0, rest, rng.key(key, self.name, "background")))
-        return chosen, background
-
-    @staticmethod
-    def _choose(candidates: Tensor, count: int, stream: int) -> Tensor:
-        places = torch.where(candidates)[0]
-        if len(places) > count:
-            draws = rng.bits(stream, np.arange(len(places), dtype=np.int64), 1)[:, 0]
-            kept = np.argpartition(draws, count)[:count] if count else np.zeros(0, dtype=np.int64)
-            places = places[torch.from_numpy(np.sort(kept)).to(places.device)]
-        mask = torch.zeros_like(candidates, dtype=torch.uint8)
-        mask[places] = 1
-        return mask
+        detections: list[dict[str, Tensor]] = network.transform.postprocess(found, batch.image_sizes, [size])
+        return detections[0]
 
 
 def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = None) -> tuple[Detector, Origin]:
-    """Mask R-CNN with a feature pyramid on the encoder; with an ``origin`` (of a resumed run) no weights are read."""
+    """Mask R-CNN with a feature pyramid on the encoder; given the ``origin`` of a resumed run, no weights are read."""
     from torchvision.models.detection import MaskRCNN
     from torchvision.models.detection.anchor_utils import AnchorGenerator
     from torchvision.models.detection.backbone_utils import BackboneWithFPN
@@ -147,7 +101,9 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
     elif config.weights == SCRATCH:
         name = _resnet(config.encoder or "resnet50", "--encoder")
         encoder = build_encoder(name, image_size=config.test_size)
-        origin = Origin(text=f"{name} from scratch", encoder=name, sha256=None, normalization=IMAGENET, verified=0)
+        origin = Origin(
+            text=f"{name} from scratch", encoder=name, sha256=None, normalization=IMAGENET, verified_tensors=0
+        )
     else:
         read = _open(config)
         encoder = read.encoder
@@ -162,9 +118,12 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
     )
     if read is not None:
         verified = verify_backbone(body.body, config)
-        text = f"{read.report.text()}; {verified} of {verified} tensors of the backbone are the file's, bit for bit"
         origin = Origin(
-            text=text, encoder=read.name, sha256=read.sha256, normalization=read.normalization, verified=verified
+            text=f"{read.report.text()}; {verified} of {verified} tensors of the backbone are the file's, bit for bit",
+            encoder=read.name,
+            sha256=read.sha256,
+            normalization=read.normalization,
+            verified_tensors=verified,
         )
     assert origin is not None
     network = MaskRCNN(
@@ -184,20 +143,18 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
 
 
 def verify_backbone(body: nn.Module, config: CocoConfig) -> int:
-    """Read the file again and compare it with the detector's encoder; how many tensors are the same, or an error."""
+    """Read the file again, compare it with the detector's encoder, and return the number of tensors; a difference is an error."""
     there = {name: value for name, value in _open(config).encoder.state_dict().items() if not name.endswith(_COUNTER)}
     here = {name: value for name, value in body.state_dict().items() if not name.endswith(_COUNTER)}
     wrong = [name for name, value in here.items() if name not in there or not torch.equal(value, there[name])]
     if wrong or here.keys() != there.keys():
         names = wrong or sorted(there.keys() - here.keys())
-        raise RuntimeError(
-            f"{len(names)} tensors of the backbone are not those of {config.weights}, such as {names[0]}"
-        )
+        raise RuntimeError(f"{len(names)} tensors of the backbone differ from {config.weights}, for example {names[0]}")
     return len(here)
 
 
 def freeze_batchnorm(module: nn.Module) -> None:
-    """Make every BatchNorm a fixed scale and shift with the statistics that it has; names in the state dict stay."""
+    """Turn every BatchNorm into a fixed scale and shift with its statistics; names in the state dict stay."""
     from torchvision.ops import FrozenBatchNorm2d
 
     for name, child in list(module.named_children()):
@@ -214,7 +171,7 @@ def _open(config: CocoConfig) -> LoadedEncoder:
     _resnet(loaded.name, config.weights)
     if loaded.channels != 3:
         raise DsslError(
-            f"{config.weights} is an encoder of gray images; COCO's have colour: pretrain with --channels 3"
+            f"{config.weights} is an encoder for gray images, but COCO's are in colour: pretrain with --channels 3"
         )
     loaded.encoder.train()
     return loaded
@@ -223,7 +180,7 @@ def _open(config: CocoConfig) -> LoadedEncoder:
 def _resnet(name: str, where: str) -> str:
     if not re.fullmatch(r"resnet(18|34|50|101|152)", name):
         raise DsslError(
-            f"{where} is the encoder {name}: Mask R-CNN's pyramid is built on a plain ResNet of torchvision, "
+            f"{where} is the encoder {name}: Mask R-CNN's feature pyramid needs a plain ResNet of torchvision, "
             "such as resnet50 or resnet18"
         )
     return name

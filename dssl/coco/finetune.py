@@ -1,6 +1,7 @@
-"""From an encoder to box and mask AP on COCO: the task for the training engine, then detections, scores and the page."""
+"""From an encoder to box and mask AP on COCO: fine-tuning for the training loop, then detections and scores."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,11 +13,10 @@ import torch.distributed as dist
 
 from dssl import config_io, loop
 from dssl.coco.annotations import CocoData, CocoImage, read_split
-from dssl.coco.batches import CocoBatches, Sample, read_pixels, resize, scaled_size, to_tensor
+from dssl.coco.batches import CocoBatches, Sample, read_scaled, scaled_size
 from dssl.coco.config import CocoConfig
-from dssl.coco.detector import Detector, Origin, build_detector
-from dssl.coco.results import Result, Scores, require_pycocotools, score, to_results
-from dssl.coco.watch import LossWatch
+from dssl.coco.detector import DetectionLoss, Detector, Origin, build_detector
+from dssl.coco.results import Detection, Scores, require_pycocotools, score, to_results
 from dssl.data.parallel import in_threads
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
@@ -24,52 +24,57 @@ from dssl.files import write_atomically
 from dssl.log import Log
 from dssl.precision import autocast
 from dssl.run import RunFolder
-from dssl.state import Pace
+from dssl.state import Opinion, Pace, Sight
 from dssl.version import VERSION
+from dssl.weights import checkpoint
 from dssl.world import World
 
 TASK = "coco"
 _MEASURED_SIZE = 224
-"""Pixels of the images on which the precision is measured."""
+"""Side in pixels of the images on which the precision is measured."""
 _AHEAD = 16
 """Scored images in memory at a time."""
 COMPARABLE = (
-    "torchvision's Mask R-CNN, not Detectron's, which the paper used: heads, initialisation, anchors and resampling differ in "
-    "detail, so that these numbers are not strictly comparable with the paper's table; compare runs of this command."
+    "this is torchvision's Mask R-CNN, not Detectron's, which the paper used: heads, initialisation, anchors and resampling "
+    "differ in detail, so these numbers are not strictly comparable with the paper's table; compare runs of this command."
+)
+_REMEDIES = (
+    "lower --rate by half or more, or lengthen --warmup",
+    "set --clip 10",
+    "use --norm sync where the frozen statistics do not fit the weights, and --precision fp32",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a page about a scored run shows."""
+    """What the page of a scored run shows."""
 
     test: CocoData
-    results: list[Result]
+    results: list[Detection]
     protocol: dict[str, Any]
     losses: list[tuple[int, float, dict[str, float]]]
+    """Step, loss and its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CocoResult:
-    """How a fine-tuning ended; scores only where it reached its last step, on the first process."""
+    """How fine-tuning ended; there are scores only after the last step, on the first process."""
 
     ending: loop.Ending
-    scores: Scores | None
-    origin: Origin
+    scores: Scores | None = None
     findings: Findings | None = None
 
 
 def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
-    """Fine-tune Mask R-CNN in the folder ``out`` or continue there, then score the last weights on the test split."""
+    """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split."""
     require_pycocotools()
     folder = RunFolder(Path(out))
 
     def changes(kept: dict[str, Any]) -> list[str]:
         if kept.get("task") != TASK:
             raise DsslError(f"{folder.path} holds a run of another kind (pretraining); name another --out")
-        return config_io.difference(
-            config_io.read(kept["config"], default=config, where=str(folder.config_file)), config
-        )
+        before = config_io.read(kept["config"], default=config, where=str(folder.config_file))
+        return config_io.difference(before, config)
 
     with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
         return _run(config, folder, world)
@@ -82,7 +87,7 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
     detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
     precision, why = loop.precision_of(
         config.precision, kept, world,
-        # a part of an image is enough: what is compared hardly depends on the size
+        # part of an image is enough: which precision is faster hardly depends on the size
         encoder=detector.network.backbone, image_size=min(config.test_size, _MEASURED_SIZE), channels=3,
     )  # fmt: skip
     header = {
@@ -94,13 +99,11 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
         "fingerprint": train.fingerprint,
     }
     images = train.trainable()
-    loop.describe(
-        folder, world, header | {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
-    )
+    about = {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
+    loop.describe(folder, world, header | about)
+    per_epoch = len(images) / config.batch_size
     settings = loop.Settings(
-        pace=Pace(
-            total=config.total, steps_per_epoch=len(images) / config.batch_size, round=config.round, counted="step"
-        ),
+        pace=Pace(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step"),
         batch_size=config.batch_size,
         data=f"{config.data} {config.train}",
         precision=precision,
@@ -110,25 +113,58 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
         clip=config.clip,
     )
     task = Finetuning(config, images, detector, world=world, header=header)
-    greeting = [origin.text, *_greeting(config, train, test, images, world, why), COMPARABLE]
+    greeting = [origin.text, *_greeting(config, train, test, world, why), COMPARABLE]
     ending = loop.run(task, settings, folder=folder, world=world, resumed=resumed, greeting=greeting)
     if ending.step < ending.total or ending.signal is not None or ending.opinion.verdict == "diverged":
-        return CocoResult(ending=ending, scores=None, origin=origin)
+        return CocoResult(ending=ending)
     with autocast(world.device, precision):
         results = detect_all(detector, test, config, world=world)
     if not world.first:
-        return CocoResult(ending=ending, scores=None, origin=origin)
+        return CocoResult(ending=ending)
     scores = score(test, results)
-    return CocoResult(
-        ending=ending,
-        scores=scores,
-        origin=origin,
-        findings=_write(config, folder, train, test, results, scores, origin, ending),
-    )
+    protocol = _protocol(config, train, test, origin, ending)
+    _write_json(folder.path / "results.json", results)
+    _write_json(folder.path / "evaluation.json", {"scores": scores.plain(), "protocol": protocol}, indent=2)
+    findings = Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
+    return CocoResult(ending=ending, scores=scores, findings=findings)
+
+
+class LossWatch:
+    """A detector cannot collapse as an encoder can, but its loss can diverge: this names the part that did so first."""
+
+    def __init__(self) -> None:
+        self.opinion = Opinion("healthy", 0)
+
+    def look(self, step: int, report: DetectionLoss, *, first_bad: int) -> Sight:
+        parts = _floats(report)
+        loss = float(report.total.detach())
+        if first_bad >= 0 or not math.isfinite(loss):
+            self.divergence(step, report, first_bad=first_bad)
+        return Sight(
+            step=step,
+            loss=loss,
+            record={"step": step, "loss": loss, "parts": parts},
+            text="  ".join(f"{name} {value:.3f}" for name, value in parts.items()),
+            opinion=self.opinion,
+        )
+
+    def divergence(self, step: int, report: DetectionLoss, *, first_bad: int) -> None:
+        broken = [name for name, value in _floats(report).items() if not math.isfinite(value)]
+        named = f"the loss is no longer a number ({', '.join(broken)})"
+        reason = named if broken else "the weights are no longer numbers"
+        began = first_bad if first_bad >= 0 else step
+        self.opinion = Opinion("diverged", began, reason=reason, remedies=_REMEDIES)
+
+    def state(self) -> dict[str, Any]:
+        """A healthy run has nothing to remember."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.opinion = Opinion("healthy", 0)
 
 
 class Finetuning:
-    """Mask R-CNN on annotated images: ``loop.Task`` for ``dssl evaluate-coco``."""
+    """Mask R-CNN on annotated images, as the loop trains it."""
 
     name = "detector"
 
@@ -145,7 +181,7 @@ class Finetuning:
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
         self.module = self.objective = detector.to(world.device).train()
-        self.fixed_rate = config.rate_at(0)  # no group of the optimiser is fixed
+        self.fixed_rate = config.rate_at(0)  # no parameter group has a fixed rate
         self.optimizer = torch.optim.SGD(
             [parameter for parameter in detector.parameters() if parameter.requires_grad],
             lr=config.rate,
@@ -167,29 +203,27 @@ class Finetuning:
         """The weights need nothing more."""
 
     def begin(self, log: Log) -> None:
-        """Nothing is drawn before the first step."""
+        """There is nothing to show before the first step."""
 
     def after_round(self, step: int, log: Log) -> None:
-        """Scores are taken once, from the last weights: a checkpoint chosen on the test split would flatter."""
+        """Only the last weights are scored: a checkpoint chosen on the test split would score too high."""
 
 
-def detect_all(detector: Detector, data: CocoData, config: CocoConfig, *, world: World) -> list[Result]:
-    """COCO results for every image of the split, shared out among the processes; the first one gets all of them."""
+def detect_all(detector: Detector, data: CocoData, config: CocoConfig, *, world: World) -> list[Detection]:
+    """Detections in every image of the split, shared out among the processes, all of which receive them all."""
     mine = data.images[world.rank :: world.size]
 
     def prepared(index: int) -> torch.Tensor:
-        image = mine[index]
-        size = scaled_size(image.width, image.height, shorter=config.test_size, longest=config.max_size)
-        return to_tensor(resize(read_pixels(image), size))
+        size = scaled_size(mine[index].size, shorter=config.test_size, longest=config.max_size)
+        return read_scaled(mine[index], size)
 
     detector.eval()
-    results: list[Result] = []
+    results: list[Detection] = []
     for begin in range(0, len(mine), _AHEAD):
         indices = range(begin, min(begin + _AHEAD, len(mine)))
         for index, pixels in zip(indices, in_threads(prepared, indices, threads=config.threads), strict=True):
-            image = mine[index]
-            found = detector.detect([pixels.to(world.device)], sizes=[(image.height, image.width)])
-            results += to_results(image, found[0], data.category_ids)
+            found = detector.detect(pixels.to(world.device), size=mine[index].size)
+            results += to_results(mine[index], found, data.category_ids)
     detector.train()
     if world.size == 1:
         return results
@@ -201,44 +235,31 @@ def detect_all(detector: Detector, data: CocoData, config: CocoConfig, *, world:
 def _data(config: CocoConfig) -> tuple[CocoData, CocoData]:
     train = read_split(config.data, config.train, limit=config.train_images)
     test = read_split(config.data, config.test, limit=config.test_images)
-    if not train.trainable():
-        raise DsslError(f"{train.name} has no image with an object: there is nothing to train on")
-    if not test.trainable():
-        raise DsslError(f"{test.name} has no image with an object: there is nothing to score")
+    for split, purpose in ((train, "train on"), (test, "score")):
+        if not split.trainable():
+            raise DsslError(f"{split.name} has no image with an object: there is nothing to {purpose}")
     if (train.category_ids, train.category_names) != (test.category_ids, test.category_names):
         raise DsslError(f"{train.name} and {test.name} have different categories: expected the same ids and names")
     return train, test
 
 
-def _greeting(
-    config: CocoConfig, train: CocoData, test: CocoData, images: Sequence[CocoImage], world: World, why: str
-) -> list[str]:
+def _greeting(config: CocoConfig, train: CocoData, test: CocoData, world: World, why: str) -> list[str]:
     norm = "frozen" if config.frozen else "trained, over all processes" if world.size > 1 else "trained"
     processes = f"{world.size} processes on " if world.size > 1 else ""
-    objects = sum(len(image.objects) for image in images)
+    objects = [len(image.objects) for image in train.trainable()]
     return [
-        f"{train.name}: {len(images):,} images with {objects:,} objects of {len(train.category_ids)} categories; "
+        f"{train.name}: {len(objects):,} images with {sum(objects):,} objects of {len(train.category_ids)} categories; "
         f"{config.total:,} steps of {config.batch_size} on {processes}{world.device}; BatchNorm {norm}; {why}",
         *(f"{train.name}: {note}" for note in train.notes),
         *(f"{test.name}: {note}" for note in test.notes if test.name != train.name),
     ]
 
 
-def _write(
-    config: CocoConfig,
-    folder: RunFolder,
-    train: CocoData,
-    test: CocoData,
-    results: list[Result],
-    scores: Scores,
-    origin: Origin,
-    ending: loop.Ending,
-) -> Findings:
-    """results.json as COCO's tools read it, and evaluation.json with the protocol."""
-    from dssl.weights import checkpoint
-
+def _protocol(
+    config: CocoConfig, train: CocoData, test: CocoData, origin: Origin, ending: loop.Ending
+) -> dict[str, Any]:
     assert ending.checkpoint is not None
-    protocol = {
+    return {
         "detector": "torchvision Mask R-CNN with a feature pyramid on all four stages",
         "note": COMPARABLE,
         "weights": origin.plain(),
@@ -252,13 +273,16 @@ def _write(
         "checkpoint": {"file": ending.checkpoint.name, "sha256": checkpoint.read(ending.checkpoint).header["sha256"]},
         "scored": "the weights of the last step, once",
     }
-    write_atomically(folder.path / "results.json", [json.dumps(results).encode(), b"\n"])
-    record = {"scores": scores.plain(), "protocol": protocol}
-    write_atomically(folder.path / "evaluation.json", [json.dumps(record, indent=2).encode(), b"\n"])
-    return Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
+
+
+def _write_json(path: Path, plain: Any, *, indent: int | None = None) -> None:
+    write_atomically(path, [json.dumps(plain, indent=indent).encode(), b"\n"])
 
 
 def _losses(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
-    """Step, loss and its parts, from the run's own record."""
     lines = [json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines()]
     return [(line["step"], line["loss"], line["parts"]) for line in lines if "parts" in line]
+
+
+def _floats(report: DetectionLoss) -> dict[str, float]:
+    return {name: float(value) for name, value in report.parts.items()}

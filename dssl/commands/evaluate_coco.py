@@ -1,4 +1,4 @@
-"""``dssl evaluate-coco``: what an encoder is worth where objects must be found and outlined."""
+"""``dssl evaluate-coco``: how well an encoder serves to detect and outline objects."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from dssl.commands.arguments import command_line
 class Arguments:
     """Fine-tune Mask R-CNN on COCO from an encoder and score boxes and masks: dssl evaluate-coco WEIGHTS FOLDER.
 
-    The same command again continues a run that was stopped. The defaults are the 1x schedule with a feature pyramid; it wants
-    GPUs: torchrun --nproc-per-node 8 -m dssl evaluate-coco ... Needs pycocotools: pip install 'dssl[coco]'. The detector is
-    torchvision's, so that its numbers are not strictly comparable with those of Detectron; docs/coco.md says more.
+    Rerunning the command resumes a stopped run. The defaults are the 1x schedule with a feature pyramid, which needs GPUs:
+    torchrun --nproc-per-node 8 -m dssl evaluate-coco ... It also needs pycocotools: pip install 'dssl[coco]'. The detector is
+    torchvision's, so its numbers are not strictly comparable with those of Detectron; see docs/coco.md.
     """
 
     config: Annotated[CocoConfig, tyro.conf.arg(name="")]
     out: Path = Path("runs/coco")
-    """The run's folder: checkpoints, metrics.jsonl, results.json, evaluation.json, evaluation.html."""
+    """The run folder: checkpoints, metrics.jsonl, results.json, evaluation.json, evaluation.html."""
 
 
 def run(arguments: Arguments) -> int:
@@ -35,14 +35,14 @@ def run(arguments: Arguments) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.coco.finetune import COMPARABLE, finetune
-    from dssl.report.coco import table, write_page
+    from dssl.report.coco import write_page
 
     result = finetune(config, arguments.out)
     if result.scores is not None:
         written = write_page(
             result, arguments.out, pictures=config.pictures, command=command_line("evaluate-coco", arguments)
         )
-        print(table(result.scores))
+        print(score_table(result.scores))
         print(f"note: {COMPARABLE}")
         print(written)
     elif result.ending.signal is None and result.ending.exit_code and os.environ.get("RANK", "0") == "0":

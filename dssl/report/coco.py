@@ -1,27 +1,25 @@
-"""The page of a fine-tuning on COCO: six columns, every category, the loss, and what was found next to what is there."""
+"""The page of a fine-tuning run on COCO: six columns, every category, the loss, and detections next to annotations."""
 
 import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
-from PIL import ImageDraw
+from PIL import ImageColor, ImageDraw
 
 from dssl import rng
-from dssl.coco.annotations import CocoData, CocoImage
-from dssl.coco.batches import read_pixels, resize, scaled_size
+from dssl.coco.annotations import CocoData, CocoImage, Segmentation
+from dssl.coco.batches import draw_mask, read_scaled, scaled_size
 from dssl.coco.finetune import CocoResult
-from dssl.coco.masks import draw_mask
-from dssl.coco.results import COLUMNS, ClassScore, Result, Scores
+from dssl.coco.results import COLUMNS, ClassScore, Detection, Scores
 from dssl.report import page
 from dssl.report.figures import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture
-from dssl.types import Image
 
 Losses = Sequence[tuple[int, float, Mapping[str, float]]]
 SHOWN = 0.5
@@ -32,15 +30,18 @@ _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#0aa5b5", "#d
 _MEANINGS = (
     (
         "AP",
-        "Average precision, averaged over the overlaps 0.50, 0.55, ..., 0.95 that a detection needs, and over categories.",
+        "Average precision, averaged over the required overlaps 0.50, 0.55, ..., 0.95 and over categories.",
     ),
-    ("AP50, AP75", "The same where an overlap (intersection over union) of one half, or of three quarters, is enough."),
+    ("AP50, AP75", "The same where an overlap (intersection over union) of 0.50, or of 0.75, is enough."),
     ("box, mask", "The overlap of rectangles, or of pixels."),
-    ("objects", "Annotated objects of the category in the scored images, crowds apart; without any there is no AP."),
+    (
+        "objects",
+        "Annotated objects of the category in the scored images, without crowds; a category without objects has no AP.",
+    ),
 )
 
 
-def table(scores: Scores) -> str:
+def score_table(scores: Scores) -> str:
     """The six columns for a terminal, in percent."""
     head = [f"{kind} {column}" for kind in ("box", "mask") for column in COLUMNS]
     values = [f"{measured[column]:.1f}" for measured in (scores.box, scores.mask) for column in COLUMNS]
@@ -51,39 +52,29 @@ def table(scores: Scores) -> str:
 
 
 def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
-    """evaluation.html of a scored run, in its folder."""
-    found, scores = result.findings, result.scores
-    assert found is not None
-    assert scores is not None
+    """Write evaluation.html of a scored run to its folder."""
     path = folder / "evaluation.html"
-    made = html(
-        found.test, found.results, scores, found.protocol, losses=found.losses, pictures=pictures, command=command
-    )
-    page.write(path, made)
+    page.write(path, html(result, pictures=pictures, command=command))
     return path
 
 
-def html(
-    data: CocoData,
-    results: Sequence[Result],
-    scores: Scores,
-    protocol: Mapping[str, Any],
-    *,
-    losses: Losses,
-    pictures: int,
-    command: str,
-) -> str:
+def html(result: CocoResult, *, pictures: int, command: str) -> str:
     """The whole page."""
+    found, scores = result.findings, result.scores
+    assert found is not None
+    assert scores is not None
+    data, protocol = found.test, found.protocol
+    seed = protocol["config"]["seed"]
     facts = [
         ("encoder", protocol["weights"]["encoder"]),
         ("weights", (protocol["weights"]["sha256"] or "from scratch")[:16]),
         ("backbone tensors verified", str(protocol["weights"]["verified_tensors"])),
         ("steps", f"{protocol['steps']:,}"),
-        ("images in a step", str(protocol["config"]["batch_size"])),
+        ("images per step", str(protocol["config"]["batch_size"])),
         ("BatchNorm", protocol["batchnorm"]),
         ("train images", f"{protocol['train']['images']:,}"),
         ("scored images", f"{scores.images:,}"),
-        ("seed", str(protocol["config"]["seed"])),
+        ("seed", str(seed)),
     ]
     context = {
         "name": data.name,
@@ -97,8 +88,8 @@ def html(
         ],
         "classes": [_class_row(one) for one in sorted(scores.classes, key=lambda one: -one.objects) if one.objects],
         "absent": sum(one.objects == 0 for one in scores.classes),
-        "losses": loss_plot(losses) if losses else None,
-        "sheets": [_sheet(data, image, results) for image in _chosen(data, pictures, protocol["config"]["seed"])],
+        "losses": loss_plot(found.losses) if found.losses else None,
+        "sheets": [_sheet(data, image, found.results) for image in _chosen(data, pictures, seed)],
         "shown": f"{SHOWN:g}",
         "meanings": _MEANINGS,
         "protocol": json.dumps(protocol, indent=1, sort_keys=True),
@@ -139,35 +130,27 @@ def loss_plot(losses: Losses) -> Plot:
 
 
 def _chosen(data: CocoData, count: int, seed: int) -> list[CocoImage]:
-    """Images with objects, the same ones for every run with this seed: pictures of two runs can be compared."""
+    """Images with objects, the same for every run with this seed, so that two pages can be compared."""
     images = data.trainable()
     places = np.sort(rng.permutation(rng.key(seed, "coco pictures"), len(images))[:count])
     return [images[place] for place in places]
 
 
-def _sheet(data: CocoData, image: CocoImage, results: Sequence[Result]) -> Picture:
-    size = scaled_size(image.width, image.height, shorter=_SIDE, longest=_SIDE)
-    pixels = resize(read_pixels(image), size)
-    names = dict(zip(data.category_ids, data.category_names, strict=True))
-    before = (image.width, image.height)
-    truth = [
-        (one.box, draw_mask(one.segmentation, before=before, after=size), one.label, data.category_names[one.label - 1])
-        for one in image.objects
-    ]
+def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Picture:
+    """The annotations on the left, the detections on the right."""
+    size = height, width = scaled_size(image.size, shorter=_SIDE, longest=_SIDE)
+    truth = [_Drawn(one.box, one.segmentation, one.label, data.category_names[one.label - 1]) for one in image.objects]
+    labels = {number: label for label, number in enumerate(data.category_ids, 1)}
+    shown = [one for one in results if one["image_id"] == image.id and one["score"] >= SHOWN]
     found = [
-        (
-            one["bbox"],
-            draw_mask(one["segmentation"], before=before, after=size),
-            data.category_ids.index(one["category_id"]) + 1,
-            f"{names[one['category_id']]} {one['score']:.2f}",
-        )
-        for one in sorted(results, key=lambda one: float(one["score"]))
-        if one["image_id"] == image.id and one["score"] >= SHOWN
+        _Drawn(one["bbox"], one["segmentation"], label, f"{data.category_names[label - 1]} {one['score']:.2f}")
+        for one in sorted(shown, key=lambda one: float(one["score"]))
+        for label in (labels[one["category_id"]],)
     ]
-    scale = size[0] / image.width, size[1] / image.height
-    joined = Pillow.new("RGB", (2 * size[0] + 8, size[1]), "white")
-    joined.paste(draw(pixels, truth, scale=scale), (0, 0))
-    joined.paste(draw(pixels, found, scale=scale), (size[0] + 8, 0))
+    pixels = read_scaled(image, size).permute(1, 2, 0).numpy()
+    joined = Pillow.new("RGB", (2 * width + 8, height), "white")
+    joined.paste(_painted(pixels, truth, before=image.size), (0, 0))
+    joined.paste(_painted(pixels, found, before=image.size), (width + 8, 0))
     buffer = io.BytesIO()
     joined.save(buffer, format="JPEG", quality=85)
     return Picture(
@@ -179,24 +162,28 @@ def _sheet(data: CocoData, image: CocoImage, results: Sequence[Result]) -> Pictu
     )
 
 
-def draw(
-    pixels: Image,
-    objects: Sequence[tuple[Sequence[float], NDArray[np.uint8], int, str]],
-    *,
-    scale: tuple[float, float],
-) -> Pillow.Image:
+class _Drawn(NamedTuple):
+    """An object on a picture."""
+
+    box: Sequence[float]
+    segmentation: Segmentation
+    label: int
+    name: str
+
+
+def _painted(pixels: NDArray[np.uint8], objects: Sequence[_Drawn], *, before: tuple[int, int]) -> Pillow.Image:
     """Tint each object's pixels, then frame and name it, in the colour of its category."""
+    after = (pixels.shape[0], pixels.shape[1])
     painted = pixels.astype(np.float32)
-    for _, mask, label, _ in objects:
-        color = np.array([int(_color(label)[at : at + 2], 16) for at in (1, 3, 5)], dtype=np.float32)
-        inside = mask.astype(bool)
-        painted[inside] = 0.55 * painted[inside] + 0.45 * color
+    for one in objects:
+        inside = draw_mask(one.segmentation, before=before, after=after).numpy().astype(bool)
+        painted[inside] = 0.55 * painted[inside] + 0.45 * np.array(ImageColor.getrgb(_color(one.label)))
     picture = Pillow.fromarray(painted.round().astype(np.uint8))
     pen = ImageDraw.Draw(picture)
+    down, across = after[0] / before[0], after[1] / before[1]
     for (left, top, width, height), _, label, name in objects:
-        corner = (left * scale[0], top * scale[1])
-        opposite = ((left + width) * scale[0], (top + height) * scale[1])
-        pen.rectangle((*corner, *opposite), outline=_color(label), width=2)
+        corner = (left * across, top * down)
+        pen.rectangle((*corner, (left + width) * across, (top + height) * down), outline=_color(label), width=2)
         place = (corner[0] + 2, max(0.0, corner[1] - 12))
         pen.rectangle(pen.textbbox(place, name), fill=_color(label))
         pen.text(place, name, fill="white")

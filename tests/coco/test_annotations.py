@@ -1,4 +1,4 @@
-"""What annotation files hold and lack: read right, left out with a word, or refused by name."""
+"""What annotation files hold and lack: read correctly, left out with a note, or refused with the file and the id."""
 
 import json
 from pathlib import Path
@@ -97,21 +97,24 @@ def _changed(place: str, **changes: Any) -> Any:
         (_changed("annotations", area=None), "has the area None"),
         (_changed("annotations", iscrowd=2), "has iscrowd 2"),
         (_changed("annotations", segmentation=None), "has no mask"),
-        (_changed("annotations", segmentation=[[1, 2, 3, 4, 5]]), "no list of x, y"),
+        (_changed("annotations", segmentation=[[1, 2, 3, 4, 5]]), "not a list of numbers x, y"),
         (_changed("annotations", segmentation={"size": [9, 9], "counts": "abc"}), "run-length mask of size [9, 9]"),
         (_changed("annotations", segmentation={"size": [64, 64], "counts": [5, 5]}), "do not add up to its image's 4096"),
-        (_changed("annotations", id=0), "the annotation id 0 is there twice"),
+        (_changed("annotations", segmentation={"size": [64, 64], "counts": "abc"}), "do not add up to its image's 4096"),
+        (_changed("annotations", segmentation={"size": [64, 64], "counts": ""}), "do not add up to its image's 4096"),
+        (_changed("annotations", id=0), "duplicate annotation id 0"),
         (_changed("annotations", id="a"), "expected a whole number"),
-        (_changed("images", id=10), "the image id 10 is there twice"),
-        (_changed("images", width=0), "image 20 needs file_name, width and height"),
-        (_changed("images", file_name="gone.png"), "lacks 1 of the 6 images that are annotated: gone.png"),
-        (_changed("categories", id=90), "the category id 90 is there twice"),
+        (_changed("images", id=10), "duplicate image id 10"),
+        (_changed("images", width=0), "image 20 needs width and height in whole pixels"),
+        (_changed("images", file_name=None), "image 20 needs a file_name"),
+        (_changed("images", file_name="gone.png"), "lacks 1 of the 6 annotated images: gone.png"),
+        (_changed("categories", id=90), "duplicate category id 90"),
         (lambda content: content.pop("annotations"), "has no list 'annotations'"),
         (lambda content: content.update(categories=[], annotations=[]), "has no categories"),
         (lambda content: content.update(images=[], annotations=[]), "has no images"),
     ],
 )  # fmt: skip
-def test_faulty_files_are_refused_by_name(tmp_path: Path, change: Any, part: str) -> None:
+def test_faulty_files_are_refused_with_the_file_and_the_id(tmp_path: Path, change: Any, part: str) -> None:
     file = draw(tmp_path) / "annotations" / "instances_all.json"
     content = json.loads(file.read_text())
     change(content)
@@ -122,14 +125,14 @@ def test_faulty_files_are_refused_by_name(tmp_path: Path, change: Any, part: str
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_file_that_is_no_json_or_not_there(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_or_not_json(tmp_path: Path) -> None:
     draw(tmp_path)
-    with pytest.raises(DsslError, match=r"instances_val2017.json is not there \(there are instances_all.json\)"):
+    with pytest.raises(DsslError, match=r"instances_val2017.json does not exist \(the folder has instances_all.json\)"):
         read_split(tmp_path, "val2017")
     (tmp_path / "annotations" / "instances_all.json").write_text("[1, 2")
-    with pytest.raises(DsslError, match="is no JSON"):
+    with pytest.raises(DsslError, match="is not valid JSON"):
         read_split(tmp_path, "all")
-    with pytest.raises(DsslError, match="there is none"):
+    with pytest.raises(DsslError, match="has no such files"):
         read_split(tmp_path / "nowhere", "all")
 
 
@@ -137,7 +140,7 @@ def test_missing_files_are_counted_and_the_first_are_named(tmp_path: Path) -> No
     draw(tmp_path)
     for number in (1, 2, 4, 6):
         (tmp_path / "all" / f"{number}.png").unlink()
-    with pytest.raises(DsslError, match=r"lacks 4 of the 6 images that are annotated: 1.png, 2.png, 4.png, \.\.\.$"):
+    with pytest.raises(DsslError, match=r"lacks 4 of the 6 annotated images: 1.png, 2.png, 4.png, \.\.\.$"):
         read_split(tmp_path, "all")
 
 

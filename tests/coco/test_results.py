@@ -8,31 +8,32 @@ import pytest
 import torch
 
 from dssl.coco.annotations import CocoData, read_split
-from dssl.coco.masks import decode
-from dssl.coco.results import COLUMNS, Result, ground_truth, score, to_results
+from dssl.coco.batches import decode_runs
+from dssl.coco.results import COLUMNS, Detection, ground_truth, score, to_results
 from tests.coco.drawing import crowd, draw, square, triangle, write
 
 LEVELS = 101
 """Recalls at which COCO reads the precision: 0.00, 0.01, ..., 1.00."""
 
 
-def perfect(data: CocoData, *, shift: float = 0.0) -> list[Result]:
+def perfect(data: CocoData, *, shift: float = 0.0) -> list[Detection]:
     """Detections as a detector gives them (corners, labels, soft masks), from polygons that this test fills by itself."""
     from matplotlib.path import Path as Outline
 
-    results: list[Result] = []
+    results: list[Detection] = []
     for image in data.images:
-        rows, columns = np.mgrid[0 : image.height, 0 : image.width]
+        height, width = image.size
+        rows, columns = np.mgrid[0:height, 0:width]
         centres = np.stack([columns.ravel() + 0.5 - shift, rows.ravel() + 0.5], axis=1)
         masks, boxes, labels = [], [], []
         for one in image.objects:
             assert isinstance(one.segmentation, list)
-            inside = np.zeros(image.height * image.width, dtype=bool)
+            inside = np.zeros(height * width, dtype=bool)
             for polygon in one.segmentation:
                 inside |= Outline(np.reshape(polygon, (-1, 2)), closed=False).contains_points(centres)
-            masks.append(inside.reshape(image.height, image.width))
-            left, top, width, height = one.box
-            boxes.append([left + shift, top, left + shift + width, top + height])
+            masks.append(inside.reshape(image.size))
+            left, top, wide, high = one.box
+            boxes.append([left + shift, top, left + shift + wide, top + high])
             labels.append(one.label)
         if not boxes:
             continue
@@ -46,7 +47,7 @@ def perfect(data: CocoData, *, shift: float = 0.0) -> list[Result]:
     return results
 
 
-def six(data: CocoData, results: list[Result]) -> list[float]:
+def six(data: CocoData, results: list[Detection]) -> list[float]:
     scores = score(data, results)
     return [scores.box[name] for name in COLUMNS] + [scores.mask[name] for name in COLUMNS]
 
@@ -68,7 +69,7 @@ def test_the_truth_of_a_mixed_set_scores_100_too(tmp_path: Path) -> None:
 
     data = read_split(draw(tmp_path), "all")
     truth = ground_truth(data)
-    sizes = {image.id: (image.height, image.width) for image in data.images}
+    sizes = {image.id: image.size for image in data.images}
     results = []
     for one in truth["annotations"]:
         if not one["iscrowd"]:
@@ -141,7 +142,7 @@ def test_the_conversion_of_one_detection(tmp_path: Path) -> None:
     assert (first["image_id"], first["category_id"], first["score"]) == (10, 3, 0.75)
     assert first["bbox"] == [5.0, 10.0, 4.0, 10.5]
     assert second["category_id"] == 90
-    drawn = decode(first["segmentation"])
+    drawn = decode_runs(first["segmentation"])
     assert drawn.shape == (48, 64)
     assert drawn.sum() == 40
     assert drawn[10:20, 5:9].all()
