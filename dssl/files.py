@@ -45,6 +45,11 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, as UTF-8; a character that UTF-8 cannot hold is written as its escape."""
+    write_atomically(path, [text.encode("utf-8", errors="backslashreplace")])
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder durable, where the system can."""
     if sys.platform != "win32":

@@ -14,11 +14,11 @@ from dssl.errors import DsslError
 from dssl.reproduce import outcome
 from dssl.reproduce.harness import finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell
-from dssl.reproduce.plan import plan
+from dssl.reproduce.scales import jobs_of
 from dssl.weights import checkpoint
 from tests.reproduce import tiny
 
-JOBS = plan([tiny.TARGET], tiny.SCALE, seeds=(0,))
+JOBS = jobs_of([tiny.TARGET], tiny.SCALE, seeds=(0,))
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +77,8 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     assert not any(_is_running(pid) for pid in orphans)
     assert (broken / "table.json").read_text() == (whole / "table.json").read_text()
     # the first cell was not run again, and the second went on from its checkpoint
-    assert said[0] == f"continuing {JOBS[1].name}"
-    assert [line.split()[0] for line in said] == ["continuing", "finished"]
+    assert said[0] == f"resuming {JOBS[1].name}"
+    assert [line.split()[0] for line in said] == ["resuming", "finished"]
     log = (broken / "runs" / f"{JOBS[1].name}.log").read_text()
     assert "continuing at step" in log
     for job in JOBS:
@@ -92,6 +92,13 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
     assert "shapes" not in text
     assert json.loads(text)["config"]["data"] == "cifar10"
+    # but the commit of the code, where it can be told
+    said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    if said.returncode == 0:
+        assert json.loads(text)["versions"]["commit"].removesuffix("-dirty") == said.stdout.strip()
+    # the probe and kNN have the labels of the whole source, though the runs saw a part of it
+    protocol = outcome.read(whole / "cells" / f"{JOBS[0].name}.json").accuracies["knn"].protocol
+    assert (protocol["train_images"], protocol["k"]) == (64, 20)
 
     # a result of other settings, or a damaged one, does not count as this cell's
     place = tiny.place(whole)
@@ -104,14 +111,16 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
         finished(JOBS, place)
 
 
-def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
-    """One child trains with labels; the other finds no images, says so, and does not stop the first."""
+def test_baselines_and_a_failure(tmp_path: Path) -> None:
+    """Children train with labels or not at all; one finds no images, says so, and does not stop the others."""
     cells = (
         PaperCell(row="a", column="b", paper="1", experiment=Experiment(data="imagenet", method="supervised")),
         PaperCell(row="c", column="b", paper="2", experiment=Experiment(data="cifar10", method="supervised")),
+        PaperCell(row="d", column="b", paper="3", experiment=Experiment(data="cifar10", method="untrained")),
+        PaperCell(row="e", column="b", paper="4", experiment=Experiment(data="cifar10", method="pixels")),
     )
     target = dataclasses.replace(tiny.TARGET, cells=cells, compare_rows=())
-    jobs = plan([target], tiny.SCALE, seeds=(0,))
+    jobs = jobs_of([target], tiny.SCALE, seeds=(0,))
     place = dataclasses.replace(
         tiny.place(tmp_path), data={"cifar10": "shapes:64", "imagenet": str(tmp_path / "nowhere")}
     )
@@ -121,7 +130,12 @@ def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
     assert "nowhere" in ended.failed[jobs[0].name]
     assert "Traceback" not in (place.runs / f"{jobs[0].name}.log").read_text()
     found = finished(jobs, place)
-    assert list(found) == [jobs[1].name]
+    assert list(found) == [job.name for job in jobs[1:]]
+    for kind, job in zip(("untrained", "pixels"), jobs[2:], strict=True):
+        assert (found[job.name].verdict, found[job.name].steps) == (kind, 0)
+        assert {name: one.protocol["train_images"] for name, one in found[job.name].accuracies.items()} == {
+            "knn": 64, "linear": 64,
+        }  # fmt: skip
     one = found[jobs[1].name]
     assert one.steps == 4
     assert one.accuracies["supervised"].protocol["test_images"] == 2000
