@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from dssl.errors import DsslError
-from dssl.reproduce import outcome
+from dssl.evaluate import protocols
+from dssl.reproduce import child, outcome
 from dssl.reproduce.harness import finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell
-from dssl.reproduce.scales import jobs_of
+from dssl.reproduce.scales import job_of, jobs_of
 from dssl.weights import checkpoint
 from tests.reproduce import tiny
 
@@ -62,6 +64,10 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert [line.split()[0] for line in _finish(whole)] == ["starting", "finished"] * 2
 
+    for name in ("runs", "cells"):  # the first cell is finished
+        shutil.copytree(
+            whole / name, broken / name, ignore=lambda folder, names: [one for one in names if JOBS[1].name in one]
+        )
     process = _start(broken)
     second = broken / "runs" / JOBS[1].name / "checkpoints"
     while not (steps := checkpoint.steps_in(second)) or steps[-1] < 3:
@@ -111,13 +117,11 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
         finished(JOBS, place)
 
 
-def test_baselines_and_a_failure(tmp_path: Path) -> None:
-    """Children train with labels or not at all; one finds no images, says so, and does not stop the others."""
+def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
+    """One child trains with labels; the other finds no images, says so, and does not stop the first."""
     cells = (
         PaperCell(row="a", column="b", paper="1", experiment=Experiment(data="imagenet", method="supervised")),
         PaperCell(row="c", column="b", paper="2", experiment=Experiment(data="cifar10", method="supervised")),
-        PaperCell(row="d", column="b", paper="3", experiment=Experiment(data="cifar10", method="untrained")),
-        PaperCell(row="e", column="b", paper="4", experiment=Experiment(data="cifar10", method="pixels")),
     )
     target = dataclasses.replace(tiny.TARGET, cells=cells, compare_rows=())
     jobs = jobs_of([target], tiny.SCALE, seeds=(0,))
@@ -130,14 +134,29 @@ def test_baselines_and_a_failure(tmp_path: Path) -> None:
     assert "nowhere" in ended.failed[jobs[0].name]
     assert "Traceback" not in (place.runs / f"{jobs[0].name}.log").read_text()
     found = finished(jobs, place)
-    assert list(found) == [job.name for job in jobs[1:]]
-    for kind, job in zip(("untrained", "pixels"), jobs[2:], strict=True):
-        assert (found[job.name].verdict, found[job.name].steps) == (kind, 0)
-        assert {name: one.protocol["train_images"] for name, one in found[job.name].accuracies.items()} == {
-            "knn": 64, "linear": 64,
-        }  # fmt: skip
+    assert list(found) == [jobs[1].name]
     one = found[jobs[1].name]
-    assert one.steps == 4
+    assert one.steps == 3  # of 48 images; the batch is 16
     assert one.accuracies["supervised"].protocol["test_images"] == 2000
     low, high = one.accuracies["supervised"].interval
     assert low < one.accuracies["supervised"].accuracy < high
+
+
+@pytest.mark.parametrize(("kind", "features"), [("untrained", 256), ("pixels", 3 * 32 * 32)])
+def test_baselines_need_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, features: int) -> None:
+    """They are measured on the labels of the whole source, as the runs are, and not again once there is a result."""
+    job = job_of(Experiment(data="cifar10", method=kind), tiny.SCALE, seed=0)
+    place = tiny.place(tmp_path)
+    spec = tmp_path / "spec.json"
+    plain = child.spec_of(job, config=place.located(job), run=place.runs / job.name, result=place.result(job))
+    spec.write_text(json.dumps(plain))
+    seen: list[tuple[int, ...]] = []
+    predict = protocols.knn_predict
+    monkeypatch.setattr(
+        protocols, "knn_predict", lambda *given, **named: seen.append(given[0].shape) or predict(*given, **named)
+    )
+    assert child.main([str(spec)]) == child.main([str(spec)]) == 0
+    assert seen == [(64, features)]
+    one = finished([job], place)[job.name]
+    assert (one.verdict, one.steps, one.config["limit"]) == (kind, 0, 48)
+    assert {name: found.protocol["train_images"] for name, found in one.accuracies.items()} == {"knn": 64, "linear": 64}
