@@ -4,6 +4,7 @@ With ``--watch`` a parent holds the other end of our standard input. When the pa
 SIGTERM: the run saves itself and can be resumed.
 """
 
+import dataclasses
 import fcntl
 import json
 import logging
@@ -16,20 +17,33 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from dssl import config_io
 from dssl.config import RunConfig
 from dssl.errors import DsslError
-
-if TYPE_CHECKING:
-    from dssl.evaluate.protocols import Task
-    from dssl.evaluate.result import Result
-    from dssl.reproduce.outcome import Measured
-    from dssl.reproduce.scales import Job
-    from dssl.weights.load import LoadedEncoder
+from dssl.evaluate import classifier
+from dssl.evaluate.classifier import Training
+from dssl.evaluate.protocols import Task
+from dssl.evaluate.result import Result, count_correct, weights_hash
+from dssl.evaluate.runner import aligned_labels, evaluate
+from dssl.evaluate.store import FeatureStore
+from dssl.models import feature_dim
+from dssl.report.gallery import draw_gallery
+from dssl.report.run_data import read_run
+from dssl.reproduce.outcome import Measured, Outcome
+from dssl.reproduce.scales import Job
+from dssl.run import RunFolder
+from dssl.train.prepare import build_method, open_data, open_test_data, prepare
+from dssl.train.pretrain import train
+from dssl.version import VERSION
+from dssl.weights.load import LoadedEncoder, open_weights
+from dssl.weights.match import MatchReport
+from dssl.world import pick_device
 
 _LEFT_OUT = ("regularisation_tried", "objective", "largest_gradient", "backbone_sha256", "train_data", "test_data")
 """Parts of a protocol that are not committed with a result: names of folders, and details of the solver."""
@@ -38,7 +52,7 @@ PROGRESS_FILE = "progress.json"
 """In the folder of a supervised job."""
 
 
-def spec_of(job: "Job", *, config: RunConfig, run: Path, result: Path) -> dict[str, Any]:
+def spec_of(job: Job, *, config: RunConfig, run: Path, result: Path) -> dict[str, Any]:
     """What the child has to know, as JSON holds it; ``config`` is the job's with the location of its data."""
     return {
         "name": job.name,
@@ -48,7 +62,7 @@ def spec_of(job: "Job", *, config: RunConfig, run: Path, result: Path) -> dict[s
         "kind": job.kind,
         "data": job.config.data,
         "config": config_io.to_dict(config),
-        "training": None if job.training is None else asdict(job.training),
+        "training": None if job.training is None else dataclasses.asdict(job.training),
         "protocols": list(job.protocols),
         "labels": job.labels,
         "run": str(run),
@@ -64,18 +78,30 @@ def main(words: list[str]) -> int:
         threading.Thread(target=_watch_parent, daemon=True).start()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("dssl").setLevel(logging.INFO)
-    Path(spec["lock"]).parent.mkdir(parents=True, exist_ok=True)
-    with Path(spec["lock"]).open("w") as lock:
+    lock_file, result = Path(spec["lock"]), Path(spec["result"])
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    with lock_file.open("w") as lock:
         # another harness, or an orphan of a killed one, may still be at this job: wait for it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if Path(spec["result"]).is_file():
+        if result.is_file():
             return 0
-        spec["commit"] = _commit()  # of the code that is loaded: the checkout may change before the job ends
+        versions = _versions()  # of the code that is loaded: the checkout may change before the job ends
         try:
-            return _pretrained(spec) if spec["kind"] == "pretrained" else _baseline(spec)
+            found = _pretrained(spec) if spec["kind"] == "pretrained" else _baseline(spec)
         except (DsslError, OSError) as mistake:
             print(f"dssl: {' '.join(str(mistake).split())}", file=sys.stderr)  # noqa: T201
             return 2
+        if isinstance(found, int):
+            return found
+        precision = {"precision": found.pop("precision")}
+        Outcome(
+            **{key: spec[key] for key in ("name", "scale", "seed", "fingerprint", "training")},
+            # the name of the data set instead of a folder of this machine
+            config=spec["config"] | {"data": spec["data"], "threads": None},
+            versions=versions | precision,
+            **found,
+        ).write(result)
+    return 0
 
 
 def _watch_parent() -> None:
@@ -85,84 +111,62 @@ def _watch_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _pretrained(spec: Mapping[str, Any]) -> int:
-    from dssl.report.gallery import draw_gallery
-    from dssl.report.run_data import read_run
-    from dssl.run import RunFolder
-    from dssl.train.pretrain import train
-    from dssl.weights.load import open_weights
-
+def _pretrained(spec: Mapping[str, Any]) -> dict[str, Any] | int:
+    """What goes into the result, or the exit code of a run that a signal stopped."""
     config, folder = config_io.from_dict(spec["config"]), Path(spec["run"])
     ended = train(config, folder, gallery=draw_gallery)
     if ended.signal is not None:
         return ended.exit_code
     run, about = read_run(folder), RunFolder(folder).read_config()
-    results = []
+    accuracies = {}
     if ended.opinion.verdict != "diverged":
-        results = _evaluate(_task(config, open_weights(folder), labels=spec["labels"]), spec["protocols"])
-    _write(
-        spec,
-        verdict=ended.opinion.verdict,
-        reason=run.opinion.reason,
-        spread=run.spread,
-        results=results,
-        steps=ended.step,
-        seconds=run.seconds,
-        precision=about["precision"],
-        data={"images": about["images"], "fingerprint": about["fingerprint"]},
-        curves={
+        accuracies = _measure(_task(config, open_weights(folder), labels=spec["labels"]), spec["protocols"])
+    return {
+        "verdict": ended.opinion.verdict,
+        "reason": run.opinion.reason,
+        "spread": run.spread,
+        "accuracies": accuracies,
+        "steps": ended.step,
+        "seconds": round(run.seconds, 1),
+        "precision": about["precision"],
+        "data": {"images": about["images"], "fingerprint": about["fingerprint"]},
+        "curves": {
             "knn": [(round(x, 3), round(y, 3)) for x, y in run.curve("knn")],
             "spread": [(round(x, 3), round(y, 4)) for x, y in run.thinned("spread", 60)],
         },
-    )
-    return 0
+    }
 
 
-def _baseline(spec: Mapping[str, Any]) -> int:
-    """Raw pixels, the encoder as it is before training, or that encoder trained with labels, from the start each time."""
-    from dssl.evaluate.classifier import Training
-
-    config, start = config_io.from_dict(spec["config"]), time.monotonic()
-    supervised = spec["kind"] == "supervised"
-    loaded = untrained(config, pixels=spec["kind"] == "pixels")
+def _baseline(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Raw pixels, the encoder before its first step, or that encoder trained with labels, from the start each time."""
+    config, start, supervised = config_io.from_dict(spec["config"]), time.monotonic(), spec["kind"] == "supervised"
+    loaded = _untrained(config, pixels=spec["kind"] == "pixels")
     task = _task(config, loaded, labels=config.limit if supervised else spec["labels"])
     steps = 0
     if supervised:
-        training = Training(**spec["training"])
-        result, steps = _supervised(task, training, Path(spec["run"]))
-        results = [result]
+        result, steps = _train_supervised(task, Training(**spec["training"]), folder=Path(spec["run"]))
+        accuracies = {"supervised": _measured(result)}
     else:
-        results = _evaluate(task, spec["protocols"])
-    _write(
-        spec,
-        verdict=spec["kind"],
-        reason="",
-        spread=None,
-        results=results,
-        steps=steps,
-        seconds=time.monotonic() - start,
-        precision="fp32",
-        data={"images": len(task.train), "fingerprint": task.train.fingerprint},
-        curves={},
-    )
-    return 0
+        accuracies = _measure(task, spec["protocols"])
+    return {
+        "verdict": spec["kind"],
+        "reason": "",
+        "spread": None,
+        "accuracies": accuracies,
+        "steps": steps,
+        "seconds": round(time.monotonic() - start, 1),
+        "precision": "fp32",
+        "data": {"images": len(task.train), "fingerprint": task.train.fingerprint},
+    }
 
 
-def untrained(config: RunConfig, *, pixels: bool = False) -> "LoadedEncoder":
+def _untrained(config: RunConfig, *, pixels: bool) -> LoadedEncoder:
     """The encoder of a run before its first step; or one that returns the pixels of an image."""
-    from torch import nn
-
-    from dssl.evaluate.result import weights_hash
-    from dssl.train.prepare import build_method, prepare
-    from dssl.weights.load import LoadedEncoder
-    from dssl.weights.match import MatchReport
-    from dssl.world import pick_device
-
     parts = prepare(config, build_method(config), normalization=None, new=True)
     encoder = nn.Flatten() if pixels else parts.method.encoder
     name = "raw pixels" if pixels else config.encoder
     return LoadedEncoder(
-        encoder=encoder.to(pick_device(config.device)).eval(),
+        encoder=encoder.eval(),
         name=name,
         image_size=config.image_size,
         channels=config.channels,
@@ -174,16 +178,8 @@ def untrained(config: RunConfig, *, pixels: bool = False) -> "LoadedEncoder":
     )
 
 
-def _task(config: RunConfig, loaded: "LoadedEncoder", *, labels: int | None) -> "Task":
-    """``labels`` limits the labelled training images."""
-    import dataclasses
-
-    from dssl.evaluate.protocols import Task
-    from dssl.evaluate.runner import aligned_labels
-    from dssl.evaluate.store import FeatureStore
-    from dssl.train.prepare import open_data, open_test_data
-    from dssl.world import pick_device
-
+def _task(config: RunConfig, loaded: LoadedEncoder, *, labels: int | None) -> Task:
+    """The encoder with both splits; ``labels`` limits the labelled training images."""
     loaded.encoder.to(pick_device(config.device))
     train, test = open_data(dataclasses.replace(config, limit=labels)), open_test_data(config)
     if test is None:
@@ -195,24 +191,16 @@ def _task(config: RunConfig, loaded: "LoadedEncoder", *, labels: int | None) -> 
     )  # fmt: skip
 
 
-def _evaluate(task: "Task", protocols: list[str]) -> "list[Result]":
-    """One result of each kind: of several kNN results the one with the fewest neighbours, k = 20."""
-    from dssl.evaluate.runner import evaluate
-
-    found: dict[str, Result] = {}
+def _measure(task: Task, protocols: list[str]) -> dict[str, Measured]:
+    """One accuracy of each kind: of several kNN results the one with the fewest neighbours, k = 20."""
+    found: dict[str, Measured] = {}
     for result in evaluate(task, protocols).results:
-        found.setdefault(str(result.protocol["kind"]), result)
-    return list(found.values())
+        found.setdefault(str(result.protocol["kind"]), _measured(result))
+    return found
 
 
-def _supervised(task: "Task", training: Any, folder: Path) -> "tuple[Result, int]":
+def _train_supervised(task: Task, training: Training, *, folder: Path) -> tuple[Result, int]:
     """Accuracy on the whole test set after the last epoch, and the number of steps."""
-    import torch
-
-    from dssl.evaluate import classifier
-    from dssl.evaluate.result import Result, count_correct
-    from dssl.models import feature_dim
-
     folder.mkdir(parents=True, exist_ok=True)
 
     def progress(done: int, total: int) -> None:
@@ -239,31 +227,7 @@ def _supervised(task: "Task", training: Any, folder: Path) -> "tuple[Result, int
     return result, used.epochs * (len(task.train) // used.batch_size)
 
 
-def _write(
-    spec: Mapping[str, Any], *, verdict: str, reason: str, spread: float | None, results: "list[Result]", steps: int,
-    seconds: float, precision: str, data: dict[str, Any], curves: dict[str, list[tuple[float, float]]],
-) -> None:  # fmt: skip
-    from dssl.reproduce.outcome import Outcome
-
-    Outcome(
-        **{key: spec[key] for key in ("name", "scale", "seed", "fingerprint", "training")},
-        # the name of the data set instead of a folder of this machine
-        config=spec["config"] | {"data": spec["data"], "threads": None},
-        verdict=verdict,
-        reason=reason,
-        spread=spread,
-        accuracies={str(result.protocol["kind"]): _measured(result) for result in results},
-        steps=steps,
-        seconds=round(seconds, 1),
-        versions=_versions() | spec["commit"] | {"precision": precision},
-        data=data,
-        curves=curves,
-    ).write(Path(spec["result"]))
-
-
-def _measured(result: "Result") -> "Measured":
-    from dssl.reproduce.outcome import Measured
-
+def _measured(result: Result) -> Measured:
     low, high = result.interval
     protocol = {key: value for key, value in result.protocol.items() if key not in _LEFT_OUT}
     if "checkpoint" in protocol:
@@ -274,21 +238,14 @@ def _measured(result: "Result") -> "Measured":
 
 
 def _versions() -> dict[str, str]:
-    import torch
-
-    from dssl.version import VERSION
-
-    return {"dssl": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
-
-
-def _commit() -> dict[str, str]:
-    """The Git commit under ``commit``, where dssl runs from a checkout; it ends in "-dirty" if files were changed."""
+    """Of the software; with the Git commit where dssl runs from a checkout ("-dirty": with changed files)."""
+    found = {"dssl": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
     checkout = Path(__file__).parents[2]
     command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    with suppress(OSError, subprocess.CalledProcessError):
-        if (checkout / ".git").exists():  # else the commit would be that of whatever project dssl is installed in
-            return {"commit": subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()}
-    return {}
+    if (checkout / ".git").exists():  # else it would be the commit of whatever project dssl is installed in
+        with suppress(OSError, subprocess.CalledProcessError):
+            found["commit"] = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return found
 
 
 if __name__ == "__main__":

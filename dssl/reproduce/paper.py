@@ -139,13 +139,8 @@ def _cell(table: Mapping[str, Any], where: str) -> PaperCell:
     experiment = Experiment(**given) if given else None
     if experiment is not None and (experiment.data not in DATA_SETS or experiment.method not in (*METHODS, *BASELINES)):
         raise DsslError(f"{place}: {experiment.method} on {experiment.data} is unknown")
-    return PaperCell(
-        row=table["row"],
-        column=table["column"],
-        paper=paper,
-        reported=bool(table.get("reported", False)),
-        experiment=experiment,
-    )
+    rest = {key: table[key] for key in ("row", "column", "reported") if key in table}
+    return PaperCell(paper=paper, experiment=experiment, **rest)
 
 
 def _known(values: Mapping[str, Any], names: set[str], where: str) -> None:

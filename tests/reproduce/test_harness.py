@@ -142,13 +142,18 @@ def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
     assert low < one.accuracies["supervised"].accuracy < high
 
 
-@pytest.mark.parametrize(("kind", "features"), [("untrained", 256), ("pixels", 3 * 32 * 32)])
+@pytest.mark.parametrize(("kind", "features"), [("untrained", 256), ("pixels", 3 * 16 * 16)])
 def test_baselines_need_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, features: int) -> None:
     """They are measured on the labels of the whole source, as the runs are, and not again once there is a result."""
     job = job_of(Experiment(data="cifar10", method=kind), tiny.SCALE, seed=0)
     place = tiny.place(tmp_path)
     spec = tmp_path / "spec.json"
-    plain = child.spec_of(job, config=place.located(job), run=place.runs / job.name, result=place.result(job))
+    plain = child.spec_of(
+        job,
+        config=dataclasses.replace(place.located(job), image_size=16),
+        run=place.runs / job.name,
+        result=place.result(job),
+    )
     spec.write_text(json.dumps(plain))
     seen: list[tuple[int, ...]] = []
     predict = protocols.knn_predict

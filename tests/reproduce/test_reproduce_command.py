@@ -124,8 +124,10 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
 
 def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, capsys) -> None:
     run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit="slurm"))
+    text = capsys.readouterr().out
+    assert text.index("\ntrap ") < text.index('\n"$@" &')  # a signal just after the start is passed on, too
     script = tmp_path / "job.sh"
-    script.write_text(capsys.readouterr().out)
+    script.write_text(text)
     # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
     saving = "trap 'sleep 0.5; echo saved; exit 143' TERM; echo begun; while :; do sleep 0.05; done"
     # no task of the array has this number, so that the script runs its own words
