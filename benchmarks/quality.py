@@ -2,9 +2,9 @@
 
     python -m benchmarks.quality --data cifar10:FOLDER [--epochs 8] [--seeds 0] [--limit 10000]
 
-The settings are those of scale ``cpu`` (10,000 images, small encoder, batch 64) with fewer epochs: the schedule is laid over
-as many as are asked for. Both start from the same weights and see the same images; each epoch of the one is followed by the same
-epoch of the other, so that the machine is the same for both. Measuring accuracy is not counted.
+The settings are those of the recipe ``shapes`` (small encoder, batch 64) on 10,000 images: the schedule is laid over as
+many epochs as are asked for. Both start from the same weights and see the same images; each epoch of the one is followed by the
+same epoch of the other, so that the machine is the same for both. Measuring accuracy is not counted.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from dssl.evaluate.knn import knn_accuracy
 from dssl.models import build_encoder
 from dssl.optim import set_learning_rate
 from dssl.precision import choose_precision
-from dssl.reproduce.scales import named_scale
+from dssl.recipes import recipe
 from dssl.train.prepare import open_data, open_test_data
 from dssl.train.schedule import learning_rate, peak_rate
 
@@ -151,7 +151,7 @@ def main() -> int:
     options = parser.parse_args()
     clock = record.Clock()
     record.set_threads(options.threads)
-    base = named_scale("cpu").settings("cifar10", options.method)
+    base = recipe("shapes", method=options.method)
     encoder = build_encoder(base.encoder, image_size=base.image_size)
     precision, _ = choose_precision(encoder, image_size=base.image_size, channels=3, device=torch.device("cpu"))
     bf16 = precision == "bf16"

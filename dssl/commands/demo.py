@@ -4,6 +4,7 @@ import logging
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dssl.commands.arguments import command_line
@@ -13,7 +14,7 @@ from dssl.commands.arguments import command_line
 class Arguments:
     """Train SimSiam three times on built-in images (standard pair, heavy pair, DSSL) and show what happens to each.
 
-    The same command again continues what was broken off, and shows what is finished.
+    Run again, it resumes what was interrupted and shows what is finished.
     """
 
     out: Path = Path("runs/demo")
@@ -25,26 +26,34 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
-    from dssl.report import page, run_report
+    import torch
+
+    from dssl.files import write_text
+    from dssl.report import run_report
     from dssl.report.map import embedding_maps
     from dssl.report.pictures import draw_gallery
     from dssl.report.run_data import read_run
     from dssl.reproduce import demo
     from dssl.train.pretrain import train
 
-    runs = []
+    print("measuring raw pixels and the untrained encoder", file=sys.stderr, flush=True)
+    config = demo.settings("standard", seed=arguments.seed)
+    untrained = demo.untrained_accuracies(config)
+    runs, threads = [], torch.get_num_threads()
     for number, (name, graph) in enumerate(demo.RUNS.items(), 1):
         print(f"\n{number} of {len(demo.RUNS)}: SimSiam, {name}", file=sys.stderr, flush=True)
+        if note := demo.use_threads_that_pay(partial(demo.step_seconds, config), threads=threads):
+            print(note, file=sys.stderr, flush=True)
         folder = arguments.out / graph
         ended = train(demo.settings(graph, seed=arguments.seed), folder, gallery=draw_gallery)
         if ended.signal is not None:
             return ended.exit_code
         runs.append(read_run(folder, name=name))
-    found = demo.sentences({run.name: demo.Ended.of(run) for run in runs})
+    found = demo.sentences({run.name: demo.DemoRun.of(run) for run in runs}, untrained)
     maps, classes, notes = embedding_maps(runs, images=600)
     path = arguments.out / "report.html"
     title = "SimSiam on shapes: standard pair, heavy pair, DSSL"
-    page.write(
+    write_text(
         path,
         run_report.html(
             runs,
@@ -56,7 +65,8 @@ def run(arguments: Arguments) -> int:
             title=title,
         ),
     )
-    print(f"\n{run_report.summary(runs)}\n")
+    print(f"\n{run_report.summary(runs)}")
+    print(*(f"{name}: kNN {value:.1f} %" for name, value in untrained.items()), "", sep="\n")
     for sentence in found:
         print(f"- {sentence}")
     print(f"\nreport: {path}\n{time.perf_counter() - begun:.0f} s")

@@ -35,7 +35,7 @@ def run(arguments: Arguments) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.coco.finetune import COMPARABLE, finetune
-    from dssl.report.coco import write_page
+    from dssl.report.coco import score_table, write_page
 
     result = finetune(config, arguments.out)
     if result.scores is not None:

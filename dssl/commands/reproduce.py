@@ -12,7 +12,9 @@ from dssl.errors import DsslError
 
 if TYPE_CHECKING:
     from dssl.reproduce.harness import Place, Status
-    from dssl.reproduce.plan import Job
+    from dssl.reproduce.outcome import Outcome
+    from dssl.reproduce.paper import Target
+    from dssl.reproduce.scales import Job, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,44 +22,41 @@ class Arguments:
     """Run every cell of a table or figure of the paper, and write it with the paper's numbers beside ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all. What is finished is skipped, what was broken off is continued: kill it and start it again as you like.
+    LaTeX labels, or all. Finished runs are skipped and interrupted ones resumed, so it may be stopped at any time.
     """
 
     target: str  # positional
     """The table or figure, such as table2 or ablation."""
-    scale: Literal["cpu", "day", "paper"] = "cpu"
-    """cpu: minutes a cell on two cores; day: hours a cell; paper: the paper's settings, for GPUs."""
+    scale: Literal["cpu", "cpu-few", "hour", "hour-few", "paper"] = "cpu"
+    """cpu: minutes per cell on two cores; hour: up to an hour; -few: on 5,000 images; paper: the paper's settings, for GPUs."""
     seeds: tuple[int, ...] = (0,)
-    """One run for each; the table gives mean and deviation."""
+    """One run per seed; the table gives mean and standard deviation."""
     cifar10: Path = Path("data/cifar10")
-    """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER fetches it."""
+    """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER downloads it."""
     imagenet: Path | None = None
-    """The folder of ImageNet with train and val in it; without it the cells on ImageNet are left out."""
+    """The folder of ImageNet that contains train and val; without it the cells on ImageNet are skipped."""
     out: Path = Path("results")
-    """The folder for tables and for cells, one small JSON for each finished run: commit it."""
+    """The folder for tables and for cells, one small JSON file per finished run: commit it."""
     runs: Path | None = None
-    """The folder for the runs themselves with their checkpoints; runs in --out by default."""
+    """The folder for the runs themselves with their checkpoints; runs inside --out by default."""
     jobs: int | None = None
-    """How many runs at a time; one for each GPU, or else one for every two cores by default."""
+    """Runs at a time; by default one per GPU, or one per two cores."""
     plan: bool = False
-    """Only say what would be run."""
+    """Only list what would be run."""
     emit: Literal["torchrun", "slurm"] | None = None
-    """Only print a script for a cluster that runs what is not finished; the same command without --emit then measures it."""
+    """Only print a cluster script that runs what is not finished; afterwards the same command without --emit measures it."""
     gpus: int = 8
-    """With --emit: GPUs of a node."""
+    """With --emit: GPUs per node."""
 
 
 def run(arguments: Arguments) -> int:
     _check(arguments)
-    from dssl.report import page
-    from dssl.reproduce import draw, table, write
-    from dssl.reproduce.harness import Place, finished, run_jobs
+    from dssl.reproduce.harness import Place, cluster_script, finished, run_jobs
     from dssl.reproduce.paper import chosen_targets
-    from dssl.reproduce.plan import plan
-    from dssl.reproduce.scales import named_scale
+    from dssl.reproduce.scales import jobs_of, named_scale
 
     targets, scale = chosen_targets(arguments.target), named_scale(arguments.scale)
-    jobs = plan(targets, scale, seeds=arguments.seeds)
+    jobs = jobs_of(targets, scale, seeds=arguments.seeds)
     if not jobs:
         notes = " ".join(text for target in targets for text in target.missing)
         raise DsslError(f"{arguments.target} has nothing to run: {notes}")
@@ -75,41 +74,49 @@ def run(arguments: Arguments) -> int:
     if not here:
         raise DsslError(_no_data(arguments, jobs))
     if arguments.emit is not None:
-        from dssl.reproduce.cluster import script
-
         open_jobs = [job for job in here if job.name not in done]
-        configs = folder / "configs"
-        again = _command(arguments)
-        print(script(open_jobs, place, style=arguments.emit, gpus=arguments.gpus, folder=configs, again=again), end="")
+        script = cluster_script(
+            open_jobs, place, style=arguments.emit, gpus=arguments.gpus, folder=folder / "configs",
+            again=_command(arguments),
+        )  # fmt: skip
+        print(script, end="")
         return 0
     show = _Line()
     ended = run_jobs(here, place, workers=arguments.jobs, say=show.say, show=show.status)
     show.clear()
     outcomes = finished(jobs, place)
     for target in targets:
-        made = table.build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
-        names = [job.name for job in plan([target], scale, seeds=arguments.seeds)]
-        used = [outcomes[name] for name in names if name in outcomes]
-        picture = draw.curves(made, table.runs_of(target, scale, seeds=arguments.seeds, outcomes=outcomes))
-        if picture is not None:
-            page.write(folder / f"{target.name}.png", picture)
-        text = write.markdown(made, command=_command(arguments), outcomes=used, drawn=picture is not None)
-        page.write(folder / f"{target.name}.md", text)
-        page.write(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
-        print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")
-    left_out = len(jobs) - len(here)
-    if left_out:
-        print(f"{left_out} runs left out: {_no_data(arguments, jobs)}")
+        _write_table(arguments, target, scale, outcomes, folder)
+    if skipped := len(jobs) - len(here):
+        print(f"{skipped} runs skipped: {_no_data(arguments, jobs)}")
     for name, reason in ended.failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if ended.signal is not None:
-        print("stopped; every run has saved itself, and the same command goes on", file=sys.stderr)
+        print("stopped; every run has saved itself, and the same command resumes them", file=sys.stderr)
         return 128 + ended.signal
     return 1 if ended.failed else 0
 
 
+def _write_table(
+    arguments: Arguments, target: "Target", scale: "Scale", outcomes: "dict[str, Outcome]", folder: Path
+) -> None:
+    from dssl.files import write_atomically, write_text
+    from dssl.reproduce import table, write
+
+    made = table.build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
+    runs = table.runs_of(target, scale, seeds=arguments.seeds, outcomes=outcomes)
+    used = {one.name: one for found in runs.values() for one in found}
+    picture = write.curves(made, runs)
+    if picture is not None:
+        write_atomically(folder / f"{target.name}.png", [picture])
+    text = write.markdown(made, command=_command(arguments), outcomes=list(used.values()), drawn=picture is not None)
+    write_text(folder / f"{target.name}.md", text)
+    write_text(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
+    print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")
+
+
 class _Line:
-    """One line that is overwritten on a terminal; where nobody watches, only what happened."""
+    """A line that is overwritten on a terminal; elsewhere only events are printed."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -139,7 +146,7 @@ def status_line(status: "Status") -> str:
     left = "" if status.seconds_left is None else f", {_duration(status.seconds_left)} left"
     parts = [f"{status.done}/{status.total} done{left}"]
     for one in status.running:
-        share = f"{one.step / one.total:.0%}" if one.total else "starts"
+        share = f"{one.share:.0%}" if one.share else "starts"
         parts.append(f"{one.name} {share}{', ' if one.words else ''}{one.words}")
     return " | ".join(parts)
 
@@ -150,14 +157,16 @@ def _duration(seconds: float) -> str:
 
 
 def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
+    from dssl.run import RunFolder
+
     wide = max(len(job.name) for job in jobs)
     for job in jobs:
         state = "finished" if job.name in done else "to run"
         if job.name not in done:
             if job.config.data not in place.data:
-                state = f"left out: no {job.config.data}"
-            elif (place.runs / job.name / "config.json").is_file():
-                state = "to continue"
+                state = f"skipped: no {job.config.data}"
+            elif RunFolder(place.runs / job.name).has_run:
+                state = "to resume"
         print(f"{job.name:<{wide}}  {state}")
 
 
@@ -166,21 +175,23 @@ def _no_data(arguments: Arguments, jobs: "list[Job]") -> str:
     words = []
     if "cifar10" in wanted and not arguments.cifar10.exists():
         words.append(
-            f"no CIFAR-10 in {arguments.cifar10} (fetch it: dssl data cifar10 {arguments.cifar10}, or give --cifar10)"
+            f"no CIFAR-10 in {arguments.cifar10} (download it: dssl data cifar10 {arguments.cifar10}, or give --cifar10)"
         )
     if "imagenet" in wanted and arguments.imagenet is None:
-        words.append("no ImageNet (give --imagenet FOLDER, with train and val in it)")
+        words.append("no ImageNet (give --imagenet FOLDER, which contains train and val)")
     return "; ".join(words)
 
 
 def _check(arguments: Arguments) -> None:
     if not arguments.seeds or len(set(arguments.seeds)) != len(arguments.seeds):
         raise DsslError(
-            f"--seeds is {' '.join(map(str, arguments.seeds)) or 'empty'}: expected different numbers, such as 0 1"
+            f"--seeds is {' '.join(map(str, arguments.seeds)) or 'empty'}: expected distinct numbers, such as 0 1"
         )
     check_counts(arguments, ("jobs", "gpus"))
     if arguments.imagenet is not None and not arguments.imagenet.is_dir():
-        raise DsslError(f"--imagenet is {arguments.imagenet}: no such folder; expected one with train and val in it")
+        raise DsslError(
+            f"--imagenet is {arguments.imagenet}, which is not a folder: expected one that contains train and val"
+        )
 
 
 def _command(arguments: Arguments) -> str:

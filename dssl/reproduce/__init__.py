@@ -1,1 +1,1 @@
-"""The paper's tables and figures as data, the recipes that make them at three scales, and what runs and compares them."""
+"""The tables and figures of the paper as data, the settings of each scale, and the jobs that reproduce them."""

@@ -1,16 +1,26 @@
-"""The demo: three runs on built-in images that show in minutes what directions in the loss are good for.
+"""The demo: three runs on built-in images that show in minutes what direction in the loss is good for.
 
 All of its settings are in ``settings``; they were chosen so that the three runs take about four minutes on two idle cores.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+from torch import nn
 
 from dssl.config import RunConfig
+from dssl.methods import Method
+from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
+from dssl.train.knn import OnlineKnn
+from dssl.train.prepare import build_method, prepare
 
 IMAGES, EPOCHS = 5_000, 10
 HEAVY = "ra(2,5)"
@@ -31,39 +41,75 @@ def settings(graph: str, *, seed: int = 0) -> RunConfig:
     )
 
 
+def untrained_accuracies(config: RunConfig) -> dict[str, float]:
+    """kNN accuracy in percent of raw pixels and of the run's encoder before its first step, measured as in the run."""
+    parts = prepare(config, build_method(config), normalization=None, new=True)
+    found = {}
+    for name, encoder in (("raw pixels", nn.Flatten()), ("untrained encoder", parts.method.encoder)):
+        method = cast(Method, SimpleNamespace(encoder=encoder))
+        found[name] = float(
+            OnlineKnn(config, dataclasses.replace(parts, method=method), autocast=None).measure()["knn"]
+        )
+    return found
+
+
+def step_seconds(config: RunConfig, threads: int) -> float:
+    """Seconds for a view forward and backward with so many threads, the best of three."""
+    torch.set_num_threads(threads)
+    encoder = build_encoder(config.encoder, image_size=config.image_size)
+    images = torch.zeros(config.batch_size, 3, config.image_size, config.image_size)
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.autograd.backward(encoder(images).square().mean())
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def use_threads_that_pay(seconds: Callable[[int], float], *, threads: int) -> str:
+    """Let torch use one thread where several are no faster, as on busy cores, where they wait for each other; says so."""
+    chosen, note = threads, ""
+    if threads > 1 and (alone := seconds(1)) <= (together := seconds(threads)):
+        chosen = 1
+        note = (
+            f"this machine is busy: a step takes {together:.2f} s with {threads} threads and {alone:.2f} s with one, so torch "
+            "uses one; expect more than the usual 4 minutes"
+        )
+    torch.set_num_threads(chosen)
+    return note
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """What came out of one run."""
+class DemoRun:
+    """The result of one run."""
 
     verdict: str
     spread: float | None
     knn: float | None
     images: int
-    """Test images that the kNN accuracy is of."""
+    """Test images of the kNN accuracy."""
 
     @property
     def broken(self) -> bool:
         return self.verdict in _BROKEN
 
     @classmethod
-    def of(cls, run: RunData) -> "Ended":
+    def of(cls, run: RunData) -> "DemoRun":
         return cls(verdict=run.opinion.verdict, spread=run.spread, knn=run.knn, images=run.knn_images or 0)
 
 
-def sentences(ended: Mapping[str, Ended]) -> list[str]:
-    """Three sentences about what one sees; each says what came out, whether it is what the paper leads one to expect or not."""
-    standard, heavy, dssl = (ended[name] for name in RUNS)
-    if any(one.verdict == "too early" for one in ended.values()):
-        spreads = ", ".join(f"{name} {_state(one)}" for name, one in ended.items())
-        return [
-            "The runs were too short for a verdict on each of them.",
-            f"At their end: {spreads}.",
-            _third(standard, heavy, dssl),
-        ]
-    return [_first(standard, heavy), _second(dssl, heavy), _third(standard, heavy, dssl)]
+def sentences(runs: Mapping[str, DemoRun], untrained: Mapping[str, float]) -> list[str]:
+    """Four sentences computed from the results; each says what came out, whether the paper predicts it or not."""
+    standard, heavy, dssl = (runs[name] for name in RUNS)
+    if any(one.verdict == "too early" for one in runs.values()):
+        states = ", ".join(f"{name} {_state(one)}" for name, one in runs.items())
+        first = ["The runs were too short for a verdict on each of them.", f"At their end: {states}."]
+    else:
+        first = [_first(standard, heavy), _second(dssl, heavy)]
+    return [*first, _third(standard, heavy, dssl), _fourth(dssl, untrained)]
 
 
-def _first(standard: Ended, heavy: Ended) -> str:
+def _first(standard: DemoRun, heavy: DemoRun) -> str:
     if heavy.broken and not standard.broken:
         return (
             f"Pulling heavy views towards each other broke the heavy pair ({_state(heavy)}), while the same network with the "
@@ -72,52 +118,55 @@ def _first(standard: Ended, heavy: Ended) -> str:
     if heavy.broken:
         return (
             f"The heavy pair broke ({_state(heavy)}), but so did the standard pair ({_state(standard)}): "
-            "this run does not show that the heavy views are to blame."
+            "this run does not show that the heavy views caused it."
         )
     return (
         f"The heavy pair did not break in this run ({_state(heavy)}; standard pair: {_state(standard)}), "
-        "unlike what the paper reports."
+        "unlike in the paper."
     )
 
 
-def _second(dssl: Ended, heavy: Ended) -> str:
+def _second(dssl: DemoRun, heavy: DemoRun) -> str:
     if not dssl.broken and heavy.broken:
         return (
             f"DSSL learns from the same heavy views and is {_state(dssl)}: "
             "they are pulled towards their standard views and never pull."
         )
     if not dssl.broken:
-        return f"DSSL, which lets heavy views be pulled and never pull, is {_state(dssl)} as well: here it had nothing to cure."
-    return f"DSSL broke too in this run ({_state(dssl)}), which is not what the paper leads one to expect."
+        return f"DSSL, which lets heavy views be pulled and never pull, is {_state(dssl)} as well: here there was nothing to fix."
+    return f"DSSL broke too in this run ({_state(dssl)}), which the paper does not predict."
 
 
-def _third(standard: Ended, heavy: Ended, dssl: Ended) -> str:
+def _third(standard: DemoRun, heavy: DemoRun, dssl: DemoRun) -> str:
     if standard.knn is None or heavy.knn is None or dssl.knn is None:
         return "The kNN accuracy was not measured for all three."
-    gain, chance = dssl.knn - standard.knn, _chance(dssl, standard)
-    if abs(gain) <= chance:
-        compared = (
-            f"level with the standard pair ({standard.knn:.1f} %; chance alone moves the difference by up to "
-            f"{chance:.1f} points)"
-        )
-    else:
-        compared = f"{abs(gain):.1f} points {'above' if gain > 0 else 'below'} the standard pair ({standard.knn:.1f} %)"
-    lead, least = dssl.knn - heavy.knn, _chance(dssl, heavy)
-    if abs(lead) <= least:
-        other = f"level with the heavy pair ({heavy.knn:.1f} %)"
-    else:
-        other = f"{abs(lead):.1f} points {'above' if lead > 0 else 'below'} the heavy pair ({heavy.knn:.1f} %)"
-    return f"In kNN accuracy DSSL has {dssl.knn:.1f} %: {compared}, and {other}."
+    compared = [
+        f"{_difference(dssl.knn, one.knn, dssl.images)} {name} ({one.knn:.1f} %)"
+        for name, one in (("the standard pair", standard), ("the heavy pair", heavy))
+        if one.knn is not None
+    ]
+    return f"In kNN accuracy DSSL has {dssl.knn:.1f} %: {', and '.join(compared)}."
 
 
-def _state(ended: Ended) -> str:
-    return ended.verdict if ended.spread is None else f"{ended.verdict}, spread {ended.spread:.2f}"
+def _fourth(dssl: DemoRun, untrained: Mapping[str, float]) -> str:
+    without = " and ".join(f"{value:.1f} % with {name}" for name, value in untrained.items())
+    if dssl.knn is None:
+        return f"Without training the kNN accuracy is {without}."
+    gain = _difference(dssl.knn, max(untrained.values()), dssl.images)
+    return f"Without training the kNN accuracy is {without}: DSSL is {gain} the better of them."
 
 
-def _chance(first: Ended, second: Ended) -> float:
-    """Half of the 95 % interval of the difference of two accuracies, as if they were of different test images: cautious."""
-    total = 0.0
-    for one in (first, second):
-        share = (one.knn or 0.0) / 100
-        total += share * (1 - share) / max(1, one.images)
-    return 196 * math.sqrt(total)
+def _state(run: DemoRun) -> str:
+    return run.verdict if run.spread is None else f"{run.verdict}, spread {run.spread:.2f}"
+
+
+def _difference(first: float, second: float, images: int) -> str:
+    """``6.0 points above``, or level where the 95 % interval of the difference includes 0.
+
+    The interval is cautious: it treats the two accuracies as if they were of different test images.
+    """
+    shares = (first / 100, second / 100)
+    chance = 196 * math.sqrt(sum(share * (1 - share) for share in shares) / max(1, images))
+    if abs(first - second) <= chance:
+        return f"level (within chance, ±{chance:.1f} points) with"
+    return f"{abs(first - second):.1f} points {'above' if first > second else 'below'}"

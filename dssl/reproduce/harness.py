@@ -1,32 +1,33 @@
-"""Runs jobs, each in a process of its own, several at a time where the machine allows; any kill leaves what can be continued."""
+"""Runs jobs, each in its own process, here or on a cluster; whatever is killed can be resumed."""
 
 import dataclasses
 import json
 import os
-import signal
+import shlex
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import IO, Literal
 
+from dssl import config_io
 from dssl.config import RunConfig
 from dssl.data.sources import default_threads
 from dssl.errors import DsslError
+from dssl.files import write_text
 from dssl.reproduce import outcome
-from dssl.reproduce.child import spec_of
+from dssl.reproduce.child import PROGRESS_FILE, spec_of
 from dssl.reproduce.outcome import Outcome
-from dssl.reproduce.plan import Job
+from dssl.reproduce.scales import Job
+from dssl.signals import Stop
 
 _POLL, _LOOK = 0.2, 2.0
 """Seconds between looks at the processes, and at the folders of their runs."""
-_CORES_A_JOB = 2
-_MEMORY_A_JOB = 2 * 2**30
+_CORES_PER_JOB = 2
+_MEMORY_PER_JOB = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,43 +35,46 @@ class Place:
     """Where things are: images by data set, run folders, results."""
 
     data: Mapping[str, str]
-    """From the name of a data set to what ``open_source`` takes; a data set that is missing is not run."""
+    """From the name of a data set to what ``open_source`` takes; jobs on other data sets are not run."""
     runs: Path
     cells: Path
 
     def located(self, job: Job) -> RunConfig:
-        """The configuration that really runs: the images are where they are."""
+        """The job's configuration with the location of its images."""
         return dataclasses.replace(job.config, data=self.data[job.config.data])
 
     def result(self, job: Job) -> Path:
         return self.cells / f"{job.name}.json"
 
+    def log(self, job: Job) -> Path:
+        return self.runs / f"{job.name}.log"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How one running job is."""
+class JobProgress:
+    """How far a running job is."""
 
     name: str
-    step: int
-    total: int
-    words: str
-    """Verdict and kNN accuracy, where there are any yet."""
+    share: float = 0.0
+    """Of its steps; 0 before the first."""
+    words: str = ""
+    """Verdict and kNN accuracy, once there are any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How it all is."""
+    """How far all jobs are."""
 
     done: int
     total: int
-    running: tuple[Progress, ...]
+    running: tuple[JobProgress, ...]
     seconds_left: float | None
-    """None until something can be told."""
+    """None until it can be estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How it all ended."""
+class SessionEnd:
+    """How a session of the harness ended."""
 
     failed: dict[str, str]
     """The reason by job."""
@@ -83,16 +87,19 @@ class _Child:
     process: subprocess.Popen[bytes]
     slot: int
     log: IO[bytes]
-    began_with: float = 0.0
-    """The share of the work that was done before this session."""
-    share: float = 0.0
-    """Of the work, as far as its folder tells."""
-    seen: Progress | None = None
-    seen_at: float = 0.0
+    begun: float
+    """The share that was done before this session."""
+    seen: JobProgress
+    seen_at: float
+
+    def close(self) -> None:
+        self.log.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 def finished(jobs: Sequence[Job], place: Place) -> dict[str, Outcome]:
-    """Results that are there already and are of these very settings."""
+    """The results that exist and have exactly the settings of these jobs."""
     found: dict[str, Outcome] = {}
     for job in jobs:
         path = place.result(job)
@@ -102,13 +109,9 @@ def finished(jobs: Sequence[Job], place: Place) -> dict[str, Outcome]:
 
 
 def workers_here() -> int:
-    """How many jobs this machine runs at a time: one for each GPU, or else one for every two cores, as memory allows."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.device_count()
+    """Jobs to run at a time on this machine: one per GPU, or one per two cores as memory allows."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(default_threads() // _CORES_A_JOB, memory // _MEMORY_A_JOB))
+    return _gpus() or max(1, min(default_threads() // _CORES_PER_JOB, memory // _MEMORY_PER_JOB))
 
 
 def run_jobs(
@@ -118,74 +121,72 @@ def run_jobs(
     workers: int | None = None,
     say: Callable[[str], None] = lambda line: None,
     show: Callable[[Status], None] = lambda status: None,
-) -> Ended:
-    """Run what is not finished; SIGINT and SIGTERM let every run save itself before this returns."""
+) -> SessionEnd:
+    """Run what is not finished; on SIGINT or SIGTERM every run saves itself before this returns."""
     done = finished(jobs, place)
     waiting = [job for job in jobs if job.name not in done]
-    count = max(1, min(workers or workers_here(), len(waiting) or 1))
+    count = max(1, min(workers or workers_here(), len(waiting)))
     threads = max(1, default_threads() // count)
     children: list[_Child] = []
     failed: dict[str, str] = {}
-    begun, earlier = time.monotonic(), 0.0
-    with _signals() as caught:
+    start, ended_work = time.monotonic(), 0.0
+    with Stop() as stop:
         try:
-            while waiting or children:
-                if caught:
-                    _stop(children)
-                    return Ended(failed=failed, signal=caught[0])
+            while (waiting or children) and stop.signal is None:
                 while waiting and len(children) < count:
                     slot = min(set(range(count)) - {child.slot for child in children})
                     child = _start(waiting.pop(0), place, slot=slot, threads=threads)
-                    say(f"{'continuing' if child.share else 'starting'} {child.job.name}")
+                    say(f"{'resuming' if child.begun else 'starting'} {child.job.name}")
                     children.append(child)
                 for child in list(children):
                     if child.process.poll() is not None:
                         children.remove(child)
-                        earlier += child.job.work * (1 - child.began_with)
-                        _end(child, place, failed, say)
-                running = tuple(_progress(child, place) for child in children)
-                now = earlier + sum(child.job.work * (child.share - child.began_with) for child in children)
-                left = sum(job.work for job in waiting) + sum(child.job.work * (1 - child.share) for child in children)
-                elapsed = time.monotonic() - begun
-                total = len(jobs)
+                        ended_work += child.job.work * (1 - child.begun)
+                        say(_end(child, place, failed))
+                    elif time.monotonic() - child.seen_at >= _LOOK:
+                        child.seen, child.seen_at = _progress(child.job, place), time.monotonic()
+                work = ended_work + sum(child.job.work * (child.seen.share - child.begun) for child in children)
+                left = sum(job.work for job in waiting) + sum(
+                    child.job.work * (1 - child.seen.share) for child in children
+                )
                 show(
                     Status(
-                        done=total - len(waiting) - len(children),
-                        total=total,
-                        running=running,
-                        seconds_left=left * elapsed / now if now > 0 else None,
+                        done=len(jobs) - len(waiting) - len(children),
+                        total=len(jobs),
+                        running=tuple(child.seen for child in children),
+                        seconds_left=left * (time.monotonic() - start) / work if work > 0 else None,
                     )
                 )
                 time.sleep(_POLL)
         finally:
-            _stop(children)
-    return Ended(failed=failed, signal=None)
+            for child in children:
+                child.process.terminate()
+            for child in children:
+                child.process.wait()  # until its run has saved itself
+                child.close()
+    return SessionEnd(failed=failed, signal=stop.signal)
 
 
 def _start(job: Job, place: Place, *, slot: int, threads: int) -> _Child:
     place.runs.mkdir(parents=True, exist_ok=True)
     place.cells.mkdir(parents=True, exist_ok=True)
-    run = place.runs / job.name
     config = dataclasses.replace(place.located(job), threads=threads)
     spec = place.runs / f".{job.name}.spec.json"
-    spec.write_text(json.dumps(spec_of(job, config=config, run=run, result=place.result(job))), encoding="utf-8")
-    environment = dict(os.environ)
-    environment.setdefault("OMP_NUM_THREADS", str(threads))
+    write_text(spec, json.dumps(spec_of(job, config=config, run=place.runs / job.name, result=place.result(job))))
+    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
     if _gpus() > 1:
         environment["CUDA_VISIBLE_DEVICES"] = str(slot % _gpus())
-    log = (place.runs / f"{job.name}.log").open("ab")
+    log = place.log(job).open("ab")
     process = subprocess.Popen(
         [sys.executable, "-m", "dssl.reproduce.child", str(spec), "--watch"],
         stdin=subprocess.PIPE,  # its end tells the child that we are gone
         stdout=log,
         stderr=log,
         env=environment,
-        start_new_session=True,  # Ctrl-C is for us; we tell the children
+        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
     )
-    child = _Child(job=job, process=process, slot=slot, log=log)
-    _progress(child, place)
-    child.began_with = child.share
-    return child
+    seen = _progress(job, place)
+    return _Child(job, process, slot, log, seen.share, seen, time.monotonic())
 
 
 def _gpus() -> int:
@@ -194,71 +195,79 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _end(child: _Child, place: Place, failed: dict[str, str], say: Callable[[str], None]) -> None:
-    child.log.close()
-    if child.process.stdin is not None:
-        child.process.stdin.close()
-    path = place.result(child.job)
-    if child.process.returncode == 0 and path.is_file():
-        one = outcome.read(path)
-        words = ", ".join(f"{kind} {found.accuracy:.1f} %" for kind, found in one.accuracies.items())
-        say(f"finished {child.job.name}: {one.verdict}{', ' if words else ''}{words}, {one.seconds / 60:.1f} min")
-        return
-    log = place.runs / f"{child.job.name}.log"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    code = child.process.returncode
-    reason = lines[-1] if code > 0 and lines else f"ended by signal {-code}"
-    failed[child.job.name] = f"{reason} (see {log})"
-    say(f"failed {child.job.name}: {failed[child.job.name]}")
+def _end(child: _Child, place: Place, failed: dict[str, str]) -> str:
+    """How the job ended, in a line."""
+    child.close()
+    job, code = child.job, child.process.returncode
+    if code == 0 and place.result(job).is_file():
+        one = outcome.read(place.result(job))
+        words = [one.verdict, *(f"{kind} {found.accuracy:.1f} %" for kind, found in one.accuracies.items())]
+        return f"finished {job.name}: {', '.join(words)}, {one.seconds / 60:.1f} min"
+    lines = place.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    reason = lines[-1] if code >= 0 and lines else f"ended by signal {-code}"
+    failed[job.name] = f"{reason} (see {place.log(job)})"
+    return f"failed {job.name}: {failed[job.name]}"
 
 
-def _stop(children: list[_Child]) -> None:
-    """Ask every child to save itself, and wait until it has."""
-    for child in children:
-        with suppress(ProcessLookupError):
-            child.process.terminate()
-    for child in children:
-        child.process.wait()
-        child.log.close()
-        if child.process.stdin is not None:
-            child.process.stdin.close()
-    children.clear()
-
-
-def _progress(child: _Child, place: Place) -> Progress:
-    """From what the run's folder tells, so that nothing of it is lost when we are."""
+def _progress(job: Job, place: Place) -> JobProgress:
+    """What the run's folder says, so that a new session knows it too."""
     from dssl.report.run_data import read_run
 
-    if child.seen is not None and time.monotonic() - child.seen_at < _LOOK:
-        return child.seen
-    job, folder = child.job, place.runs / child.job.name
-    step, total, words = 0, 0, ""
-    if job.training is not None:
-        with suppress(OSError, json.JSONDecodeError):
-            plain = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-            step, total = plain["step"], plain["total"]
-    else:
-        with suppress(DsslError, OSError):
+    folder = place.runs / job.name
+    with suppress(DsslError, OSError, ValueError):
+        if job.kind == "supervised":
+            plain = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
+            return JobProgress(name=job.name, share=plain["step"] / plain["total"])
+        if job.kind == "pretrained":
             run = read_run(folder)
-            step, total = run.steps, run.total
             words = run.opinion.verdict + ("" if run.knn is None else f", kNN {run.knn:.1f} %")
-    child.share = step / total if total else 0.0
-    child.seen, child.seen_at = Progress(name=job.name, step=step, total=total, words=words), time.monotonic()
-    return child.seen
+            return JobProgress(name=job.name, share=run.steps / max(1, run.total), words=words)
+    return JobProgress(name=job.name)
 
 
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    caught: list[int] = []
+def cluster_script(
+    jobs: Sequence[Job], place: Place, *, style: Literal["torchrun", "slurm"], gpus: int, folder: Path, again: str
+) -> str:
+    """A shell script that runs the jobs; their settings go into ``folder``. ``again`` is the command that measures them."""
+    commands = [_cluster_command(job, place, gpus=gpus, path=folder / f"{job.name}.json") for job in jobs]
+    after = f"# when all have ended, this measures them and writes the tables:\n#   {again}\n"
+    if style == "torchrun":
+        head = "#!/bin/sh\n# one after the other; the same command resumes a run that was stopped\nset -e\n"
+        return head + "\n".join([*commands, after])
+    cases = "\n".join(f"  {number}) set -- {command} ;;" for number, command in enumerate(commands))
+    return f"""\
+#!/bin/bash
+#SBATCH --job-name=dssl
+#SBATCH --array=0-{max(0, len(jobs) - 1)}
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --cpus-per-task={8 * gpus}
+#SBATCH --time=48:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+# a run that is out of time saves itself; the same script resumes it
+case $SLURM_ARRAY_TASK_ID in
+{cases}
+esac
+trap 'kill -TERM $!' TERM
+"$@" &
+run=$!
+wait $run; code=$?
+# the trap ends a wait at once, while the run still saves itself: wait until it has ended
+while kill -0 $run 2>/dev/null; do wait $run; code=$?; done
+exit $code
+{after}"""
 
-    def note(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
 
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _cluster_command(job: Job, place: Place, *, gpus: int, path: Path) -> str:
+    run, config = place.runs / job.name, place.located(job)
+    if job.kind == "pretrained":
+        plain = config_io.to_dict(config)
+        words = ["torchrun", "--standalone", "--nproc-per-node", str(gpus), "-m", "dssl", "train"]
+        words += ["--config", str(path), "--out", str(run)]
+    else:
+        plain = spec_of(job, config=config, run=run, result=place.result(job))
+        words = ["python", "-m", "dssl.reproduce.child", str(path)]
+    write_text(path, json.dumps(plain, indent=1) + "\n")
+    return shlex.join(words)

@@ -1,14 +1,13 @@
-"""The result of one job as a small JSON file that can be committed: what was run, what came out, and by which protocol."""
+"""The result of one job as a small JSON file to commit: what was run, what came out, and by which protocol."""
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dssl.errors import DsslError
-from dssl.report import page
+from dssl.files import write_text
 
 FORMAT_VERSION = 1
 
@@ -24,26 +23,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a finished job leaves."""
+    """The result of a finished job."""
 
     name: str
     scale: str
     seed: int
     fingerprint: str
-    """Of the settings; a result of other settings does not count."""
+    """Of the settings; a result of other settings is not this job's."""
     config: dict[str, Any]
     training: dict[str, Any] | None
     verdict: str
-    """Of the watch over the run; "supervised" where there is none."""
+    """Of the run's health watch; a baseline's kind, such as "supervised"."""
     reason: str
     spread: float | None
-    """Of the worst view at the end: 1 is healthy, 0 is one point."""
+    """Of the worst view at the end: 1 is healthy, 0 is a single point."""
     accuracies: dict[str, Measured]
-    """By kind: knn, linear, supervised; none for a run that diverged."""
+    """By kind: knn, linear, supervised; empty for a run that diverged."""
     steps: int
     seconds: float
     """Of training, over all sessions."""
     versions: dict[str, str]
+    """Of the software, with the Git commit where dssl runs from a checkout."""
     data: dict[str, Any]
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """(epoch, value) of kNN accuracy and of the worst view's spread."""
@@ -52,28 +52,32 @@ class Outcome:
     def collapsed(self) -> bool:
         return self.verdict in ("collapsed", "partial collapse")
 
+    @property
+    def main(self) -> Measured | None:
+        """The accuracy that the tables show."""
+        return self.accuracies.get("linear" if self.training is None else "supervised")
+
     def write(self, path: Path) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True)
-        # a pair of numbers on one line: hundreds of points would bury the rest
+        # one line per point: curves have hundreds
         text = re.sub(r"\[\s+([-\d.e]+),\s+([-\d.e]+)\s+\]", r"[\1, \2]", text)
-        page.write(path, text + "\n")
+        write_text(path, text + "\n")
 
 
 def read(path: Path) -> Outcome:
-    """A result from its file; one that is damaged or of another format is refused by name."""
+    """A result from its file; a damaged file, or one of another format, is refused by name."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain.pop("format_version") != FORMAT_VERSION:
-            raise DsslError(f"{path} has another format: delete it, and the cell is run again")
-        measured = {kind: _measured(one) for kind, one in plain.pop("accuracies").items()}
+            raise DsslError(f"{path} has another format: delete it and the cell is run again")
+        measured = {
+            kind: Measured(accuracy=one["accuracy"], interval=(low, high), protocol=one["protocol"])
+            for kind, one in plain.pop("accuracies").items()
+            for low, high in [one["interval"]]
+        }
         curves = {name: [(x, y) for x, y in points] for name, points in plain.pop("curves").items()}
         return Outcome(**plain, accuracies=measured, curves=curves)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DsslError(
-            f"{path} is no result of dssl reproduce ({error}): delete it, and the cell is run again"
+            f"{path} is not a result of dssl reproduce ({error}): delete it and the cell is run again"
         ) from None
-
-
-def _measured(plain: Mapping[str, Any]) -> Measured:
-    low, high = plain["interval"]
-    return Measured(accuracy=plain["accuracy"], interval=(low, high), protocol=dict(plain["protocol"]))

@@ -1,4 +1,4 @@
-"""What the paper states: ``paper.toml`` as strict data."""
+"""What the paper states: ``paper.toml``, read strictly."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,23 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from dssl.errors import DsslError, choices
+from dssl.methods import METHODS
 
+OURS = "–"
+"""In place of the paper's number in a row that only our tables have."""
 WORDS = ("collapse", "diverges", "converges", "unknown")
-"""What stands in the place of a number."""
+"""What the file may have in place of a number."""
 DATA_SETS = ("cifar10", "imagenet")
-METHODS = ("simsiam", "byol", "simclr", "supervised")
+BASELINES = ("supervised", "untrained", "pixels")
+"""What an experiment may name in place of a method: nothing is pretrained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is trained; everything that a scale does not decide."""
+    """What is trained, apart from what a scale decides."""
 
     data: str
     method: str
+    """A method's name, or one of ``BASELINES``."""
     graph: str = ""
-    """A preset's name or text; empty for supervised training."""
+    """A preset's name or text; empty for a baseline."""
     standard: str = ""
-    """The policy of standard views; empty is the data set's own."""
+    """The policy of standard views; empty for the data set's own."""
     heavy: str = ""
     """The policy of heavy views; empty where the graph has none."""
 
@@ -37,15 +42,11 @@ class PaperCell:
     row: str
     column: str
     paper: str
-    """The number with the paper's digits, or one of ``WORDS``."""
+    """The number with the paper's digits, one of ``WORDS``, or ``OURS``."""
     reported: bool = False
     """Quoted from another paper."""
     experiment: Experiment | None = None
-    """None where nothing can be run: reported numbers, and boxes of which nothing is known."""
-
-    @property
-    def number(self) -> float | None:
-        return None if self.paper in WORDS else float(self.paper)
+    """None where nothing can be run: reported numbers, and boxes that the text does not describe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +55,17 @@ class Target:
 
     name: str
     also: tuple[str, ...]
-    """Other names that one may type."""
+    """Other names that the command accepts."""
     label: str
     """Its label in the paper's LaTeX source."""
     title: str
     measure: str
     readings: tuple[str, ...] = ()
-    """How something that the paper leaves open is read here."""
+    """How something that the paper leaves open is interpreted here."""
     missing: tuple[str, ...] = ()
     """What the paper's text does not state."""
     compare_rows: tuple[tuple[str, str], ...] = ()
-    """Pairs of rows whose difference is the table's point; and of columns."""
+    """Pairs of rows whose difference the table is about."""
     compare_columns: tuple[tuple[str, str], ...] = ()
     cells: tuple[PaperCell, ...] = ()
 
@@ -95,14 +96,14 @@ def chosen_targets(name: str) -> tuple[Target, ...]:
 
 
 def load(path: Path) -> dict[str, Target]:
-    """Read such a file; a name too many, or a word that is no number, is refused."""
+    """Read such a file; an unknown name, or a word in place of a number, is refused."""
     # a Decimal keeps the digits that the paper prints: 82.80 is not 82.8
     plain = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)
     found: dict[str, Target] = {}
     for table in plain.pop("target"):
         target = _target(table, path)
         if target.name in found:
-            raise DsslError(f"{path}: {target.name} stands there twice")
+            raise DsslError(f"{path}: {target.name} is a duplicate")
         found[target.name] = target
     if plain:
         raise DsslError(f"{path}: unknown {', '.join(plain)}")
@@ -119,7 +120,7 @@ def _target(table: Mapping[str, Any], path: Path) -> Target:
     target = Target(**values)
     places = [(cell.row, cell.column) for cell in target.cells]
     if len(set(places)) != len(places):
-        raise DsslError(f"{where}: a row and column stand there twice")
+        raise DsslError(f"{where}: duplicate row and column")
     for key, names in (("compare_rows", target.rows), ("compare_columns", target.columns)):
         for name in (name for pair in getattr(target, key) for name in pair):
             if name not in names:
@@ -136,15 +137,10 @@ def _cell(table: Mapping[str, Any], where: str) -> PaperCell:
         raise DsslError(f"{place}: paper is {paper!r}, expected a number or one of {', '.join(WORDS)}")
     given = {key: table[key] for key in about if key in table}
     experiment = Experiment(**given) if given else None
-    if experiment is not None and (experiment.data not in DATA_SETS or experiment.method not in METHODS):
-        raise DsslError(f"{place}: {experiment.method} on {experiment.data} is not known")
-    return PaperCell(
-        row=table["row"],
-        column=table["column"],
-        paper=paper,
-        reported=bool(table.get("reported", False)),
-        experiment=experiment,
-    )
+    if experiment is not None and (experiment.data not in DATA_SETS or experiment.method not in (*METHODS, *BASELINES)):
+        raise DsslError(f"{place}: {experiment.method} on {experiment.data} is unknown")
+    rest = {key: table[key] for key in ("row", "column", "reported") if key in table}
+    return PaperCell(paper=paper, experiment=experiment, **rest)
 
 
 def _known(values: Mapping[str, Any], names: set[str], where: str) -> None:

@@ -1,18 +1,30 @@
-"""Recipes: an experiment of the paper at one of three scales becomes a full configuration."""
+"""From an experiment of the paper to a job: the settings of each scale, the rows that ours adds, and the jobs of a table."""
 
 import dataclasses
-from collections.abc import Callable
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dssl import recipes
+from dssl import config_io, recipes
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import choices
 from dssl.evaluate.classifier import SUPERVISED, Training
+from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, declaration_of
 from dssl.presets import named_graph
-from dssl.reproduce.paper import Experiment
+from dssl.recipes import PAPER_HEAVY
+from dssl.reproduce.paper import BASELINES, OURS, Experiment, PaperCell, Target
 
 NO_HEAVY = "ra(2,5)"
-"""The heavy policy of a graph without heavy views: one value, so that equal runs are seen to be equal."""
+"""The heavy policy of a graph without heavy views: a single value, so that equal runs have equal settings."""
+HEAVY_WEIGHT = 0.25
+"""The weight of the heavy edges in the second DSSL row. Provisional: to be chosen on a validation split."""
+WEIGHTED = f"s1<->s2, h1->s1:{HEAVY_WEIGHT:g}, h2->s2:{HEAVY_WEIGHT:g}"
+EQUAL_WORK = "2 standard pairs (equal work)"
+_UNDIRECTED = ("", "standard", "standard2", "heavy", "heavy2")
+_IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,23 +34,53 @@ class Scale:
     name: str
     meaning: str
     differs: tuple[str, ...]
-    """Why the numbers are not those of the paper even if everything is right."""
+    """Why the numbers differ from the paper's even if everything is right."""
     settings: Callable[[str, str], RunConfig]
     """From a data set and a method."""
     training: Callable[[str], Training]
     """Of the supervised rows, from a data set."""
     linear: Callable[[str, str], str]
     """The protocol of dssl.evaluate that gives the linear accuracy, from a data set and a method."""
+    labels: int | None = None
+    """Training images with labels for kNN and the probe; all by default."""
+    adds_rows: bool = False
+    """Whether its tables have the rows of ``with_our_rows``."""
 
 
-def recipe(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
-    """The configuration of a cell. Its data is the data set's bare name: where the images are is no part of a recipe.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run to train and measure."""
 
-    For supervised training only data, size, encoder and seed count; ``scale.training`` says the rest.
-    """
-    method = "simsiam" if experiment.method == "supervised" else experiment.method
+    name: str
+    """Of its run folder and its result; equal settings have equal names on every machine."""
+    scale: str
+    kind: str
+    """``pretrained``, or one of ``BASELINES``."""
+    config: RunConfig
+    """Its data is the data set's bare name. A baseline uses only data, size, encoder, limit and seed."""
+    training: Training | None
+    """Of a supervised job."""
+    protocols: tuple[str, ...]
+    labels: int | None
+    fingerprint: str
+
+    @property
+    def work(self) -> float:
+        """Relative cost: images through the encoder, a backward pass counted as two forward passes."""
+        images = min(self.config.limit or 10**9, _IMAGES.get(self.config.data, 10**9))
+        if self.training is not None:
+            return 3.0 * images * self.training.epochs
+        if self.kind != "pretrained":
+            return float(images)
+        passes = declaration_of(self.config.method).cost(named_graph(self.config.graph))
+        return float(images * self.config.epochs * (3 * passes.with_gradient + passes.without_gradient))
+
+
+def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
+    """The configuration of a cell; its data is the data set's bare name, since a recipe does not say where images are."""
+    method = "simsiam" if experiment.method in BASELINES else experiment.method
     config = dataclasses.replace(scale.settings(experiment.data, method), data=experiment.data, seed=seed)
-    if experiment.method == "supervised":
+    if experiment.method in BASELINES:
         return dataclasses.replace(config, graph="standard", heavy=NO_HEAVY)
     heavy = any(view.policy == "heavy" for view in named_graph(experiment.graph).made)
     return dataclasses.replace(
@@ -49,81 +91,166 @@ def recipe(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
     )
 
 
-def _paper(data: str, method: str) -> RunConfig:
-    return recipes.recipe(data, method=method)
+def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
+    """The job of an experiment."""
+    config = config_of(experiment, scale, seed=seed)
+    kind = experiment.method if experiment.method in BASELINES else "pretrained"
+    training = scale.training(experiment.data) if kind == "supervised" else None
+    protocols = ("supervised",) if training else ("knn", scale.linear(experiment.data, experiment.method))
+    plain: dict[str, Any] = {"run": config_io.fingerprint(config), "protocols": protocols}
+    if training is not None:
+        plain["training"] = dataclasses.asdict(training)
+    elif kind != "pretrained":
+        plain["kind"] = kind
+    fingerprint = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+    words = [experiment.data, experiment.method, experiment.graph]
+    if any(view.policy == "heavy" for view in named_graph(config.graph).made):
+        words.append("heavy" if config.heavy == PAPER_HEAVY else config.heavy)
+    slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
+    return Job(
+        name=f"{slug}-seed{seed}-{fingerprint[:6]}",
+        scale=scale.name,
+        kind=kind,
+        config=config,
+        training=training,
+        protocols=protocols,
+        labels=scale.labels,
+        fingerprint=fingerprint,
+    )
 
 
-def _paper_linear(data: str, method: str) -> str:
-    return "linear-sgd" if data == "cifar10" or method == "simclr" else "linear-lars"
+def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int]) -> list[Job]:
+    """Every different job of the targets, however many cells it serves; the first seed of all of them comes first."""
+    cells = [cell for target in targets for cell in with_our_rows(target, scale).cells]
+    found: dict[str, Job] = {}
+    for seed in seeds:
+        for cell in cells:
+            if cell.experiment is not None:
+                job = job_of(cell.experiment, scale, seed=seed)
+                found.setdefault(job.name, job)
+    return list(found.values())
+
+
+def with_our_rows(target: Target, scale: Scale) -> Target:
+    """The target with the rows that the paper lacks, if the scale adds them.
+
+    First raw pixels, the untrained encoder and, where there is DSSL, two standard pairs: equal work in as many steps. After a
+    DSSL row with the paper's heavy policy, the same with ``HEAVY_WEIGHT``. Last the encoder trained with labels.
+    """
+    if not scale.adds_rows or target.measure != "linear accuracy, %":
+        return target
+    columns: dict[str, Experiment] = {}
+    """An experiment of each column, a directed one where there is one."""
+    for cell in target.cells:
+        one = cell.experiment
+        if one is None or one.method in BASELINES:
+            continue
+        if cell.column not in columns or one.graph not in _UNDIRECTED:
+            columns[cell.column] = one
+
+    def added(row: str, column: str, experiment: Experiment) -> PaperCell:
+        return PaperCell(row=row, column=column, paper=OURS, experiment=experiment)
+
+    def baseline(row: str, kind: str) -> list[PaperCell]:
+        return [added(row, name, Experiment(data=one.data, method=kind)) for name, one in columns.items()]
+
+    cells = baseline("raw pixels", "pixels") + baseline("untrained encoder", "untrained")
+    for name, one in columns.items():
+        if one.graph not in _UNDIRECTED:
+            cells.append(added(EQUAL_WORK, name, dataclasses.replace(one, graph="standard2", heavy="")))
+    compared: list[tuple[str, str]] = []
+    for cell in target.cells:
+        cells.append(cell)
+        one = cell.experiment
+        if one is None or one.graph not in ("dssl", "ablation-j"):
+            continue
+        compared.append((cell.row, EQUAL_WORK))
+        if one.heavy == PAPER_HEAVY:
+            row = f"{cell.row}, heavy edges {HEAVY_WEIGHT:g}"
+            cells.append(added(row, cell.column, dataclasses.replace(one, graph=WEIGHTED)))
+            compared.append((row, EQUAL_WORK))
+    cells += baseline("supervised, equal work", "supervised")
+    pairs = (*target.compare_rows, *dict.fromkeys(compared))
+    return dataclasses.replace(target, cells=tuple(cells), compare_rows=pairs)
+
+
+_TUNED: Mapping[str, tuple[int, float, MethodSettings]] = {
+    # batch size, peak rate, heads. SimCLR's are from pilots with one standard pair; SimSiam's and BYOL's are the starting
+    # point of those pilots and still to be tuned, each on its own standard row.
+    "simclr": (128, 0.1, SimCLRConfig(output=128, temperature=0.5)),
+    "simsiam": (64, 0.03, SimSiamConfig(hidden=256, output=128, bottleneck=64)),
+    "byol": (64, 0.03, BYOLConfig(hidden=512, output=128, momentum=0.99)),
+}
+_ALL, _FEW = 50_000, 5_000
+"""Images of the two regimes; ``few`` makes as many steps in ten times as many epochs."""
+
+
+def _whitened(data: str, method: str, *, images: int, epochs: int) -> RunConfig:
+    batch_size, peak, heads = _TUNED[method]
+    return RunConfig(
+        data=data,
+        normalization=data,
+        limit=images,
+        encoder="whitened",
+        method=heads,
+        epochs=epochs,
+        batch_size=batch_size,
+        knn_every=max(1, epochs // 5),
+        optimizer=OptimizerConfig(rate=peak * 256 / batch_size, weight_decay=5e-4, warmup_epochs=0.05 * epochs),
+    )
+
+
+def _small_scale(name: str, meaning: str, *, images: int, epochs: int) -> Scale:
+    return Scale(
+        name=name,
+        meaning=meaning,
+        differs=(
+            f"{images:,} images and {epochs} epochs (the paper: 50,000 and 800; ImageNet: all and 100)",
+            "the encoder `whitened` with narrow heads instead of ResNet-18",
+            "SGD with one batch size, rate and heads per method; BYOL's moving average starts at 0.99",
+            "ImageNet's images at 32 px",
+            "the linear accuracy is a logistic regression solved to its optimum on features of 50,000 unaugmented images",
+        ),
+        settings=lambda data, method: _whitened(data, method, images=images, epochs=epochs),
+        # one view of an image where DSSL has four
+        training=lambda data: dataclasses.replace(SUPERVISED, epochs=4 * epochs),
+        linear=lambda data, method: "probe",
+        labels=_ALL,
+        adds_rows=True,
+    )
 
 
 def _paper_training(data: str) -> Training:
     if data == "cifar10":
         return SUPERVISED
-    # the usual ImageNet schedule; the paper names the result of others and no settings
+    # the usual ImageNet schedule: the paper quotes the result and states no settings
     return dataclasses.replace(SUPERVISED, epochs=90, weight_decay=1e-4, policy="crop(0.08,1) > flip")
 
 
-def _small(data: str, method: str, *, limit: int | None, epochs: int, batch_size: int, warmup: float) -> RunConfig:
-    """The small encoder with the heads that suit it, and one optimiser for all three methods: a peak rate of 0.06."""
-    return dataclasses.replace(
-        recipes.recipe("shapes", method=method),
-        normalization=data,
-        limit=limit,
-        epochs=epochs,
-        batch_size=batch_size,
-        knn_every=3,
-        optimizer=OptimizerConfig(name="sgd", rate=0.06 * 256 / batch_size, weight_decay=5e-4, warmup_epochs=warmup),
-    )
-
-
-def _cpu(data: str, method: str) -> RunConfig:
-    # steps teach more than images do at this length: a batch of 64 makes 1,872 of them in the time that one of 256 needs for 468
-    return _small(data, method, limit=10_000, epochs=12, batch_size=64, warmup=1)
-
-
-def _day(data: str, method: str) -> RunConfig:
-    return _small(data, method, limit=None if data == "cifar10" else 50_000, epochs=100, batch_size=256, warmup=5)
-
-
-_SMALL_DIFFERS = (
-    "a small encoder (1.2 million weights, stride-2 stem) instead of ResNet-18, with narrower heads",
-    "SGD with one rate for all methods; BYOL's moving average starts at 0.99",
-    "ImageNet's images at 32 px",
-    "the linear accuracy is a logistic regression solved to its optimum on features of unaugmented images",
-)
 SCALES: dict[str, Scale] = {
-    "paper": Scale(
-        name="paper",
-        meaning="the paper's settings to the letter: GPUs",
-        differs=(
-            "the last epoch on the whole test set; the published code picks the best epoch on the test set and "
-            "drops its last batch",
+    scale.name: scale
+    for scale in (
+        _small_scale("cpu", "all of CIFAR-10, minutes per cell on two cores", images=_ALL, epochs=5),
+        _small_scale("cpu-few", "5,000 images, as many steps as cpu", images=_FEW, epochs=50),
+        _small_scale("hour", "all of CIFAR-10, up to an hour per cell on two cores", images=_ALL, epochs=50),
+        _small_scale("hour-few", "5,000 images, as many steps as hour", images=_FEW, epochs=500),
+        Scale(
+            name="paper",
+            meaning="the paper's settings, for GPUs",
+            differs=(
+                "the last epoch on the whole test set; the published code picks the best epoch on the test set and "
+                "drops its last batch",
+            ),
+            settings=lambda data, method: recipes.recipe(data, method=method),
+            training=_paper_training,
+            linear=lambda data, method: "linear-sgd" if data == "cifar10" or method == "simclr" else "linear-lars",
         ),
-        settings=_paper,
-        training=_paper_training,
-        linear=_paper_linear,
-    ),
-    "day": Scale(
-        name="day",
-        meaning="all of CIFAR-10, small encoder, 100 epochs: a cell takes some two hours on two cores",
-        differs=("100 epochs instead of 800 (ImageNet: 50,000 images)", *_SMALL_DIFFERS),
-        settings=_day,
-        training=lambda data: dataclasses.replace(SUPERVISED, epochs=100),
-        linear=lambda data, method: "probe",
-    ),
-    "cpu": Scale(
-        name="cpu",
-        meaning="10,000 images, small encoder, 12 epochs: a cell takes some four minutes on two cores",
-        differs=("10,000 images and 12 epochs, 1,872 steps (the paper: 50,000 and 800, 77,600)", *_SMALL_DIFFERS),
-        settings=_cpu,
-        training=lambda data: dataclasses.replace(SUPERVISED, epochs=12),
-        linear=lambda data, method: "probe",
-    ),
+    )
 }
 
 
 def named_scale(name: str) -> Scale:
+    """The scale of this name."""
     if name not in SCALES:
         raise choices("scale", name, SCALES)
     return SCALES[name]

@@ -1,4 +1,4 @@
-"""The paper's table with our numbers beside its own: mean and spread over seeds, collapse, and what cannot be compared."""
+"""The paper's table with our numbers beside its own: mean and deviation over seeds, collapse, and what cannot be compared."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,23 +8,21 @@ from typing import Literal
 
 from dssl.report.page import Colour
 from dssl.reproduce.outcome import Outcome
-from dssl.reproduce.paper import PaperCell, Target
-from dssl.reproduce.plan import job
-from dssl.reproduce.scales import Scale
+from dssl.reproduce.paper import OURS, PaperCell, Target
+from dssl.reproduce.scales import Scale, job_of, with_our_rows
 
-State = Literal["measured", "collapse", "diverged", "open", "none"]
-
-_TABLE_COLOURS: dict[str, Colour] = {"measured": "neutral", "collapse": "bad", "diverged": "bad"}
-_AGREEMENT: dict[str, Colour] = {"agrees": "good", "disagrees": "bad"}
+Agreement = Literal["agrees", "disagrees", "higher", "lower", "cannot be told", "not measured"]
+_COLOURS: dict[str, Colour] = {"collapse": "bad", "diverged": "bad", "agrees": "good", "disagrees": "bad"}
+_BROKEN = ("collapse", "diverges")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCell:
-    """One place: the paper's word, and what came out here."""
+    """One place of a table: what the paper says, and what came out here."""
 
     paper: str
-    state: State
-    """open: not run yet; none: nothing here runs it."""
+    state: Literal["measured", "collapse", "diverged", "open", "none"]
+    """open: not run yet; none: cannot be run."""
     ours: str
     """For people."""
     mean: float | None = None
@@ -41,7 +39,8 @@ class Comparison:
     where: str
     paper: str
     ours: str
-    verdict: Literal["agrees", "disagrees", "cannot be told", "not measured"]
+    verdict: Agreement
+    """higher and lower: beyond chance, where the paper has no such row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +61,14 @@ class ResultTable:
 
 
 def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]) -> ResultTable:
-    """The table of a target from the results that are there, by name of their job."""
+    """The table of a target from the results that exist, by name of their job."""
+    target = with_our_rows(target, scale)
     found = runs_of(target, scale, seeds=seeds, outcomes=outcomes)
     seed_error = _seed_error(list(found.values()))
+    coco = target.name == "table4"
     cells = {
         (cell.row, cell.column): _cell(
-            cell, found[cell.row, cell.column], asked=len(seeds), coco=target.name == "table4", seed_error=seed_error
+            cell, found[cell.row, cell.column], asked=len(seeds), coco=coco, seed_error=seed_error
         )
         for cell in target.cells
     }
@@ -89,29 +90,24 @@ def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mappi
 def runs_of(
     target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]
 ) -> dict[tuple[str, str], list[Outcome]]:
-    """The results that are there for each place of the target's table, by row and column, a result for each seed."""
+    """The results that exist for each place of the target's table, by row and column."""
     found: dict[tuple[str, str], list[Outcome]] = {}
-    for cell in target.cells:
-        names = [] if cell.experiment is None else [job(cell.experiment, scale, seed=seed).name for seed in seeds]
+    for cell in with_our_rows(target, scale).cells:
+        names = [] if cell.experiment is None else [job_of(cell.experiment, scale, seed=seed).name for seed in seeds]
         found[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
     return found
-
-
-def _kind(one: Outcome) -> str:
-    return "linear" if one.training is None else "supervised"
 
 
 def _seed_error(cells: Sequence[Sequence[Outcome]]) -> float:
     """Half of the 95 % interval of one run by its seed alone, pooled over the healthy cells; 0 where none has two seeds."""
     squares, freedom = 0.0, 0
-    for found in cells:
-        values = [one.accuracies[_kind(one)].accuracy for one in found if _kind(one) in one.accuracies]
+    # a run may serve several cells, and counts once
+    for found in {tuple(one.name for one in found): found for found in cells}.values():
+        values = [one.main.accuracy for one in found if one.main is not None]
         if len(values) > 1 and not any(one.collapsed for one in found):
             squares += (len(values) - 1) * variance(values)
             freedom += len(values) - 1
-    if freedom == 0:
-        return 0.0
-    return student_95(freedom) * math.sqrt(squares / freedom)
+    return student_95(freedom) * math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, seed_error: float) -> TableCell:
@@ -121,34 +117,29 @@ def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, 
         return TableCell(paper=cell.paper, state="open", ours="not run")
     if coco:
         return TableCell(paper=cell.paper, state="none", ours="pretrained", seeds=len(found))
-    measured = [one.accuracies[_kind(one)] for one in found if _kind(one) in one.accuracies]
+    measured = [one.main for one in found if one.main is not None]
     if not measured:
         return TableCell(paper=cell.paper, state="diverged", ours="diverged", seeds=len(found))
     values = [one.accuracy for one in measured]
-    mean = fmean(values)
-    chance = fmean([(one.interval[1] - one.interval[0]) / 2 for one in measured]) / math.sqrt(len(values))
-    text = f"{mean:.1f}"
-    error = math.hypot(chance, seed_error / math.sqrt(len(values)))
-    if len(values) > 1:
-        text += f" ± {stdev(values):.1f}"
+    mean, runs = fmean(values), math.sqrt(len(values))
+    chance = fmean([(one.interval[1] - one.interval[0]) / 2 for one in measured])
+    text = f"{mean:.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
     collapsed = [one for one in found if one.collapsed]
-    diverged = sum(one.verdict == "diverged" for one in found)
-    state: State = "collapse" if collapsed else "measured"
     if collapsed:
         word = "collapse" if any(one.verdict == "collapsed" for one in collapsed) else "partial collapse"
         some = "" if len(collapsed) == len(found) else f" in {len(collapsed)} of {len(found)}"
         text = f"{word}{some} ({text})"
-    if diverged:
+    if diverged := sum(one.verdict == "diverged" for one in found):
         text += f", {diverged} of {len(found)} diverged"
     if len(found) < asked:
         text += f" [{len(found)} of {asked} seeds]"
     knns = [one.accuracies["knn"].accuracy for one in found if "knn" in one.accuracies]
     return TableCell(
         paper=cell.paper,
-        state=state,
+        state="collapse" if collapsed else "measured",
         ours=text,
         mean=mean,
-        error=error,
+        error=math.hypot(chance / runs, seed_error / runs),
         knn=fmean(knns) if knns else None,
         seeds=len(found),
     )
@@ -175,20 +166,15 @@ def _share_within(angle: float, freedom: int) -> float:
 
 
 def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> tuple[Comparison, ...]:
-    found = []
-    pairs = [
-        ((a, column), (b, column), f"{column}: {a} over {b}")
-        for column in target.columns
-        for a, b in target.compare_rows
-    ]
-    pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in target.rows for a, b in target.compare_columns]
-    for first, second, where in pairs:
-        if first in cells and second in cells:
-            found.append(_compare(cells[first], cells[second], where))
-    return tuple(found)
-
-
-_BROKEN = ("collapse", "diverges")
+    pairs = [((a, name), (b, name), f"{name}: {a} over {b}") for name in target.columns for a, b in target.compare_rows]
+    # the baselines that ours adds are the same runs in every column
+    rows = dict.fromkeys(cell.row for cell in target.cells if cell.paper != OURS)
+    pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in rows for a, b in target.compare_columns]
+    return tuple(
+        _compare(cells[first], cells[second], where)
+        for first, second, where in pairs
+        if first in cells and second in cells
+    )
 
 
 def _compare(first: TableCell, second: TableCell, where: str) -> Comparison:
@@ -207,20 +193,24 @@ def _compare(first: TableCell, second: TableCell, where: str) -> Comparison:
         sign, ours = 0, f"both collapsed; {ours}"
     else:
         sign = None if abs(difference) <= error else (1 if difference > 0 else -1)
-    if paper_sign is None or sign is None:
-        return Comparison(where=where, paper=paper, ours=ours, verdict="cannot be told")
-    return Comparison(where=where, paper=paper, ours=ours, verdict="agrees" if sign == paper_sign else "disagrees")
+    verdict: Agreement = "cannot be told"
+    if paper == OURS and sign:
+        verdict = "higher" if sign > 0 else "lower"
+    elif paper_sign is not None and sign is not None:
+        verdict = "agrees" if sign == paper_sign else "disagrees"
+    return Comparison(where=where, paper=paper, ours=ours, verdict=verdict)
 
 
 def _paper_difference(first: str, second: str) -> tuple[int | None, str]:
-    if first == "unknown" or second == "unknown":
-        return None, "unknown"
+    for word in (OURS, "unknown"):
+        if word in (first, second):
+            return None, word
     broken = (first in _BROKEN, second in _BROKEN)
     if all(broken):
         return 0, "both collapse"
     if any(broken):
         return (-1, f"first {first}") if broken[0] else (1, f"second {second}")
-    if first == "converges" or second == "converges":
+    if "converges" in (first, second):
         return None, f"{first} against {second}"
     difference = float(first) - float(second)
     return (difference > 0) - (difference < 0), f"{difference:+.2f}".removesuffix("0")
@@ -228,42 +218,38 @@ def _paper_difference(first: str, second: str) -> tuple[int | None, str]:
 
 def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCell]) -> tuple[str, ...]:
     notes = [f"Not comparable with the paper in absolute terms ({scale.name}): {text}." for text in scale.differs]
+    if any(cell.paper == OURS for cell in cells.values()):
+        notes.append(
+            "Rows with – are not in the paper. Equal work: as many steps and views as DSSL (supervised: as many images as DSSL "
+            "has views, those of the runs, with their labels)."
+        )
     if any(cell.state == "collapse" for cell in cells.values()):
         notes.append(
-            "Collapse is the verdict of the watch over the run (docs/health.md), not a guess from the accuracy, "
-            "which stands in brackets."
+            "Collapse is the verdict of the run's health watch (docs/health.md), not a guess from the accuracy, "
+            "which is in brackets."
         )
     if any(cell.seeds == 1 for cell in cells.values()):
         notes.append("Where there is no ±, there is one seed; chance is that of the choice of test images alone.")
     if any(cell.seeds > 1 for cell in cells.values()):
         notes.append(
-            "Chance is the 95 % interval from the choice of test images and from the seeds, whose variance is pooled over the "
-            "healthy cells of the table."
-        )
-        notes.append(
-            "± is the standard deviation over seeds; another seed also takes other training images where the scale limits them."
+            "± is the standard deviation over seeds; another seed also takes other training images where the scale limits "
+            "them. Chance is the 95 % interval from the choice of test images and from the seeds, whose variance is pooled "
+            "over the healthy cells of the table."
         )
     return (*notes, *(f"Reading: {text}" for text in target.readings), *(f"Missing: {text}" for text in target.missing))
 
 
 def for_page(table: ResultTable) -> dict[str, object]:
     """What the page of a report shows of a table."""
+    cells = {place: (cell.paper, cell.ours, _COLOURS.get(cell.state, "neutral")) for place, cell in table.cells.items()}
     return {
         "title": table.title,
         "about": f"{table.name} ({table.label}), {table.measure}, scale {table.scale}",
         "columns": table.columns,
-        "rows": [
-            (row, [_table_cell(table, row, column) for column in table.columns])
-            for row in table.rows
-        ],
+        "rows": [(row, [cells.get((row, column)) for column in table.columns]) for row in table.rows],
         "comparisons": [
-            (one.where, one.paper, one.ours, one.verdict, _AGREEMENT.get(one.verdict, "neutral"))
+            (one.where, one.paper, one.ours, one.verdict, _COLOURS.get(one.verdict, "neutral"))
             for one in table.comparisons
         ],
         "notes": table.notes,
-    }  # fmt: skip
-
-
-def _table_cell(table: ResultTable, row: str, column: str) -> tuple[str, str, Colour] | None:
-    cell = table.cells.get((row, column))
-    return None if cell is None else (cell.paper, cell.ours, _TABLE_COLOURS.get(cell.state, "neutral"))
+    }

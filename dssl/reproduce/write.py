@@ -1,132 +1,158 @@
-"""A table as text: Markdown for the repository, columns for a terminal, and plain data."""
+"""A table as Markdown for the repository, as columns for a terminal, as plain data, and its runs as curves."""
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 
+import numpy as np
+
+from dssl.report import figures
+from dssl.report.figures import COLORS
+from dssl.report.run_report import series
 from dssl.reproduce.outcome import Outcome
 from dssl.reproduce.table import ResultTable, TableCell
+from dssl.train.health import COLLAPSED, PARTIAL
+
+_PANELS = {"knn": "kNN accuracy, %", "spread": "spread of the worst view"}
 
 
 def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
-    """The page that goes into docs/results; ``outcomes`` are the runs that the table is made of, ``drawn`` if it has curves."""
+    """The page for docs/results; ``outcomes`` are the runs of the table, ``drawn`` says that it has curves."""
+    seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
     lines = [
         f"# {table.title}",
         "",
-        f"`{table.name}` of the paper (`{table.label}`), {table.measure}, scale `{table.scale}`, {_seeds(table)}. "
+        f"`{table.name}` of the paper (`{table.label}`), {table.measure}, scale `{table.scale}`, {seeds}. "
         "A cell is *the paper's number* → ours.",
         "",
-        f"| | {' | '.join(_escape(column) for column in table.columns)} |",
-        f"|---|{'---|' * len(table.columns)}",
+        *_grid(table, _both),
     ]
-    for row in table.rows:
-        places = [table.cells.get((row, column)) for column in table.columns]
-        lines.append(f"| {_escape(row)} | {' | '.join('' if cell is None else _both(cell) for cell in places)} |")
     if any(cell.knn is not None for cell in table.cells.values()):
-        lines += ["", "kNN accuracy (k = 200, temperature 0.1), % of the same runs:", ""]
-        lines += [
-            f"| | {' | '.join(_escape(column) for column in table.columns)} |",
-            f"|---|{'---|' * len(table.columns)}",
-        ]
-        for row in table.rows:
-            places = [table.cells.get((row, column)) for column in table.columns]
-            if any(cell is not None and cell.knn is not None for cell in places):
-                texts = ("" if cell is None or cell.knn is None else f"{cell.knn:.1f}" for cell in places)
-                lines.append(f"| {_escape(row)} | {' | '.join(texts)} |")
+        neighbours = {str(one.accuracies["knn"].protocol.get("k")) for one in outcomes if "knn" in one.accuracies}
+        about = f"k = {' or '.join(sorted(neighbours))}, temperature 0.1"
+        lines += ["", f"kNN accuracy ({about}), % of the same runs:", ""]
+        lines += _grid(table, lambda cell: "" if cell.knn is None else f"{cell.knn:.1f}")
     if drawn:
         lines += [
             "",
             f"![kNN accuracy and spread of each run by epoch]({table.name}.png)",
             "",
-            "Spread is that of the worst view: 1 is healthy, 0 is one point. Below the dashed lines a run is partly and wholly "
-            "collapsed.",
+            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the dashed lines a run has partly and "
+            "wholly collapsed.",
         ]
     if table.comparisons:
-        lines += [
-            "",
-            "## What agrees with the paper, and what does not",
-            "",
-            "| difference | paper | ours | |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {_escape(one.where)} | {_escape(one.paper)} | {_escape(one.ours)} | {one.verdict} |"
-            for one in table.comparisons
-        ]
+        lines += ["", "## What agrees with the paper, and what does not", ""]
+        lines += ["| difference | paper | ours | |", "|---|---|---|---|"]
+        for one in table.comparisons:
+            lines.append(f"| {_escape(one.where)} | {_escape(one.paper)} | {_escape(one.ours)} | {one.verdict} |")
     lines += ["", "## What to know", "", *(f"- {note}" for note in table.notes)]
-    lines += ["", "## The same again", "", "```", command, "```", ""]
+    lines += ["", "## Run it again", "", "```", command, "```", ""]
     if outcomes:
         minutes = sum(one.seconds for one in outcomes) / 60
-        lines += [
-            f"{len(outcomes)} runs, {minutes:.0f} minutes of training in all:",
-            "",
-            "| run | steps | minutes | verdict |",
-        ]
-        lines += ["|---|---|---|---|"]
+        commits = sorted({one.versions["commit"][:12] for one in outcomes if "commit" in one.versions})
+        code = f" (code: commit {', '.join(commits)})" if commits else ""
+        lines += [f"{len(outcomes)} runs, {minutes:.0f} minutes of training in all{code}:", ""]
+        lines += ["| run | steps | minutes | verdict |", "|---|---|---|---|"]
         lines += [f"| {one.name} | {one.steps:,} | {one.seconds / 60:.1f} | {one.verdict} |" for one in outcomes]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _grid(table: ResultTable, text: Callable[[TableCell], str]) -> list[str]:
+    """Rows by columns, without the rows that have nothing to show."""
+    lines = [f"| | {' | '.join(map(_escape, table.columns))} |", f"|---|{'---|' * len(table.columns)}"]
+    for row in table.rows:
+        cells = (table.cells.get((row, column)) for column in table.columns)
+        texts = ["" if cell is None else text(cell) for cell in cells]
+        if any(texts):
+            lines.append(f"| {_escape(row)} | {' | '.join(texts)} |")
+    return lines
+
+
+def _both(cell: TableCell) -> str:
+    return f"*{cell.paper}* → {cell.ours if cell.state == 'none' else f'**{_escape(cell.ours)}**'}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("^", "\\^")
+
+
 def terminal(table: ResultTable) -> str:
-    """Rows and columns for a terminal; a table that is too wide for one line a row gets one line a cell."""
+    """Rows and columns for a terminal; one line per cell where a row does not fit on a line."""
     grid = [["", *table.columns]]
     for row in table.rows:
         cells = (table.cells.get((row, column)) for column in table.columns)
         grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in cells)])
     widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
     if sum(widths) + 2 * len(widths) > 118:
-        flat = [(f"{row}, {column}", cell) for (row, column), cell in table.cells.items()]
-        wide = max(len(name) for name, _ in flat)
-        body = [f"{name:<{wide}}  {cell.paper:>9} -> {cell.ours}" for name, cell in flat]
+        wide = max(len(f"{row}, {column}") for row, column in table.cells)
+        body = [
+            f"{f'{row}, {column}':<{wide}}  {cell.paper:>9} -> {cell.ours}"
+            for (row, column), cell in table.cells.items()
+        ]
     else:
         body = [
             "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in grid
         ]
-    head = f"{table.title} ({table.name}, {table.measure}, scale {table.scale}): the paper's -> ours"
     told = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons
         if one.verdict != "not measured"
     ]
+    head = f"{table.title} ({table.name}, {table.measure}, scale {table.scale}): the paper's -> ours"
     return "\n".join([head, *body, *(["compared:", *told] if told else [])])
 
 
-def plain(table: ResultTable) -> Mapping[str, object]:
+def plain(table: ResultTable) -> dict[str, object]:
     """As JSON holds it."""
     return {
         "name": table.name,
         "label": table.label,
         "scale": table.scale,
         "seeds": list(table.seeds),
-        "cells": [
-            {
-                "row": row,
-                "column": column,
-                "paper": cell.paper,
-                "state": cell.state,
-                "ours": cell.ours,
-                "mean": cell.mean,
-                "error": cell.error,
-                "knn": cell.knn,
-                "seeds": cell.seeds,
-            }
-            for (row, column), cell in table.cells.items()
-        ],
-        "comparisons": [
-            {"where": one.where, "paper": one.paper, "ours": one.ours, "verdict": one.verdict}
-            for one in table.comparisons
-        ],
+        "cells": [{"row": row, "column": column, **asdict(cell)} for (row, column), cell in table.cells.items()],
+        "comparisons": [asdict(one) for one in table.comparisons],
     }
 
 
-def _both(cell: TableCell) -> str:
-    paper = f"*{cell.paper}*"
-    ours = cell.ours if cell.state == "none" else f"**{_escape(cell.ours)}**"
-    return f"{paper} → {ours}"
+def curves(table: ResultTable, runs: Mapping[tuple[str, str], Sequence[Outcome]]) -> bytes | None:
+    """A PNG of kNN accuracy and spread by epoch, as in the paper's first figure; None where no run has a curve.
 
+    There is a column of panels for each column of the table, and a line for each of its rows.
+    """
+    from matplotlib.figure import Figure
 
-def _seeds(table: ResultTable) -> str:
-    numbers = ", ".join(map(str, table.seeds))
-    return f"{'seed' if len(table.seeds) == 1 else 'seeds'} {numbers}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("^", "\\^")
+    drawn = {place: found for place, found in runs.items() if any(one.curves.get("knn") for one in found)}
+    columns = [column for column in table.columns if any(place[1] == column for place in drawn)]
+    rows = [row for row in table.rows if any(place[0] == row for place in drawn)]
+    if not columns:
+        return None
+    with figures.styled():
+        size = (max(7.0, 1.0 + 4.6 * len(columns)), 6.4 + 0.3 * -(-len(rows) // 4))
+        figure = Figure(figsize=size, layout="constrained", facecolor=COLORS["surface"])
+        grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
+        grid[1, 0].set_ylim(0, 1.1)
+        for number, column in enumerate(columns):
+            grid[0, number].set_title(figures.label(column), loc="left", fontsize=14, color=COLORS["ink"])
+            grid[1, number].set_xlabel("epoch")
+            for level in (PARTIAL, COLLAPSED):
+                grid[1, number].axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+            for axes, (name, title) in zip(grid[:, number], _PANELS.items(), strict=True):
+                axes.grid(axis="y", linewidth=0.8)
+                axes.set_axisbelow(True)
+                axes.margins(x=0.02)
+                if number == 0:
+                    axes.set_ylabel(title)
+                for place, row in enumerate(rows):
+                    for points in (one.curves.get(name) for one in drawn.get((row, column), ())):
+                        if points:
+                            color, style = series(place)
+                            marker = "o" if name == "knn" else ""
+                            line = {"color": color, "linestyle": style, "marker": marker}
+                            axes.plot(*np.array(points).T, linewidth=2, markersize=4, **line)
+        looks = [series(place) for place in range(len(rows))]
+        handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
+        labels = [figures.label(row) for row in rows]
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
+    return buffer.getvalue()

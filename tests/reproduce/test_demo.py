@@ -4,35 +4,45 @@ import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from dssl import rng
+from dssl.augment import CIFAR10
 from dssl.cli import main
+from dssl.data import open_source
 from dssl.reproduce import demo
-from dssl.reproduce.demo import Ended
+from dssl.reproduce.demo import DemoRun
 
-FINE = Ended(verdict="healthy", spread=0.95, knn=42.0, images=2000)
-GONE = Ended(verdict="collapsed", spread=0.05, knn=20.0, images=2000)
+FINE = DemoRun(verdict="healthy", spread=0.95, knn=42.0, images=2000)
+UNTRAINED = {"raw pixels": 15.0, "untrained encoder": 20.0}
+GONE = DemoRun(verdict="collapsed", spread=0.05, knn=20.0, images=2000)
 
 
-def _sentences(standard: Ended, heavy: Ended, dssl: Ended) -> list[str]:
-    return demo.sentences(dict(zip(demo.RUNS, (standard, heavy, dssl), strict=True)))
+def _sentences(standard: DemoRun, heavy: DemoRun, dssl: DemoRun) -> list[str]:
+    return demo.sentences(dict(zip(demo.RUNS, (standard, heavy, dssl), strict=True)), UNTRAINED)
 
 
 def test_what_the_paper_leads_one_to_expect() -> None:
-    first, second, third = _sentences(FINE, GONE, dataclasses.replace(FINE, knn=43.0))
+    first, second, third, fourth = _sentences(FINE, GONE, dataclasses.replace(FINE, knn=43.0))
     assert "broke the heavy pair (collapsed, spread 0.05)" in first
     assert "standard pair is fine (healthy, spread 0.95)" in first
     assert "DSSL learns from the same heavy views and is healthy" in second
     # 1.96 * sqrt(.43 * .57 / 2000 + .42 * .58 / 2000) = 3.06 points
-    assert "level with the standard pair (42.0 %; chance alone moves the difference by up to 3.1 points)" in third
+    assert "level (within chance, ±3.1 points) with the standard pair (42.0 %)" in third
     assert "23.0 points above the heavy pair (20.0 %)" in third
+    assert (
+        "15.0 % with raw pixels and 20.0 % with untrained encoder: DSSL is 23.0 points above the better of them"
+        in fourth
+    )
 
 
 @pytest.mark.parametrize("verdict", ["collapsed", "partial collapse", "diverged"])
 def test_every_other_outcome_is_said_as_it_is(verdict: str) -> None:
     broken = dataclasses.replace(GONE, verdict=verdict)
     assert "did not break" in _sentences(FINE, FINE, FINE)[0]
-    assert "nothing to cure" in _sentences(FINE, FINE, FINE)[1]
+    assert "nothing to fix" in _sentences(FINE, FINE, FINE)[1]
     assert "so did the standard pair" in _sentences(broken, broken, FINE)[0]
     assert "DSSL broke too" in _sentences(FINE, broken, broken)[1]
     assert "DSSL learns" not in " ".join(_sentences(FINE, broken, broken))
@@ -42,7 +52,7 @@ def test_every_other_outcome_is_said_as_it_is(verdict: str) -> None:
 def test_runs_that_are_too_short_are_not_judged() -> None:
     early = dataclasses.replace(FINE, verdict="too early")
     said = _sentences(FINE, early, FINE)
-    assert len(said) == 3
+    assert len(said) == 4
     assert "too short for a verdict" in said[0]
     assert "heavy pair too early, spread 0.95" in said[1]
 
@@ -51,7 +61,8 @@ def test_gain_and_loss_beyond_chance() -> None:
     better, worse = (dataclasses.replace(FINE, knn=value) for value in (48.0, 35.0))
     assert "6.0 points above the standard pair" in _sentences(FINE, GONE, better)[2]
     assert "7.0 points below the standard pair" in _sentences(FINE, GONE, worse)[2]
-    assert "level with the heavy pair" in _sentences(FINE, dataclasses.replace(GONE, knn=42.5), FINE)[2]
+    assert "with the heavy pair (42.5 %)" in _sentences(FINE, dataclasses.replace(GONE, knn=42.5), FINE)[2]
+    assert "5.0 points below the better of them" in _sentences(FINE, GONE, dataclasses.replace(FINE, knn=15.0))[3]
     assert "not measured" in _sentences(FINE, dataclasses.replace(GONE, knn=None), FINE)[2]
 
 
@@ -62,6 +73,43 @@ def test_the_three_runs_differ_in_the_graph_alone() -> None:
     # the watch must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
     steps = demo.IMAGES // configs[0].batch_size * demo.EPOCHS
     assert steps > 2 * max(100, 3 * demo.IMAGES // configs[0].batch_size)
+
+
+def test_raw_pixels_and_the_untrained_encoder_are_measured_as_the_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a nearest-neighbour search written out here."""
+    config = dataclasses.replace(demo.settings("standard"), data="shapes:300")
+    monkeypatch.setattr("dssl.train.knn.QUERIES", 40)
+    found = demo.untrained_accuracies(config)
+    assert list(found) == ["raw pixels", "untrained encoder"]
+    train, test = open_source("shapes:300"), open_source("shapes", split="test")
+    assert train.labels is not None and test.labels is not None  # noqa: PT018
+    chosen = np.sort(rng.permutation(rng.key(0, "knn"), len(test))[:40])
+    bank, queries = (
+        np.stack([(source.image(int(index)) / 255 - CIFAR10.mean) / CIFAR10.std for index in indices])
+        for source, indices in ((train, range(300)), (test, chosen))
+    )
+    bank, queries = (
+        one.reshape(len(one), -1) / np.linalg.norm(one.reshape(len(one), -1), axis=1)[:, None]
+        for one in (bank, queries)
+    )
+    right = 0
+    for row, index in zip(queries @ bank.T, chosen, strict=True):
+        near = np.argsort(-row)[:200]
+        votes = np.bincount(train.labels[near], weights=np.exp(row[near] / 0.1), minlength=10)
+        right += int(votes.argmax() == test.labels[index])
+    assert found["raw pixels"] == pytest.approx(100 * right / 40)
+
+
+@pytest.mark.parametrize(("together", "chosen"), [(0.6, 2), (1.0, 1), (4.0, 1)])
+def test_busy_cores_get_one_thread(together: float, chosen: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        note = demo.use_threads_that_pay({1: 1.0, 2: together}.__getitem__, threads=2)
+        assert torch.get_num_threads() == chosen
+        assert ("busy" in note) == (chosen == 1)
+        assert demo.use_threads_that_pay({}.__getitem__, threads=1) == ""
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +128,10 @@ def test_the_page_names_the_command_that_makes_it_again(
     named: list[str] = []
     ended = SimpleNamespace(signal=None)
     monkeypatch.setattr("dssl.train.pretrain.train", lambda *_, **__: ended)
+    monkeypatch.setattr("dssl.reproduce.demo.untrained_accuracies", lambda _: UNTRAINED)
+    monkeypatch.setattr("dssl.reproduce.demo.use_threads_that_pay", lambda *_, **__: "")
     monkeypatch.setattr("dssl.report.run_data.read_run", lambda *_, name: SimpleNamespace(name=name))
-    monkeypatch.setattr(Ended, "of", lambda _: FINE)
+    monkeypatch.setattr(DemoRun, "of", lambda _: FINE)
     monkeypatch.setattr("dssl.report.map.embedding_maps", lambda *_, **__: ([], (), []))
     monkeypatch.setattr("dssl.report.run_report.html", lambda *_, command, **__: named.append(command) or "")
     monkeypatch.setattr("dssl.report.run_report.summary", lambda _: "")

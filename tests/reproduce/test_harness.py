@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from dssl.errors import DsslError
-from dssl.reproduce import outcome
+from dssl.evaluate import protocols
+from dssl.reproduce import child, outcome
 from dssl.reproduce.harness import finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell
-from dssl.reproduce.plan import plan
+from dssl.reproduce.scales import job_of, jobs_of
 from dssl.weights import checkpoint
 from tests.reproduce import tiny
 
-JOBS = plan([tiny.TARGET], tiny.SCALE, seeds=(0,))
+JOBS = jobs_of([tiny.TARGET], tiny.SCALE, seeds=(0,))
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +64,10 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert [line.split()[0] for line in _finish(whole)] == ["starting", "finished"] * 2
 
+    for name in ("runs", "cells"):  # the first cell is finished
+        shutil.copytree(
+            whole / name, broken / name, ignore=lambda folder, names: [one for one in names if JOBS[1].name in one]
+        )
     process = _start(broken)
     second = broken / "runs" / JOBS[1].name / "checkpoints"
     while not (steps := checkpoint.steps_in(second)) or steps[-1] < 3:
@@ -77,8 +83,8 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     assert not any(_is_running(pid) for pid in orphans)
     assert (broken / "table.json").read_text() == (whole / "table.json").read_text()
     # the first cell was not run again, and the second went on from its checkpoint
-    assert said[0] == f"continuing {JOBS[1].name}"
-    assert [line.split()[0] for line in said] == ["continuing", "finished"]
+    assert said[0] == f"resuming {JOBS[1].name}"
+    assert [line.split()[0] for line in said] == ["resuming", "finished"]
     log = (broken / "runs" / f"{JOBS[1].name}.log").read_text()
     assert "continuing at step" in log
     for job in JOBS:
@@ -92,6 +98,13 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
     assert "shapes" not in text
     assert json.loads(text)["config"]["data"] == "cifar10"
+    # but the commit of the code, where it can be told
+    said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    if said.returncode == 0:
+        assert json.loads(text)["versions"]["commit"].removesuffix("-dirty") == said.stdout.strip()
+    # the probe and kNN have the labels of the whole source, though the runs saw a part of it
+    protocol = outcome.read(whole / "cells" / f"{JOBS[0].name}.json").accuracies["knn"].protocol
+    assert (protocol["train_images"], protocol["k"]) == (64, 20)
 
     # a result of other settings, or a damaged one, does not count as this cell's
     place = tiny.place(whole)
@@ -111,7 +124,7 @@ def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
         PaperCell(row="c", column="b", paper="2", experiment=Experiment(data="cifar10", method="supervised")),
     )
     target = dataclasses.replace(tiny.TARGET, cells=cells, compare_rows=())
-    jobs = plan([target], tiny.SCALE, seeds=(0,))
+    jobs = jobs_of([target], tiny.SCALE, seeds=(0,))
     place = dataclasses.replace(
         tiny.place(tmp_path), data={"cifar10": "shapes:64", "imagenet": str(tmp_path / "nowhere")}
     )
@@ -123,7 +136,32 @@ def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
     found = finished(jobs, place)
     assert list(found) == [jobs[1].name]
     one = found[jobs[1].name]
-    assert one.steps == 4
+    assert one.steps == 3  # of 48 images; the batch is 16
     assert one.accuracies["supervised"].protocol["test_images"] == 2000
     low, high = one.accuracies["supervised"].interval
     assert low < one.accuracies["supervised"].accuracy < high
+
+
+@pytest.mark.parametrize(("kind", "features"), [("untrained", 256), ("pixels", 3 * 16 * 16)])
+def test_baselines_need_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, features: int) -> None:
+    """They are measured on the labels of the whole source, as the runs are, and not again once there is a result."""
+    job = job_of(Experiment(data="cifar10", method=kind), tiny.SCALE, seed=0)
+    place = tiny.place(tmp_path)
+    spec = tmp_path / "spec.json"
+    plain = child.spec_of(
+        job,
+        config=dataclasses.replace(place.located(job), image_size=16),
+        run=place.runs / job.name,
+        result=place.result(job),
+    )
+    spec.write_text(json.dumps(plain))
+    seen: list[tuple[int, ...]] = []
+    predict = protocols.knn_predict
+    monkeypatch.setattr(
+        protocols, "knn_predict", lambda *given, **named: seen.append(given[0].shape) or predict(*given, **named)
+    )
+    assert child.main([str(spec)]) == child.main([str(spec)]) == 0
+    assert seen == [(64, features)]
+    one = finished([job], place)[job.name]
+    assert (one.verdict, one.steps, one.config["limit"]) == (kind, 0, 48)
+    assert {name: found.protocol["train_images"] for name, found in one.accuracies.items()} == {"knn": 64, "linear": 64}

@@ -16,13 +16,12 @@ from dssl import config_io
 from dssl.commands.reproduce import Arguments, run, status_line
 from dssl.errors import DsslError
 from dssl.report.figures import SERIES
-from dssl.reproduce.harness import Progress, Status
+from dssl.reproduce.harness import JobProgress, Status
 from dssl.reproduce.outcome import Measured, Outcome
 from dssl.reproduce.paper import targets
-from dssl.reproduce.plan import Job, plan
-from dssl.reproduce.scales import SCALES
+from dssl.reproduce.scales import SCALES, Job, jobs_of, with_our_rows
 
-JOBS = plan([targets()["table5"]], SCALES["cpu"], seeds=(0,))
+JOBS = jobs_of([targets()["table5"]], SCALES["cpu"], seeds=(0,))
 
 
 @pytest.fixture
@@ -33,15 +32,16 @@ def cifar10(tmp_path: Path) -> Path:
 
 
 def _finished(job: Job, folder: Path, curves: dict[str, list[tuple[float, float]]] | None = None) -> None:
-    one = Measured(accuracy=40.0, interval=(39.0, 41.0), protocol={})
+    one = Measured(accuracy=40.0, interval=(39.0, 41.0), protocol={"k": 20})
+    training, kinds = ({}, ("supervised",)) if job.training else (None, ("linear", "knn"))
     Outcome(
-        name=job.name, scale="cpu", seed=0, fingerprint=job.fingerprint, config={}, training=None, verdict="healthy", reason="",
-        spread=1.0, accuracies={"linear": one, "knn": one}, steps=1, seconds=60.0, versions={}, data={},
+        name=job.name, scale="cpu", seed=0, fingerprint=job.fingerprint, config={}, training=training, verdict="healthy",
+        reason="", spread=1.0, accuracies=dict.fromkeys(kinds, one), steps=1, seconds=60.0, versions={}, data={},
         curves=curves or {},
     ).write(folder / "cells" / f"{job.name}.json")  # fmt: skip
 
 
-def test_the_plan_says_what_is_finished_what_goes_on_and_what_is_left_out(
+def test_the_plan_says_what_is_finished_what_is_resumed_and_what_is_skipped(
     tmp_path: Path, cifar10: Path, capsys
 ) -> None:
     out = tmp_path / "results"
@@ -51,8 +51,8 @@ def test_the_plan_says_what_is_finished_what_goes_on_and_what_is_left_out(
     (out / "cpu" / "runs" / mine[1].name / "config.json").write_text("{}")
     assert run(Arguments(target="table5", cifar10=cifar10, out=out, plan=True)) == 0
     states = dict(re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines())
-    assert [states[job.name] for job in mine] == ["finished", "to continue", "to run"]
-    assert [states[job.name] for job in JOBS if job not in mine] == ["left out: no imagenet"] * 3
+    assert [states[job.name] for job in mine] == ["finished", "to resume"] + ["to run"] * 4
+    assert [states[job.name] for job in JOBS if job not in mine] == ["skipped: no imagenet"] * 6
 
 
 def test_finished_cells_become_a_table_without_the_data(tmp_path: Path, capsys) -> None:
@@ -64,6 +64,7 @@ def test_finished_cells_become_a_table_without_the_data(tmp_path: Path, capsys) 
     assert "92.14 -> 40.0" in said
     text = (out / "cpu" / "table5.md").read_text()
     assert "*collapse* → **40.0**" in text
+    assert "kNN accuracy (k = 20, temperature 0.1)" in text
     assert "dssl reproduce view-pairs --scale cpu --cifar10 FOLDER --imagenet FOLDER" in text
     assert str(tmp_path) not in text
     assert (out / "cpu" / "table5.json").is_file()
@@ -82,7 +83,7 @@ def test_curves_are_drawn_a_colour_for_each_row(tmp_path: Path) -> None:
         pictures.append((out / "cpu" / "table5.png").read_bytes())
         assert "(table5.png)" in (out / "cpu" / "table5.md").read_text()
     assert pictures[0] == pictures[1]
-    row_count = len({cell.row for cell in targets()["table5"].cells if cell.experiment is not None})
+    row_count = len(with_our_rows(targets()["table5"], SCALES["cpu"]).rows)
     assert [_colours(picture) for picture in pictures] == [row_count, row_count, 1]
 
 
@@ -123,8 +124,10 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
 
 def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, capsys) -> None:
     run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit="slurm"))
+    text = capsys.readouterr().out
+    assert text.index("\ntrap ") < text.index('\n"$@" &')  # a signal just after the start is passed on, too
     script = tmp_path / "job.sh"
-    script.write_text(capsys.readouterr().out)
+    script.write_text(text)
     # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
     saving = "trap 'sleep 0.5; echo saved; exit 143' TERM; echo begun; while :; do sleep 0.05; done"
     # no task of the array has this number, so that the script runs its own words
@@ -143,8 +146,8 @@ def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, caps
 
 
 def test_the_line_of_progress() -> None:
-    one = Progress(name="a", step=30, total=120, words="healthy, kNN 38.1 %")
-    two = Progress(name="b", step=0, total=0, words="")
+    one = JobProgress(name="a", share=0.25, words="healthy, kNN 38.1 %")
+    two = JobProgress(name="b")
     status = Status(done=3, total=9, running=(one, two), seconds_left=2460)
     assert status_line(status) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
     assert status_line(Status(done=0, total=9, running=(), seconds_left=4 * 3600)) == "0/9 done, 4.0 h left"
@@ -156,10 +159,10 @@ def test_the_line_of_progress() -> None:
     [
         ({"target": "table9"}, "unknown target"),
         ({"target": "figure2"}, "nothing to run: An illustration"),
-        ({"seeds": (1, 1)}, "different numbers"),
-        ({"seeds": ()}, "different numbers"),
+        ({"seeds": (1, 1)}, "distinct numbers"),
+        ({"seeds": ()}, "distinct numbers"),
         ({"jobs": 0}, "1 or more"),
-        ({"imagenet": Path("nowhere")}, "no such folder"),
+        ({"imagenet": Path("nowhere")}, "not a folder"),
         ({}, "dssl data cifar10"),
     ],
 )

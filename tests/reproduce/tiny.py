@@ -10,10 +10,9 @@ from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConf
 from dssl.evaluate.classifier import SUPERVISED
 from dssl.methods import SimSiamConfig
 from dssl.reproduce import table, write
-from dssl.reproduce.harness import Ended, Place, finished, run_jobs
+from dssl.reproduce.harness import Place, SessionEnd, finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell, Target
-from dssl.reproduce.plan import plan
-from dssl.reproduce.scales import Scale
+from dssl.reproduce.scales import Scale, jobs_of
 
 
 def settings(data: str, method: str) -> RunConfig:
@@ -21,7 +20,8 @@ def settings(data: str, method: str) -> RunConfig:
         encoder="small",
         method=SimSiamConfig(hidden=16, output=16, bottleneck=8),
         heavy="ra(2,5)",
-        epochs=3,
+        limit=48,
+        epochs=4,
         batch_size=16,
         precision="fp32",
         knn_every=0,
@@ -59,10 +59,10 @@ def place(folder: Path) -> Place:
     return Place(data={"cifar10": "shapes:64"}, runs=folder / "runs", cells=folder / "cells")
 
 
-def run(folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Ended:
+def run(folder: Path, *, say: Callable[[str], None] = lambda line: None) -> SessionEnd:
     """Runs what is open and writes the table, as the command does."""
     folder.mkdir(exist_ok=True)
-    jobs = plan([TARGET], SCALE, seeds=(0,))
+    jobs = jobs_of([TARGET], SCALE, seeds=(0,))
     ended = run_jobs(jobs, place(folder), workers=1, say=say)
     made = table.build(TARGET, SCALE, seeds=(0,), outcomes=finished(jobs, place(folder)))
     (folder / "table.json").write_text(json.dumps(write.plain(made), indent=1))
