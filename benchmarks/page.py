@@ -306,7 +306,7 @@ def quality(result: dict[str, Any]) -> Lines:
     return [
         "## Time to quality", "",
         f"kNN accuracy (k = {result['k']}) against seconds of training: {result['method']}, graph {result['graph']}, "
-        f"{result['images']:,} images of {result['data']}, {result['epochs']} epochs, the small encoder (scale `cpu` with a "
+        f"{result['images']:,} images of {result['data']}, {result['epochs']} epochs, the small encoder (recipe `shapes` with a "
         "shorter schedule). Same seeds, same first weights, same order of images; "
         f"dssl in {result['precision']}, the paper's way in fp32.", "",
         *picture("quality", "accuracy against the wall clock"),
