@@ -151,7 +151,7 @@ def test_the_readme_quotes_the_measured_speed_of_views() -> None:
 )
 def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same: str) -> None:
     torch.manual_seed(0)
-    built = METHODS[method](nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), feature_dim=8)
+    built = METHODS[method].build(nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), feature_dim=8)
     names = [view.name for view in named_graph(same).views]
     views = {name: torch.randn(6, 3, 8, 8) for name in names}
     ordered = [views[name] for name in sorted(names, key=lambda name: (name[0] == "h", name))]
