@@ -233,7 +233,9 @@ def what_is_there(folder: RunFolder, world: World) -> tuple[dict[str, Any] | Non
     kept = world.together(lambda: folder.read_config() if folder.has_run else None)
     resumed = world.together(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
     found = (
-        "no checkpoint" if resumed is None else f"step {resumed[1].header['step']} ({resumed[1].header['sha256'][:12]})"
+        "no checkpoint"
+        if resumed is None
+        else f"step {resumed[1].header.get('step')} ({resumed[1].header['sha256'][:12]})"
     )
     started = "no run" if kept is None else hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
     world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": found})

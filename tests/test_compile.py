@@ -12,7 +12,7 @@ from dssl import Objective, SimSiam, named_graph
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 # torch's compiler itself looks at the gradient of what a part is given, and torch warns of that
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("by_view", [False, True])
+@pytest.mark.parametrize("by_view", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_objective_equals_eager(by_view: bool) -> None:
     """As a whole with one backward; or part by part, as `dssl train --compile` does, with a backward for each view."""
     torch.manual_seed(0)

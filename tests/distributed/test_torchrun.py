@@ -34,7 +34,9 @@ def end(out: Path) -> dict[str, torch.Tensor]:
     return found[1].tensors
 
 
-@pytest.mark.parametrize("method", ["simsiam", "byol", "simclr"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("simsiam", marks=pytest.mark.slow), "byol", pytest.param("simclr", marks=pytest.mark.slow)]
+)
 def test_two_processes_give_the_weights_of_one(method: str, tmp_path: Path) -> None:
     """The whole program in float64 on a convolutional encoder with BatchNorm: views, order, loss, optimiser."""
     extra = ("--precision", "fp64", "--epochs", "1", "--checkpoint.every-minutes", "1000")

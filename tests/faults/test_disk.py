@@ -145,8 +145,8 @@ def test_a_folder_that_vanishes(
 
 
 FAULTS = {
-    "EIO on fsync of the file": "inject=fsync:error=EIO:when=4",
-    "EIO on fsync of the folder": "inject=fsync:error=EIO:when=5",
+    "EIO on fsync of the file": "inject=fsync:error=EIO:when=6",
+    "EIO on fsync of the folder": "inject=fsync:error=EIO:when=7",
     "EIO on write": "inject=write:error=EIO:when=28",
     "ENOSPC on write": "inject=write:error=ENOSPC:when=28",
     "EDQUOT on write": "inject=write:error=EDQUOT:when=28",

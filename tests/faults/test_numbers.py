@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,18 +47,19 @@ def spoil_pixels(patch: pytest.MonkeyPatch, value: float) -> None:
 
 
 def spoil_loss(patch: pytest.MonkeyPatch, value: float) -> None:
-    original, count = Objective.forward, [0]
+    backward, total, count = Objective.backward, Objective._total, [0]
 
-    def forward(self: Objective, views: dict[str, Tensor]) -> object:
-        report = original(self, views)
-        if count[0] == STEP:
-            report = type(report)(
-                **{**{n: getattr(report, n) for n in report.__slots__}, "total": report.total * value}
-            )
+    def counted(self: Objective, *arguments: Any, **named: Any) -> object:
+        report = backward(self, *arguments, **named)
         count[0] += 1
         return report
 
-    patch.setattr(Objective, "forward", forward)
+    def spoilt(self: Objective, *arguments: Any) -> Tensor:
+        loss = total(self, *arguments)
+        return loss * value if count[0] == STEP else loss
+
+    patch.setattr(Objective, "backward", counted)
+    patch.setattr(Objective, "_total", spoilt)
 
 
 def spoil_gradients(patch: pytest.MonkeyPatch, value: float) -> None:

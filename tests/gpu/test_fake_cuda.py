@@ -18,6 +18,8 @@ MIB = 2**20
 IMAGES = 512
 RESNET = {"encoder": "resnet50", "size": 224, "images": IMAGES}
 
+pytestmark = pytest.mark.xdist_group("fake_cuda")  # one worker counts all rows, once
+
 # every method with every kind of graph; every optimiser, precision and way of training with one of them
 TABLE: dict[str, dict[str, Any]] = {
     **{

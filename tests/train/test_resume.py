@@ -13,7 +13,9 @@ METHODS = ("simsiam", "byol", "simclr")
 STEPS = 24  # 96 images, batches of 16, 4 epochs
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [*(pytest.param(one, marks=pytest.mark.slow) for one in METHODS if one != "byol"), "byol"]
+)
 def test_three_kills_change_nothing(method: str, tmp_path: Path) -> None:
     """Killed in the middle of an epoch, twice in one epoch, and at an epoch's end."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
