@@ -109,8 +109,8 @@ def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
     """A name that this start of the processes shares, and that no earlier one had.
 
     torchrun keeps its store when it restarts the processes, so that without a new name they would call the dead; and its count
-    of restarts is each node's own. So the first process invents the name, and tells it to whoever asks with a word that
-    was never said before: what an earlier start left in the store is answered too, and nobody reads the answer.
+    of restarts is each node's own. So the first process invents the name and answers whoever asks; every question is unique, so
+    the answers to what an earlier start left in the store are read by nobody.
     """
     if rank > 0:
         question = uuid.uuid4().hex

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dssl.errors import DsslError
+from dssl.files import sync_folder
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"step-(\d{9,})\.safetensors")
@@ -64,7 +65,7 @@ def write(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)  # noqa: PTH105 the system call is the point
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except (OSError, SafetensorError) as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -159,12 +160,3 @@ def _sweep(folder: Path) -> None:
     """
     for leftover in (*folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
         leftover.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -102,6 +102,7 @@ def test_kills_change_nothing(
     assert "not strictly comparable" in printed
 
 
+@pytest.mark.slow
 def test_two_processes_average_their_gradients_and_share_the_scoring(tmp_path: Path) -> None:
     """One step of torchrun against the same step by hand: the mean of the two halves' gradients."""
     data = draw(tmp_path / "data")

@@ -47,6 +47,7 @@ def _remove(names: tuple[str, ...]) -> None:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30)
 
 
+@pytest.mark.slow
 def test_two_hosts_give_the_weights_of_one_process(hosts: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
     extra = ("--precision", "fp64", "--epochs", "1", "--checkpoint.every-minutes", "1000")
     alone = run(command("simclr", tmp_path / "one", *extra))

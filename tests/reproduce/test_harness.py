@@ -60,6 +60,7 @@ def _is_running(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
+@pytest.mark.slow
 def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert [line.split()[0] for line in _finish(whole)] == ["starting", "finished"] * 2

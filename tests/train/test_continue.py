@@ -165,4 +165,4 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     assert any(record.get("loss", 0) is None for record in records)
     run = read_run(tmp_path / "run")
     assert run.opinion.verdict == "diverged"
-    assert len(run.curve("loss")) < len(run.looks)  # what is no number is not drawn
+    assert len(run.curve("loss")) < len(run.looks)  # NaN is not drawn
