@@ -29,7 +29,7 @@ from dssl.optim import build_optimizer
 from dssl.precision import half_type
 from dssl.run import RunFolder
 from dssl.state import Opinion, Pace, Sight
-from dssl.train.health import Health, look
+from dssl.train.health import Health, look, patience
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, prepare, view_maker
 from dssl.train.schedule import learning_rate, peak_rate
@@ -172,7 +172,7 @@ class Pretraining:
         self.watch = HealthWatch(
             Health(
                 parts.graph,
-                patience=max(3 * self.steps_per_epoch, 100),
+                patience=patience(self.steps_per_epoch),
                 predictions=declaration_of(config.method).judges_predictions,
             )
         )
