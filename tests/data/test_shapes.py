@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from dssl.data import open_source, shapes_kernel
+from dssl.data import open_source, shapes
 from dssl.data.shapes import Shapes, draw
 from dssl.errors import DsslError
 
@@ -87,8 +87,8 @@ def test_without_a_place_for_compiled_code(monkeypatch):
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    monkeypatch.setattr(shapes_kernel.numba, "njit", njit)
-    assert shapes_kernel.compiled(len)([1, 2]) == 2
+    monkeypatch.setattr(shapes.numba, "njit", njit)
+    assert shapes.compiled(len)([1, 2]) == 2
     assert asked == [True, False]
 
 
