@@ -1,9 +1,10 @@
-"""`shapes`: a labelled set of small pictures that the program draws itself, to try things out without any download.
+"""`shapes` and `figures`: labelled sets of small pictures that the program draws itself, to try things out without a download.
 
 Ten figures in random pose, size, texture and colour over clutter. An image is a patch of a loose lattice, randomly shifted and
 turned, of figures of one class, each with its own pose and paint: two crops of an image share its class and little else, and
 images of a class share no pixel. Colour, position and orientation say nothing about the class: they are drawn without looking
 at it. All images have the same ground, since its tint would be an easier way to tell images apart than the figures are.
+In `figures`, the easier set, the figures are nearly upright and in plain, bright colours: a network learns it in a minute.
 
 Only +, -, *, / and square roots are used on pixels, all exactly rounded, so that every machine draws the same bytes.
 """
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 CLASSES = ("disk", "ring", "square", "triangle", "cross", "star", "crescent", "bars", "dumbbell", "frame")
 SIDE = 32
 TRAIN_COUNT, TEST_COUNT = 10_000, 2_000
-VERSION = 2  # part of the random stream and of the fingerprint: raise it whenever the drawn bytes change
+Drawing = Literal["shapes", "figures"]
+# part of the random stream and of the fingerprint: raise a version whenever the drawn bytes change
+VERSIONS: dict[Drawing, int] = {"shapes": 2, "figures": 1}
 _TEST_START = 1 << 40  # the index of the first test image of the same generator; no training count reaches it
 _CLUTTER, _FIGURES, _DRAWS = 6, 9, 20
 _GROUND = 128.0
@@ -47,20 +50,22 @@ FIELDS = 18
 
 
 class Shapes:
-    """The built-in set; `count` images of one split, all drawn when it is opened (30 MB for 10,000)."""
+    """A built-in set; `count` images of one split, all drawn when it is opened (30 MB for 10,000)."""
 
-    def __init__(self, count: int | None = None, *, split: Literal["train", "test"] = "train") -> None:
+    def __init__(
+        self, count: int | None = None, *, split: Literal["train", "test"] = "train", drawing: Drawing = "shapes"
+    ) -> None:
         count = count if count is not None else (TRAIN_COUNT if split == "train" else TEST_COUNT)
         if not 1 <= count <= 1_000_000:
-            raise DsslError(f"shapes:{count}: the number of images must be between 1 and 1,000,000")
+            raise DsslError(f"{drawing}:{count}: the number of images must be between 1 and 1,000,000")
         start = 0 if split == "train" else _TEST_START
         indices = np.arange(start, start + count, dtype=np.int64)
-        self.name = f"shapes ({split}, {count:,} images)"
-        self.fingerprint = hashlib.sha256(f"shapes {VERSION} {start} {count}".encode()).hexdigest()[:32]
+        self.name = f"{drawing} ({split}, {count:,} images)"
+        self.fingerprint = hashlib.sha256(f"{drawing} {VERSIONS[drawing]} {start} {count}".encode()).hexdigest()[:32]
         self.classes: tuple[str, ...] | None = CLASSES
         self.labels: NDArray[np.int64] | None = classes_of(indices)
-        self._images: NDArray[np.uint8] = draw(indices)
-        self._split = split
+        self._images: NDArray[np.uint8] = draw(indices, drawing)
+        self._label = f"{drawing} {split}"
 
     def __len__(self) -> int:
         """The number of images."""
@@ -73,7 +78,7 @@ class Shapes:
 
     def label_of(self, index: int) -> str:
         """What to call this image on a page."""
-        return f"shapes {self._split} {index}"
+        return f"{self._label} {index}"
 
 
 def classes_of(indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -81,16 +86,16 @@ def classes_of(indices: NDArray[np.int64]) -> NDArray[np.int64]:
     return indices % 10
 
 
-def draw(indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+def draw(indices: NDArray[np.int64], drawing: Drawing = "shapes") -> NDArray[np.uint8]:
     """The generator's images of these indices: N x 32 x 32 x 3."""
     paint = load()
     images = np.empty((len(indices), SIDE, SIDE, 3), np.uint8)
 
     def block(start: int) -> None:
         part = indices[start : start + _BLOCK]
-        noise_bits = rng.bits(rng.key(0, "shapes", VERSION, "noise"), part, SIDE * SIDE * 3 // 8)
+        noise_bits = rng.bits(rng.key(0, drawing, VERSIONS[drawing], "noise"), part, SIDE * SIDE * 3 // 8)
         noise = noise_bits.astype("<u8").view(np.uint8).reshape(len(part), SIDE, SIDE, 3)
-        objects, strength = _plan(part)
+        objects, strength = _plan(part, drawing)
         paint(objects, noise, strength, images[start : start + _BLOCK])
 
     with ThreadPoolExecutor(max_workers=4, thread_name_prefix="dssl-shapes") as pool:
@@ -98,15 +103,19 @@ def draw(indices: NDArray[np.int64]) -> NDArray[np.uint8]:
     return images
 
 
-def _plan(indices: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _plan(indices: NDArray[np.int64], drawing: Drawing) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Everything that is painted, as arrays: N x objects x FIELDS, and the strength of the noise of each image."""
     count, total = len(indices), 1 + _CLUTTER + _FIGURES
-    draws = rng.uniforms(rng.key(0, "shapes", VERSION, "plan"), indices, total * _DRAWS).reshape(count, total, _DRAWS)
+    draws = rng.uniforms(rng.key(0, drawing, VERSIONS[drawing], "plan"), indices, total * _DRAWS).reshape(
+        count, total, _DRAWS
+    )
     objects = np.zeros((count, total, FIELDS))
     clutter, figures = slice(1, 1 + _CLUTTER), slice(1 + _CLUTTER, None)
 
     # kind, place and size
     turn = 2 * np.pi * draws[..., 0]
+    if drawing == "figures":  # upright, give or take 11 degrees
+        turn[:, figures] = 0.06 * (turn[:, figures] - np.pi)
     # rounded, since the last bit of a cosine depends on the machine's mathematics library
     objects[..., COS], objects[..., SIN] = np.round(np.cos(turn), 6), np.round(np.sin(turn), 6)
     objects[..., X : Y + 1] = SIDE * draws[..., 1:3]
@@ -120,7 +129,10 @@ def _plan(indices: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.f
     # paint: a light and a shade of it, weakly coloured, so that colour tells images apart no better than form does
     contrast = np.sign(draws[..., 6] - 0.5) * (60 + 40 * draws[..., 5])
     contrast[:, clutter] *= 0.35
-    colour = _GROUND + contrast[..., None] + 24 * (draws[..., 7:10] - 0.5)
+    tint = np.full((total, 1), 24.0)
+    if drawing == "figures":  # they differ in colour as much as in brightness
+        tint[figures] = 144.0
+    colour = _GROUND + contrast[..., None] + tint * (draws[..., 7:10] - 0.5)
     objects[..., COLOUR : COLOUR + 3] = colour
     objects[..., SHADE : SHADE + 3] = colour + 50 * (draws[..., 10:11] - 0.5)
     objects[:, 0, COLOUR : COLOUR + 3] = _GROUND
@@ -132,7 +144,9 @@ def _plan(indices: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.f
     )
     objects[..., PHASE] = 2 * draws[..., 14]
     objects[:, 0, TEXTURE] = SOLID
-    return objects, np.full(count, 0.06)
+    if drawing == "figures":
+        objects[:, figures, TEXTURE] = SOLID
+    return objects, np.full(count, {"shapes": 0.06, "figures": 0.15}[drawing])
 
 
 def _lattice(place: NDArray[np.float64], jitter: NDArray[np.float64]) -> NDArray[np.float64]:
