@@ -1,11 +1,14 @@
 """Where derived files live, and how they are written so that nobody ever sees half of one."""
 
+import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+_logger = logging.getLogger("dssl")
 
 
 def cache_folder() -> Path | None:
@@ -55,3 +58,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def forget_kernels(folder: str | None, *, module: str) -> None:
+    """Delete what numba kept of a module's kernels: a full disk or a power cut left half of it."""
+    if folder is None:
+        return
+    _logger.warning("the compiled kernels in %s are damaged and will be rebuilt", folder)
+    for path in Path(folder).glob(f"{module}.*.nb[ci]"):
+        with suppress(OSError):
+            path.unlink()

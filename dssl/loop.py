@@ -18,17 +18,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dssl import rng
 from dssl.config import CheckpointConfig, Precision
+from dssl.distributed import World, join_world
 from dssl.log import Log
 from dssl.objective import Objective
 from dssl.optim import set_learning_rate
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.run import RunFolder
-from dssl.signals import Stop
-from dssl.state import Keeper, Opinion, Pace, TrainState, Watch
+from dssl.state import Keeper, Opinion, Pace, Stop, TrainState, Watch
 from dssl.version import VERSION
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
-from dssl.world import World, join_world
 
 _VOTE_EVERY = 32
 """Most steps between two votes on stopping. It waits for the device and for all ranks, so a look takes it along."""

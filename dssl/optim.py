@@ -1,5 +1,6 @@
-"""Optimisers, their parameter groups, and their state under the names of the parameters."""
+"""Optimisers, their parameter groups and schedules, and their state under the names of the parameters."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -75,6 +76,18 @@ def build_optimizer(method: nn.Module, config: OptimizerConfig) -> torch.optim.O
     if config.name == "adamw":
         return torch.optim.AdamW(described, lr=config.rate, betas=(config.momentum, 0.999), fused=True)
     return torch.optim.SGD(described, lr=config.rate, momentum=config.momentum, fused=True)
+
+
+def learning_rate(step: int, *, peak: float, total: int, warmup: int) -> float:
+    """Linear warm-up to the peak over ``warmup`` steps, then half a cosine to zero at ``total``."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+def peak_rate(base: float, batch_size: int) -> float:
+    """The linear scaling rule: base rate x batch / 256."""
+    return base * batch_size / 256
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, *, fixed: float) -> None:

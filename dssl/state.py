@@ -1,10 +1,14 @@
-"""All that must survive a kill: weights, optimiser, step, and the watch's memory."""
+"""All that must survive a kill (weights, optimiser, step, the watch's memory), and the signals that announce one."""
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -242,3 +246,31 @@ class Keeper:
         if self.last_healthy is None or self.folder is None:
             return "no healthy checkpoint was written"
         return f"the last healthy checkpoint is {checkpoint.path_at(self.folder.checkpoints, self.last_healthy)}"
+
+
+class Stop:
+    """SIGTERM, SIGINT and SIGUSR1 (from batch systems) end a run after it has saved; a second signal ends it at once.
+
+    Within the ``with`` block, ``signal`` is the number of the first one, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number

@@ -18,7 +18,7 @@ from dssl.coco.config import CocoConfig
 from dssl.coco.detector import DetectionLoss, Detector, Origin, build_detector
 from dssl.coco.results import Detection, Scores, require_pycocotools, score, to_results
 from dssl.data.parallel import in_threads
-from dssl.distributed import batchnorm_across_ranks
+from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.files import write_atomically
 from dssl.log import Log
@@ -27,7 +27,6 @@ from dssl.run import RunFolder
 from dssl.state import Opinion, Pace, Sight
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-from dssl.world import World
 
 TASK = "coco"
 _MEASURED_SIZE = 224

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.arguments import check_counts
+from dssl.commands.arguments import check_counts, load
 from dssl.commands.evaluate import show_progress
-from dssl.commands.weights import load
 from dssl.errors import DsslError
 
 
@@ -49,8 +48,8 @@ def run(arguments: Arguments) -> int:
     import torch
 
     from dssl.data import open_source
+    from dssl.distributed import pick_device
     from dssl.evaluate.embed import Encoding, embed_file, embed_shards
-    from dssl.world import pick_device
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv"):

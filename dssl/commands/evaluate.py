@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dssl.commands.arguments import check_counts, command_line
-from dssl.commands.weights import default_folder, load
+from dssl.commands.arguments import check_counts, command_line, default_folder, load
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -66,12 +65,12 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     import torch
 
+    from dssl.distributed import pick_device
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels, evaluate
     from dssl.evaluate.store import FeatureStore
     from dssl.report import evaluation as page
     from dssl.report import page as base_page
-    from dssl.world import pick_device
 
     loaded = load(arguments)
     train, test, data = _sources(arguments, loaded)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.arguments import check_counts
-from dssl.commands.weights import default_folder, load
+from dssl.commands.arguments import check_counts, default_folder, load
 from dssl.errors import DsslError
 
 

@@ -7,7 +7,7 @@ from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
 from dssl.methods import METHODS
 from dssl.presets import PRESETS, named_graph
-from dssl.report.text import columns
+from dssl.text import columns
 
 _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without gradient"
 

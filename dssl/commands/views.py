@@ -109,7 +109,7 @@ def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
     """The encoder's features of uint8 images, normalised as in its training."""
     import torch
 
-    from dssl.models.inference import evaluating, forward
+    from dssl.models import evaluating, forward
     from dssl.report.survey import FeatureSpace
 
     mean, deviation = (

@@ -22,17 +22,17 @@ from dssl.config import CheckpointConfig
 from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
 from dssl.data.loader import Batch, Batches
+from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate.features import Progress
 from dssl.evaluate.result import frozen, weights_hash
 from dssl.graph import View
 from dssl.log import Log
-from dssl.models.inference import evaluating, forward
+from dssl.models import evaluating, forward
 from dssl.optim import LARS
 from dssl.run import RunFolder
 from dssl.state import LossWatch, Pace
 from dssl.weights import checkpoint
-from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

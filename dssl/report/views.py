@@ -11,7 +11,7 @@ from dssl.report.operations import OperationTable
 from dssl.report.page import Colour, percent, rate
 from dssl.report.pictures import SIDE, Picture, SheetRow, contact_sheet, picture, png
 from dssl.report.survey import FLAT_BELOW, PolicyStrength, Survey, nearly_flat
-from dssl.report.text import columns
+from dssl.text import columns
 from dssl.types import Image
 
 FLAT_WARN, FLAT_BAD = 0.05, 0.2

@@ -19,24 +19,22 @@ from dssl.data.device import Feed
 from dssl.data.files import holds
 from dssl.data.loader import Batch, Batches
 from dssl.data.sources import earlier_fingerprints
-from dssl.distributed import batchnorm_across_ranks
+from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.methods import Method, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import LossReport, Objective
-from dssl.optim import build_optimizer
+from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type
 from dssl.run import RunFolder
 from dssl.state import Opinion, Pace, Sight
 from dssl.train.health import Health, look
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, prepare, view_maker
-from dssl.train.schedule import learning_rate, peak_rate
 from dssl.types import Images
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

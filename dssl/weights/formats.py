@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from dssl import rng
 from dssl.errors import DsslError, choices
-from dssl.models import build_encoder, size_arguments
-from dssl.models.inference import evaluating
+from dssl.models import build_encoder, evaluating, size_arguments
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import ENCODER_KEY, LoadedEncoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2

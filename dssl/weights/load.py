@@ -14,8 +14,7 @@ from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.errors import DsslError, choices
 from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, stem_of
 from dssl.weights.checkpoint import Checkpoint, content_hash, newest_good, read
-from dssl.weights.files import read_tensors
-from dssl.weights.infer import infer_encoder
+from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.match import MatchReport, match
 
 logger = logging.getLogger("dssl")

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dssl import config_io
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
+from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_data import read_run
@@ -25,7 +26,6 @@ from dssl.train import pretrain as loop
 from dssl.train.prepare import build_method
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
-from dssl.world import World
 from tests.train.running import end_of
 from tests.train.test_train import TINY
 
