@@ -51,6 +51,11 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, [text.encode("utf-8", errors="backslashreplace")])
 
 
+def is_partial(path: Path, *, of: str) -> bool:
+    """Whether a kill while ``of`` was written left this file."""
+    return path.name.startswith(f".{of}.") and path.suffix == ".part"
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

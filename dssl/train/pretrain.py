@@ -26,8 +26,8 @@ from dssl.methods import Method, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import LossReport, Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
-from dssl.precision import half_type
-from dssl.run import RunFolder
+from dssl.precision import half_type, precision_of
+from dssl.run import OpenRun, RunFolder, open_run
 from dssl.state import Opinion, Pace, Sight
 from dssl.train.health import Health, look
 from dssl.train.knn import OnlineKnn
@@ -59,17 +59,12 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
     # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
     method = build_method(config, init=None if checkpoint.steps_in(folder.checkpoints) else config.init)
 
-    def changes(kept: dict[str, Any]) -> list[str]:
-        if "task" in kept:
-            raise DsslError(f"{folder.path} holds a run of another kind ({kept['task']}); name another --out")
-        return config_io.difference(config_io.from_dict(kept["config"], where=str(folder.config_file)), config)
-
-    with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
-        return _run(config, method, folder, world, gallery)
+    with open_run(folder, config, default=RunConfig, device=config.device, batch_size=config.batch_size) as opened:
+        return _run(config, method, opened, gallery)
 
 
-def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gallery: Gallery | None) -> RunResult:
-    kept, resumed = loop.what_is_there(folder, world)
+def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | None) -> RunResult:
+    folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     new = resumed is None and config.init is None
     parts = prepare(config, method, normalization=_normalization(kept), new=new, world=world)
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
@@ -86,15 +81,15 @@ def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gal
             f"{parts.source.name} has {len(parts.source)} images, fewer than the batch of {config.batch_size}: "
             "choose a smaller --batch-size or more data"
         )
-    precision, why = loop.precision_of(
+    precision, why = precision_of(
         config.precision, kept, world,
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
     header = _header(config, parts)
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
-    loop.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
-    settings = loop.Settings(
+    opened.describe(header | {"precision": precision, "images": len(parts.source)})
+    settings = loop.LoopSettings(
         pace=Pace(
             total=steps_per_epoch * config.epochs,
             steps_per_epoch=steps_per_epoch,
@@ -126,8 +121,8 @@ def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gal
     )
 
 
-class Pretraining:
-    """A method, a graph of views and the images they are made of: ``loop.Task`` for ``dssl train``."""
+class Pretraining(loop.Task[Batch]):
+    """A method, a graph of views and the images they are made of, as the loop trains them."""
 
     name = "method"
 
@@ -135,7 +130,7 @@ class Pretraining:
         self,
         config: RunConfig,
         parts: Parts,
-        settings: loop.Settings,
+        settings: loop.LoopSettings,
         *,
         folder: RunFolder,
         world: World,
