@@ -21,6 +21,8 @@ from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
 _OURS = "config.json"
+EVALUATION_FILE, EVALUATION_PAGE = "evaluation.json", "evaluation.html"
+"""What `dssl evaluate` and `dssl evaluate-coco` write."""
 Resumed = tuple[Path, Checkpoint, list[str]]
 """A checkpoint to resume from, its path, and a complaint about each newer one that is damaged."""
 T = TypeVar("T", bound=config_io.Settings)
@@ -33,7 +35,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / _OURS
         self.metrics_file = path / "metrics.jsonl"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / checkpoint.FOLDER
         self.quarantine_file = path / "quarantine.txt"
         self.views_file = path / "views.png"
         self.tensorboard = path / "tensorboard"

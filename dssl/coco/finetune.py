@@ -16,12 +16,14 @@ from dssl.coco.batches import CocoBatches, Sample, read_scaled, scaled_size
 from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Detector, Origin, build_detector
 from dssl.coco.results import Detection, Scores, require_pycocotools, score, to_results
+from dssl.config import OptimizerConfig
 from dssl.data.parallel import in_threads
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
-from dssl.files import write_atomically
+from dssl.files import write_text
+from dssl.optim import build_optimizer
 from dssl.precision import autocast, precision_of
-from dssl.run import OpenRun, RunFolder, open_run
+from dssl.run import EVALUATION_FILE, OpenRun, RunFolder, open_run
 from dssl.state import LossWatch, Pace
 from dssl.version import VERSION
 from dssl.weights import checkpoint
@@ -119,8 +121,9 @@ def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
         return CocoResult(ending=ending)
     scores = score(test, results)
     protocol = _protocol(config, train, test, origin, ending)
-    _write_json(folder.path / "results.json", results)
-    _write_json(folder.path / "evaluation.json", {"scores": scores.plain(), "protocol": protocol}, indent=2)
+    write_text(folder.path / "results.json", json.dumps(results) + "\n")
+    written = {"scores": scores.plain(), "protocol": protocol}
+    write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")
     findings = Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
     return CocoResult(ending=ending, scores=scores, findings=findings)
 
@@ -143,12 +146,8 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
         self.module = self.objective = detector.to(world.device).train()
-        self.optimizer = torch.optim.SGD(
-            [parameter for parameter in detector.parameters() if parameter.requires_grad],
-            lr=config.rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
+        optimizer = OptimizerConfig(rate=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.optimizer = build_optimizer(detector, optimizer)
         self.watch = LossWatch(remedies=_REMEDIES)
 
     def batches(self, start: int) -> AbstractContextManager[CocoBatches]:
@@ -225,10 +224,6 @@ def _protocol(
         "checkpoint": {"file": ending.checkpoint.name, "sha256": checkpoint.read(ending.checkpoint).header["sha256"]},
         "scored": "the weights of the last step, once",
     }
-
-
-def _write_json(path: Path, plain: Any, *, indent: int | None = None) -> None:
-    write_atomically(path, [json.dumps(plain, indent=indent).encode(), b"\n"])
 
 
 def _losses(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:

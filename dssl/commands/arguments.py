@@ -73,9 +73,11 @@ def load(arguments: NamesWeights) -> "LoadedEncoder":
 
 def default_folder(weights: Path) -> Path:
     """The run's folder for a run or a checkpoint in it; the current folder for any other file."""
+    from dssl.weights.checkpoint import FOLDER
+
     if weights.is_dir():
-        return weights.parent if weights.name == "checkpoints" else weights
-    return weights.parent.parent if weights.parent.name == "checkpoints" else Path()
+        return weights.parent if weights.name == FOLDER else weights
+    return weights.parent.parent if weights.parent.name == FOLDER else Path()
 
 
 def command_line(command: str, arguments: Any, *, always: Container[str] = (), leave_out: Container[str] = ()) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dssl import loop, rng
 from dssl.augment import Normalization, ViewMaker
-from dssl.config import CheckpointConfig
+from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
 from dssl.data.loader import Batch, Batches
@@ -28,7 +28,7 @@ from dssl.evaluate.features import Progress
 from dssl.evaluate.result import frozen, weights_hash
 from dssl.graph import View
 from dssl.models import evaluating, forward
-from dssl.optim import LARS
+from dssl.optim import build_optimizer
 from dssl.run import RunFolder
 from dssl.state import Loss, LossWatch, Pace
 from dssl.weights import checkpoint
@@ -82,20 +82,14 @@ class Setting:
     threads: int | None = None
 
 
-def build_optimizer(parameters: list[nn.Parameter], training: Training, *, rate: float) -> torch.optim.Optimizer:
-    """SGD, or LARS that adapts the rate of matrices and leaves biases and norms alone."""
-    if training.optimizer == "lars":
-        groups = [
-            {"params": [one for one in parameters if (one.dim() > 1) == adapt], "adapt": adapt}
-            for adapt in (True, False)
-        ]
-        return LARS(groups, lr=rate, momentum=training.momentum, weight_decay=training.weight_decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=rate,
+def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
+    """Its settings; LARS adapts the rate of matrices, and leaves biases and norms alone."""
+    return OptimizerConfig(
+        name=training.optimizer,
+        rate=peak,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
-        nesterov=training.nesterov,
+        decay_norms_and_biases=training.optimizer != "lars",
     )
 
 
@@ -173,7 +167,9 @@ class _Fitting(loop.Task[Batch]):
         self.objective = _Classifier(encoder, head, freeze=freeze)
         encoder.train(not freeze)
         self.module = head if freeze else self.objective
-        self.optimizer = build_optimizer(list(self.module.parameters()), training, rate=self.peak)
+        self.optimizer = build_optimizer(
+            self.module, optimizer_of(training, peak=self.peak), nesterov=training.nesterov
+        )
         self.watch = LossWatch()
         self.labels = torch.from_numpy(labels)
         about = [dataclasses.asdict(training), dataclasses.asdict(setting), freeze, weights_hash(self.objective)]

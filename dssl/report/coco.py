@@ -20,6 +20,8 @@ from dssl.coco.results import COLUMNS, ClassScore, Detection, Scores
 from dssl.report import page
 from dssl.report.figures import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture
+from dssl.run import EVALUATION_PAGE
+from dssl.text import columns
 
 Losses = Sequence[tuple[int, float, Mapping[str, float]]]
 SHOWN = 0.5
@@ -45,15 +47,12 @@ def score_table(scores: Scores) -> str:
     """The six columns for a terminal, in percent."""
     head = [f"{kind} {column}" for kind in ("box", "mask") for column in COLUMNS]
     values = [f"{measured[column]:.1f}" for measured in (scores.box, scores.mask) for column in COLUMNS]
-    widths = [max(len(name), len(value)) for name, value in zip(head, values, strict=True)]
-    return "\n".join(
-        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in (head, values)
-    )
+    return "\n".join(columns([head, values], align=">" * len(head)))
 
 
 def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
-    """Write evaluation.html of a scored run to its folder."""
-    path = folder / "evaluation.html"
+    """Write the page of a scored run to its folder."""
+    path = folder / EVALUATION_PAGE
     page.write(path, html(result, pictures=pictures, command=command))
     return path
 
