@@ -39,7 +39,7 @@ class InputsByStep(Protocol[Inputs_co]):
     def at(self, step: int) -> Inputs_co: ...
 
 
-class Task(Generic[Inputs]):
+class Trainable(Generic[Inputs]):
     """What differs between one training and another."""
 
     name: str
@@ -114,7 +114,7 @@ class Ending:
 
 
 def run(
-    task: Task[Inputs],
+    task: Trainable[Inputs],
     settings: LoopSettings,
     *,
     world: World,

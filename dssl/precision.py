@@ -52,7 +52,7 @@ def choose_precision(
     count = max(2, min(_MOST_IMAGES, _PIXELS // image_size**2))
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(count, channels, image_size, image_size, generator=generator)
-    full, half = (measure or step_seconds)(encoder, images.contiguous(memory_format=torch.channels_last))
+    full, half = (measure or encoder_seconds)(encoder, images.contiguous(memory_format=torch.channels_last))
     choice: Precision = "bf16" if full > 1.1 * half else "fp32"
     return choice, (
         f"{choice}: a step of the encoder on {count} images of {image_size} px took {1000 * half:.0f} ms in bf16, "
@@ -75,7 +75,7 @@ def loss_scaler(device: torch.device, precision: Precision) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
-def step_seconds(
+def encoder_seconds(
     encoder: nn.Module, images: Tensor, *, clock: Callable[[], float] = time.thread_time
 ) -> tuple[float, float]:
     """The best of a few turns of forward and backward in fp32, then in bf16, on a copy of the encoder.

@@ -128,7 +128,7 @@ def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
     return CocoResult(ending=ending, scores=scores, findings=findings)
 
 
-class Finetuning(loop.Task[tuple[Sample, ...]]):
+class Finetuning(loop.Trainable[tuple[Sample, ...]]):
     """Mask R-CNN as the loop trains it. Only the last weights are scored: choosing a checkpoint would use the test split."""
 
     name = "detector"

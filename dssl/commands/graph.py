@@ -29,9 +29,9 @@ def run(arguments: Arguments) -> int:
     if arguments.out is not None:
         if arguments.out.suffix not in (".png", ".svg", ".pdf"):
             raise DsslError(f"--out is {arguments.out}: expected a name that ends in .png, .svg or .pdf")
-        from dssl.report.graph_figure import draw
+        from dssl.report.graph_figure import draw_graph
 
-        draw(graph, arguments.out)
+        draw_graph(graph, arguments.out)
         print(f"\ndrawn to {arguments.out}")
     return 0
 

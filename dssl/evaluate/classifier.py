@@ -150,7 +150,7 @@ class _Classifier(nn.Module):
         return Loss(F.cross_entropy(self.head(feature).float(), labels))
 
 
-class _Fitting(loop.Task[Batch]):
+class _Fitting(loop.Trainable[Batch]):
     """A classifier, as the loop trains it. Accuracy is measured once: a checkpoint chosen on the test split would flatter."""
 
     name = "classifier"

@@ -20,7 +20,7 @@ from dssl.types import Image
 
 logger = logging.getLogger("dssl")
 
-SIDE = 144
+PICTURE_SIDE = 144
 """Pixels of the longer side of a picture on a page, at most."""
 
 _ENLARGE_UP_TO = 64
@@ -88,7 +88,7 @@ def embedded(
     )
 
 
-def picture(image: Image, *, description: str, side: int = SIDE, caption: str = "", flag: str = "") -> Picture:
+def picture(image: Image, *, description: str, side: int = PICTURE_SIDE, caption: str = "", flag: str = "") -> Picture:
     """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
     enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
     shown = to_pillow(image if enlarge else shrunk(image, side=side))

@@ -18,7 +18,7 @@ from dssl.state import Opinion
 from dssl.train.health import WINDOW, Health, Look
 
 Curve = Literal["loss", "knn", "spread", "rank"]
-Points = list[tuple[float, float]]
+_Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class RunData:
     def finished(self) -> bool:
         return self.total > 0 and self.steps >= self.total
 
-    def curve(self, name: Curve) -> Points:
+    def curve(self, name: Curve) -> _Curve:
         """(epoch, value) where the value is finite; the lowest of the views, because one collapsed view is enough."""
         records = self.knns if name == "knn" else self.looks
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
-    def thinned(self, name: Curve, count: int) -> Points:
+    def thinned(self, name: Curve, count: int) -> _Curve:
         """At most ``count`` points of a curve, the last one included."""
         points = self.curve(name)
         every = max(1, math.ceil(len(points) / count))

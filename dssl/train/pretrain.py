@@ -121,7 +121,7 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
     )
 
 
-class Pretraining(loop.Task[Batch]):
+class Pretraining(loop.Trainable[Batch]):
     """A method, a graph of views and the images they are made of, as the loop trains them."""
 
     name = "method"
