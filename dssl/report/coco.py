@@ -1,7 +1,5 @@
 """The page of a fine-tuning run on COCO: six columns, every category, the loss, and detections next to annotations."""
 
-import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from dssl.coco.finetune import CocoResult
 from dssl.coco.results import COLUMNS, ClassScore, Detection, Scores
 from dssl.report import page
 from dssl.report.figures import SERIES, Plot, styled, to_svg
-from dssl.report.pictures import Picture
+from dssl.report.pictures import Picture, embedded
 from dssl.run import EVALUATION_PAGE
 from dssl.text import columns
 
@@ -150,15 +148,8 @@ def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Pi
     joined = Pillow.new("RGB", (2 * width + 8, height), "white")
     joined.paste(_painted(pixels, truth, before=image.size), (0, 0))
     joined.paste(_painted(pixels, found, before=image.size), (width + 8, 0))
-    buffer = io.BytesIO()
-    joined.save(buffer, format="JPEG", quality=85)
-    return Picture(
-        source=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}",
-        width=joined.width,
-        height=joined.height,
-        description=f"{image.path.name}: {len(truth)} objects annotated, {len(found)} found",
-        enlarge=False,
-    )
+    description = f"{image.path.name}: {len(truth)} objects annotated, {len(found)} found"
+    return embedded(joined, description=description, photo=True)
 
 
 class _Drawn(NamedTuple):

@@ -13,7 +13,7 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.methods import declaration_of
 from dssl.presets import named_graph
-from dssl.run import RunFolder
+from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Opinion
 from dssl.train.health import WINDOW, Health, Look
 
@@ -127,7 +127,7 @@ class RunData:
         for record in self.looks[-WINDOW:]:
             opinion = health.judge(_look(record))
         if last["verdict"] == "diverged":
-            opinion = health.divergence(_look(last), first=-1)
+            opinion = health.note_divergence(_look(last), first=-1)
         return opinion if opinion.verdict == last["verdict"] else Opinion(last["verdict"], int(last["step"]))
 
     def _recent(self, name: Literal["spread", "rank"]) -> float | None:
@@ -159,7 +159,7 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
         raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
     about = folder.read_config()
     if "task" in about:
-        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / 'evaluation.html'}")
+        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
     config = config_io.from_dict(about["config"], where=str(folder.config_file))
     try:
         images, precision = int(about["images"]), str(about["precision"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.methods import Method, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
-from dssl.objective import LossReport, Objective
+from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
 from dssl.run import OpenRun, RunFolder, open_run
-from dssl.state import Opinion, Pace, Sight
-from dssl.train.health import Health, look
+from dssl.state import Pace
+from dssl.train.health import Health
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, prepare, view_maker
 from dssl.types import Images
@@ -162,12 +162,10 @@ class Pretraining(loop.Trainable[Batch]):
         # what autocast would cast the views to in the first layer, kept once instead of twice
         arithmetic = torch.float64 if precision == "fp64" else half_type(precision) or torch.float32
         self.feed = Feed(world.device, normalization=parts.normalization, dtype=arithmetic)
-        self.watch = HealthWatch(
-            Health(
-                parts.graph,
-                patience=max(3 * self.steps_per_epoch, 100),
-                predictions=declaration_of(config.method).judges_predictions,
-            )
+        self.watch = Health(
+            parts.graph,
+            patience=max(3 * self.steps_per_epoch, 100),
+            predictions=declaration_of(config.method).judges_predictions,
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
@@ -207,34 +205,6 @@ class Pretraining(loop.Trainable[Batch]):
     def after_round(self, step: int, log: Log) -> None:
         if self.knn is not None and self.knn.due(step // self.steps_per_epoch):
             log.knn(step, self.knn.measure())
-
-
-class HealthWatch:
-    """The watch for collapse, as the engine wants it."""
-
-    def __init__(self, health: Health) -> None:
-        self.health = health
-
-    @property
-    def opinion(self) -> Opinion:
-        return self.health.opinion
-
-    def look(self, step: int, report: LossReport, *, first_bad: int) -> Sight:
-        now = look(step, report)
-        opinion = self.health.judge(now)
-        if first_bad >= 0 or opinion.verdict == "diverged":
-            opinion = self.health.divergence(now, first=first_bad)
-        lowest = min(self.health.judged(now).values())
-        return Sight(step=now.step, loss=now.loss, record=asdict(now), text=f"spread {lowest:.2f}", opinion=opinion)
-
-    def divergence(self, step: int, report: LossReport, *, first_bad: int) -> None:
-        self.health.divergence(look(step, report), first=first_bad)
-
-    def state(self) -> dict[str, Any]:
-        return self.health.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.health.load_state(state)
 
 
 def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
