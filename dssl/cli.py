@@ -12,6 +12,7 @@ from typing import Any
 
 from dssl.commands import COMMANDS, module_name
 from dssl.errors import DsslError, Stopped, choices
+from dssl.text import columns
 from dssl.version import VERSION
 
 _HELP_WORDS = ("-h", "--help", "help")
@@ -89,8 +90,7 @@ def _what_was_wrong(box: str) -> str:
 
 
 def _help() -> str:
-    width = max(len(name) for name in COMMANDS) + 2
-    lines = [f"  {name:<{width}}{text}" for name, text in COMMANDS.items()]
+    lines = [f"  {line}" for line in columns(list(COMMANDS.items()))]
     return "\n".join(
         [
             "usage: dssl COMMAND [arguments]        (dssl COMMAND --help says more)",

@@ -6,14 +6,14 @@ from pathlib import Path
 import dssl
 
 TOWER = (
-    *("version", "errors", "settings", "types", "rng", "files", "compiled"),
+    *("version", "errors", "settings", "types", "rng", "text", "files"),
     *("graph", "presets"),
     *("augment", "data"),
-    *("distributed", "world"),
+    "distributed",
     *("models", "methods", "objective"),
     *("config", "config_io", "recipes"),
     *("precision", "optim", "weights"),
-    *("run", "board", "signals", "state", "log", "loop"),
+    *("run", "state", "log", "loop"),
     *("evaluate", "train", "coco", "report", "reproduce"),
     *("commands", "cli"),
 )

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.arguments import check_counts
+from dssl.commands.arguments import check_counts, load
 from dssl.commands.evaluate import show_progress
-from dssl.commands.weights import load
 from dssl.errors import DsslError
 
 
@@ -49,8 +48,9 @@ def run(arguments: Arguments) -> int:
     import torch
 
     from dssl.data import open_source
-    from dssl.evaluate.embed import Encoding, embed_file, embed_shards
-    from dssl.world import pick_device
+    from dssl.distributed import pick_device
+    from dssl.evaluate.embed import embed_file, embed_shards
+    from dssl.evaluate.store import FeatureStore
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv"):
@@ -59,17 +59,17 @@ def run(arguments: Arguments) -> int:
     loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
     source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
-    encoding = Encoding(
-        loaded=loaded,
+    store = FeatureStore(
+        loaded,
         batch_size=arguments.batch_size,
         autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
         threads=arguments.threads,
         progress=show_progress if sys.stderr.isatty() else None,
     )
     if arguments.out.suffix in (".npz", ".csv"):
-        done = embed_file(encoding, source, arguments.out)
+        done = embed_file(store, source, arguments.out)
     else:
-        done = embed_shards(encoding, source, arguments.out, shard=arguments.shard)
+        done = embed_shards(store, source, arguments.out, shard=arguments.shard)
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
     kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
     print(

@@ -1,7 +1,6 @@
 """``dssl evaluate``: what an encoder has learnt, under protocols that say everything about themselves."""
 
 import json
-import os
 import re
 import sys
 import time
@@ -9,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dssl.commands.arguments import check_counts, command_line
-from dssl.commands.weights import default_folder, load
+from dssl.commands.arguments import check_counts, command_line, default_folder, load
 from dssl.errors import DsslError
+from dssl.files import write_text
 
 if TYPE_CHECKING:
     from dssl.data import Source
@@ -66,12 +65,13 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     import torch
 
+    from dssl.distributed import pick_device
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels, evaluate
     from dssl.evaluate.store import FeatureStore
     from dssl.report import evaluation as page
     from dssl.report import page as base_page
-    from dssl.world import pick_device
+    from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
     loaded = load(arguments)
     train, test, data = _sources(arguments, loaded)
@@ -93,18 +93,13 @@ def run(arguments: Arguments) -> int:
     policy = (loaded.header.get("config") or {}).get("standard")
     say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
     evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
-    out.mkdir(parents=True, exist_ok=True)
-    written = out / "evaluation.json"
-    temporary = written.with_name(f".{written.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(evaluation.plain(), indent=2, default=_plain) + "\n", encoding="utf-8")
-    temporary.replace(written)
+    written = out / EVALUATION_FILE
+    write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
     print(page.table(evaluation))
     print(f"\n{written}")
     if arguments.page:
-        base_page.write(
-            out / "evaluation.html", page.html(evaluation, task, command=command_line("evaluate", arguments))
-        )
-        print(out / "evaluation.html")
+        base_page.write(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
+        print(out / EVALUATION_PAGE)
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
     return 0
 
@@ -139,7 +134,3 @@ def _reference_data(data: str, classes: tuple[str, ...]) -> str:
     if len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes):
         return "imagenet"
     return ""
-
-
-def _plain(value: object) -> object:
-    return str(value)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.arguments import check_counts
-from dssl.commands.weights import default_folder, load
+from dssl.commands.arguments import check_counts, default_folder, load
 from dssl.errors import DsslError
+from dssl.files import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
+    from dssl.run import EVALUATION_FILE
     from dssl.weights.card import card, evaluation_of
     from dssl.weights.formats import export
 
@@ -48,7 +49,7 @@ def run(arguments: Arguments) -> int:
         print(one.text())
         for line in one.code:
             print(f"    {line}")
-    evaluation = evaluation_of(loaded, base / "evaluation" / "evaluation.json")
-    (out / "README.md").write_text(card(loaded, exported, evaluation=evaluation), encoding="utf-8")
+    evaluation = evaluation_of(loaded, base / "evaluation" / EVALUATION_FILE)
+    write_text(out / "README.md", card(loaded, exported, evaluation=evaluation))
     print(f"{out / 'README.md'}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
     return 0

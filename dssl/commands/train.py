@@ -11,6 +11,7 @@ import tyro
 from dssl import config_io
 from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
+from dssl.files import write_text
 from dssl.recipes import RECIPES, recipe
 
 
@@ -59,7 +60,7 @@ def run(arguments: Arguments) -> int:
     if arguments.write_config is not None:
         import json
 
-        arguments.write_config.write_text(json.dumps(config_io.to_dict(config), indent=2) + "\n", encoding="utf-8")
+        write_text(arguments.write_config, json.dumps(config_io.to_dict(config), indent=2) + "\n")
         print(f"configuration written to {arguments.write_config}")
         return 0
     if config.data in ("cifar10", "imagenet", "folder") and not Path(config.data).exists():

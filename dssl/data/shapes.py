@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
-from dssl.compiled import forget
 from dssl.errors import DsslError
+from dssl.files import forget_kernels
 
 if TYPE_CHECKING:
     from dssl.types import Image  # which imports torch, and a look at data does not need it
@@ -261,7 +261,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def load() -> Callable[..., None]:
-    """The compiled ``_paint``; where what numba kept of it is damaged, it is made anew."""
+    """The compiled ``_paint``; rebuilt where numba's cached copy is damaged."""
     global _figure, _painter
     with _lock:
         if _painter is None:
@@ -270,7 +270,7 @@ def load() -> Callable[..., None]:
             try:
                 painter(np.zeros((0, 1, FIELDS)), nothing, np.zeros(0), nothing.copy())
             except Exception:  # a damaged cache fails in any way; without it a real error comes back
-                forget(painter.stats.cache_path, module=Path(__file__).stem)
+                forget_kernels(painter.stats.cache_path, module=Path(__file__).stem)
                 _figure, painter = compiled(_field), compiled(_paint)
             _painter = painter
     painted: Callable[..., None] = _painter

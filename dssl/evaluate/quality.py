@@ -15,7 +15,7 @@ from dssl.data import Subset
 from dssl.data.loader import Batches
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, spread
-from dssl.models.inference import evaluating, forward
+from dssl.models import evaluating, forward
 
 if TYPE_CHECKING:
     from dssl.evaluate.protocols import Task

@@ -6,10 +6,8 @@ SHA-256 of that text and of every tensor's name, type, shape and bytes. Reading 
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dssl.errors import DsslError
-from dssl.files import sync_folder
+from dssl.files import replacing
 
 FORMAT_VERSION = 1
+FOLDER = "checkpoints"
+"""Of a run's folder."""
 _NAME = re.compile(r"step-(\d{9,})\.safetensors")
 
 
@@ -55,20 +55,11 @@ def write(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     # tensors that share memory (tied weights) are written once each, so they are cloned
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     digest = content_hash(text, plain)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _sweep(path.parent)  # before the write, which may need their room
-        temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors makes files that only their owner may read
-        save_file(plain, temporary, metadata={"dssl": text, "sha256": digest})
-        temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105 the system call is the point
-        sync_folder(path.parent)
+        with replacing(path) as temporary:
+            save_file(plain, temporary, metadata={"dssl": text, "sha256": digest})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         size = sum(value.numel() * value.element_size() for value in plain.values())
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointError(
@@ -154,9 +145,9 @@ def prune(folder: Path, *, keep: int, protected: Iterable[int]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writes left, ours and (``.tmp`` and six characters) those of safetensors, each a checkpoint in size.
+    """Remove what killed writes left, ours (``.tmp``: of earlier versions) and those of safetensors, each a checkpoint in size.
 
     Only the process that holds the run's lock writes here, so none of them is in use.
     """
-    for leftover in (*folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
+    for leftover in (*folder.glob(".step-*.part"), *folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
         leftover.unlink(missing_ok=True)

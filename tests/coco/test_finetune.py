@@ -20,11 +20,10 @@ from dssl.coco.batches import CocoBatches
 from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Origin, build_detector
 from dssl.coco.finetune import Finetuning, detect_all, finetune
-from dssl.distributed import BatchNorm2dAcrossRanks
+from dssl.distributed import BatchNorm2dAcrossRanks, World
 from dssl.errors import DsslError
 from dssl.report.coco import write_page
 from dssl.weights import checkpoint
-from dssl.world import World
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
 from tests.train.running import end_of, kill_at, run

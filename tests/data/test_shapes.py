@@ -136,5 +136,5 @@ def test_damaged_machine_code_is_made_anew(tmp_path):
         file.write_bytes(file.read_bytes()[:100])
     again = digest()
     assert again.stdout == first
-    assert "made anew" in again.stderr
+    assert "rebuilt" in again.stderr
     assert digest().stderr == ""

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.weights.files import read_tensors
-from dssl.weights.infer import infer_encoder
+from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.load import load_encoder, load_weights_into, open_weights
 from dssl.weights.match import to_detectron2
 
