@@ -32,6 +32,14 @@ SAMPLE = 256
 """Rows used for the effective rank: its cost grows with the cube."""
 
 
+def patience(steps_per_epoch: int) -> int:
+    """Steps before the first verdict: three epochs, but no fewer than 100 steps and no more than 500.
+
+    The dip of the first epochs is one of steps, not of images: an epoch of a large set is longer than the dip.
+    """
+    return min(max(3 * steps_per_epoch, 100), 500)
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """What was seen at one step."""

@@ -29,7 +29,7 @@ from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
 from dssl.run import OpenRun, RunFolder, open_run
 from dssl.state import Pace
-from dssl.train.health import Health
+from dssl.train.health import Health, patience
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, prepare, view_maker
 from dssl.types import Images
@@ -164,7 +164,7 @@ class Pretraining(loop.Trainable[Batch]):
         self.feed = Feed(world.device, normalization=parts.normalization, dtype=arithmetic)
         self.watch = Health(
             parts.graph,
-            patience=max(3 * self.steps_per_epoch, 100),
+            patience=patience(self.steps_per_epoch),
             predictions=declaration_of(config.method).judges_predictions,
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
