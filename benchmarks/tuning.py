@@ -69,6 +69,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     held_out, train = np.sort(order[-HELD_OUT:]), np.sort(order[:-HELD_OUT][: options.images])
     source = Subset(images, train)
     method = build_method(config)
+    assert isinstance(method, torch.nn.Module)
     for module in method.modules():
         if isinstance(module, WhitenedEncoder):
             whiten(module, images_to_whiten(config, source, CIFAR10))

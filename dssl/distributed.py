@@ -31,7 +31,7 @@ def pick_device(name: str) -> torch.device:
     """``auto`` is CUDA, then Apple's GPU, then the CPU."""
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not present.get(name, True):
-        raise DsslError(f"device is {name}, which this machine does not have: take auto, or see `dssl doctor`")
+        raise DsslError(f"device is {name}, which this machine does not have: use auto, or see `dssl doctor`")
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
@@ -93,7 +93,7 @@ class World:
         return cast(T, box[0])
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        """Refuse to go on where a process has other facts than the first: another folder, other data, other code."""
+        """Stop if a process has different facts from the first: another folder, other data, other code."""
         everyone = self._gather(dict(facts)) if self.size > 1 else []
         for rank, theirs in enumerate(everyone):
             for name, value in theirs.items():
@@ -112,9 +112,9 @@ class World:
 def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
     """A name that this start of the processes shares, and that no earlier one had.
 
-    torchrun keeps its store when it restarts the processes, so that without a new name they would call the dead; and its count
-    of restarts is each node's own. So the first process invents the name and answers whoever asks; every question is unique, so
-    the answers to what an earlier start left in the store are read by nobody.
+    torchrun keeps its store when it restarts the processes, so without a new name they would talk to dead ones; and its count of
+    restarts is each node's own. So the first process invents the name and answers whoever asks. Every question is unique, so
+    nobody reads the answers to what an earlier start left in the store.
     """
     if rank > 0:
         question = uuid.uuid4().hex
@@ -132,7 +132,7 @@ def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
                 store.set(f"dssl/answer {question}", name)
                 answered.add(question)
         if time.monotonic() > deadline:
-            raise DsslError(f"not all of the {size} processes have started within {_PATIENCE}: look at the other nodes")
+            raise DsslError(f"not all of the {size} processes have started within {_PATIENCE}: check the other nodes")
         time.sleep(_POLL)
     return name
 

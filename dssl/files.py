@@ -1,4 +1,4 @@
-"""Where derived files live, and how they are written so that nobody ever sees half of one."""
+"""Where derived files live, and how files are written so that no reader ever sees half of one."""
 
 import logging
 import os

@@ -42,7 +42,7 @@ class Log:
             return
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start or None)
-        # where nobody watches (a pipe, a batch system) a line an epoch says enough
+        # without a terminal (a pipe, a batch system) one line per epoch is enough
         self._bar = tqdm(
             total=pace.total,
             initial=start,
@@ -59,7 +59,7 @@ class Log:
             self._bar.update(1)
 
     def look(self, now: Sight, *, rate: float) -> None:
-        """Write down what was seen; says a changed verdict aloud."""
+        """Record what was seen, and print a changed verdict."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
         images = steps * self.batch_size / max(seconds, 1e-9)
@@ -91,7 +91,7 @@ class Log:
         self.verdict = verdict
 
     def round(self, step: int) -> None:
-        """Where there is no progress bar, one line a round."""
+        """One line per round, unless there is a progress bar."""
         if self.active and self._bar.disable and (now := self._seen) is not None:
             where = self.pace.position(step)
             self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {self.verdict}{self._measured}")
@@ -116,7 +116,7 @@ class Log:
         except OSError as error:
             raise DsslError(
                 f"{self._file.name} could not be written ({error.strerror}): checkpoints are untouched; "
-                "make room or mend the disk and run the same command again"
+                "free disk space or fix the disk, and rerun the command"
             ) from error
 
     def say(self, *lines: str) -> None:
@@ -134,7 +134,7 @@ class Log:
         if self.active:
             self._bar.close()
             if self._file is not None:
-                with suppress(OSError):  # a line that could not be written has been complained about
+                with suppress(OSError):  # a line that could not be written has been reported
                     self._file.close()
             self._board.close()
 

@@ -220,7 +220,7 @@ def backward(objective: nn.Module, inputs: Any, *, through: nn.Module, scaler: t
 def _where(step: int, total: int) -> list[str]:
     if step >= total:
         return [f"this run is finished: {total} steps"]
-    return [f"continuing at step {step} of {total}"] if step else []
+    return [f"resuming at step {step} of {total}"] if step else []
 
 
 def _should_stop(stop: Stop, step: int, world: World, *, every: int) -> bool:

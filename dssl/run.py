@@ -65,7 +65,7 @@ class RunFolder:
                 others += [f"{self.checkpoints.name}/{entry.name}" for entry in self.checkpoints.iterdir()]
             if others:
                 raise DsslError(
-                    f"--out is {self.path}, which holds {len(others)} other things ({sorted(others)[0]!r} is one) and no run; "
+                    f"--out is {self.path}, which has other files ({len(others)}, such as {sorted(others)[0]!r}) and no run: "
                     "name a new or empty folder"
                 )
             return
@@ -73,7 +73,7 @@ class RunFolder:
         if changed:
             raise DsslError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
-                "give the old values to continue it, or another --out"
+                "use the old values to resume it, or name another --out"
             )
 
     def read_config(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class RunFolder:
                 f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
             ) from None
         if not isinstance(plain, dict) or "config" not in plain:
-            raise DsslError(f"{self.config_file} is no configuration of a dssl run; name another --out")
+            raise DsslError(f"{self.config_file} is not the configuration of a dssl run; name another --out")
         return plain
 
     def write_config(self, plain: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class RunFolder:
                 yield line, record
 
     def drop_metrics_after(self, step: int) -> None:
-        """A resumed run says again what comes after its checkpoint, so the old lines go."""
+        """A resumed run repeats the steps after its checkpoint, so their old lines are dropped."""
         if not self.metrics_file.is_file():
             return
         kept = [line + "\n" for line, record in self._lines() if record["step"] <= step]
@@ -119,7 +119,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process a folder. The system releases the lock when the process dies, so there is no stale one."""
+        """One process per folder. The system releases the lock when the process dies, so locks are never stale."""
         self.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -128,7 +128,7 @@ class RunFolder:
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise DsslError(
-                        f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that knows locks"
+                        f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that supports locks"
                     ) from None
                 raise DsslError(
                     f"{self.path} is in use by another dssl; wait for it, stop it, or name another --out"
@@ -212,5 +212,5 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DsslError(
-            f"{path} could not be written ({error.strerror}): make room or mend the disk and run the same command again"
+            f"{path} could not be written ({error.strerror}): free disk space or fix the disk, and rerun the command"
         ) from error

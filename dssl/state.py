@@ -46,7 +46,7 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long a run is, and after how many steps it pauses for breath."""
+    """How long a run is, and how many steps make a round."""
 
     total: int
     """Steps in all."""
@@ -76,7 +76,7 @@ class Sight:
 
 
 class Watch(Protocol[Report_contra]):
-    """Looks at a run every few steps and says how it is; its memory travels with the checkpoint."""
+    """Looks at a run every few steps and judges it; its memory is saved in the checkpoint."""
 
     @property
     def opinion(self) -> Opinion: ...
@@ -166,7 +166,7 @@ class TrainState:
                 self.scaler.load_state_dict(saved.header["scaler"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DsslError(
-                f"the checkpoint lacks what a run needs to go on ({type(error).__name__}: {error}): use an older one, "
+                f"the checkpoint lacks what a run needs to resume ({type(error).__name__}: {error}): use an older one, "
                 "or start again in another --out"
             ) from None
 
@@ -196,11 +196,11 @@ class Keeper:
         if saved.header["fingerprint"] != fingerprint:
             raise DsslError(
                 f"the images of {data} are not those that {path} was trained on "
-                f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): put them back, or take another --out"
+                f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): restore them, or name another --out"
             )
         self.state.load(saved)
         self.last_healthy = saved.header.get("last_healthy")
-        self.complaints = [f"{line}; continuing from {path.name}" for line in complaints]
+        self.complaints = [f"{line}; resuming from {path.name}" for line in complaints]
 
     def due(self, *, round_ends: bool, last: bool) -> bool:
         if self.folder is None:
@@ -213,7 +213,7 @@ class Keeper:
         )
 
     def begin_again(self) -> None:
-        """Count from here to the next time that is due; processes that do not save call this where the first one saves."""
+        """Restart the countdown to the next save; processes that do not save call this when the first one saves."""
         self._saved_at, self._rounds_since = time.monotonic(), 0
 
     def save(self) -> Path:

@@ -15,7 +15,7 @@ from dssl.errors import DsslError
 class Arguments:
     """Write the embeddings of images: shards in a folder, or one .npz or .csv.
 
-    The same command again goes on where it stopped.
+    Rerunning the command resumes where it stopped.
     """
 
     weights: Path  # positional
@@ -25,23 +25,23 @@ class Arguments:
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz or .csv."""
     shard: int = 10_000
-    """Images in a shard; one shard is in memory at a time."""
+    """Images per shard; one shard is in memory at a time."""
     split: Literal["train", "test"] = "train"
-    """Which split of the source."""
+    """Split of the source."""
     encoder: str | None = None
-    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
     stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """How a CIFAR ResNet's 3x3 stem runs, where the file does not show it; padding2 is solo-learn's."""
+    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
     image_size: int | None = None
-    """The size of images, where the file does not say it, or another than it was trained with."""
+    """Image size, if the file does not state it or another one is wanted."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """What pixels are normalised by, where the file does not say it."""
+    """Pixel normalisation, if the file does not state it."""
     batch_size: int = 256
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode images; as many as there are cores by default."""
+    """Threads that decode images; by default one per core."""
 
 
 def run(arguments: Arguments) -> int:

@@ -1,4 +1,4 @@
-"""``dssl evaluate``: what an encoder has learnt, under protocols that say everything about themselves."""
+"""``dssl evaluate``: what an encoder has learned, each number with its full protocol."""
 
 import json
 import re
@@ -31,28 +31,28 @@ class Arguments:
     data: str | None = None
     """Labelled images: cifar10:FOLDER, shapes, a folder with train and val in it; by default those of the run."""
     test: str | None = None
-    """Test images, where --data has no test split."""
+    """Test images, if --data has no test split."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
     """The folder for evaluation.json, evaluation.html and the features; by default evaluation in the run's folder."""
     encoder: str | None = None
-    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
     stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """How a CIFAR ResNet's 3x3 stem runs, where the file does not show it; padding2 is solo-learn's."""
+    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
     image_size: int | None = None
-    """The size of images, where the file does not say it, or another than it was trained with."""
+    """Image size, if the file does not state it or another one is wanted."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """What pixels are normalised by, where the file does not say it."""
+    """Pixel normalisation, if the file does not state it."""
     seed: int = 0
-    """Of splits and training; it does not touch the encoder."""
+    """Seed of splits and training; it does not affect the encoder."""
     epochs: int | None = None
-    """Epochs of the trained protocols instead of their own, for trying out; it is part of what is written down."""
+    """Epochs of the trained protocols instead of their own, for quick trials; recorded with the result."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode images; as many as there are cores by default."""
+    """Threads that decode images; by default one per core."""
     page: bool = True
     """Write the page with the map of the embedding and the nearest neighbours."""
 
@@ -114,7 +114,9 @@ def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, So
 
     data = arguments.data or (loaded.header.get("config") or {}).get("data")
     if data is None:
-        raise DsslError("which images? expected --data, such as cifar10:FOLDER or a folder with train and val in it")
+        raise DsslError(
+            "no images are named: expected --data, such as cifar10:FOLDER or a folder with train and val in it"
+        )
     train = open_source(data, split="train", channels=loaded.channels)
     if arguments.test is not None:
         try:

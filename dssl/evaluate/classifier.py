@@ -127,7 +127,7 @@ def train_classifier(
     removed at the end. Returns the settings as they were used.
     """
     if len(labels) != len(source):
-        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected as many")
+        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder) if freeze else nullcontext():
         head.to(next(encoder.parameters(), head.weight).device)

@@ -1,4 +1,4 @@
-"""Embeddings of any source, written as they are computed: shards that are whole or not there, and that a second run keeps."""
+"""Embeddings of any source, written as they are computed, in shards that a second run keeps."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ class Embedded:
 def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: int) -> Embedded:
     """Write ``embeddings-00000.npy`` (float32, rows x dimensions) and ``names-00000.txt`` for every ``shard`` images.
 
-    The names come last, so a shard whose names are there is whole; another run with the same weights and images goes on after it.
+    The names come last, so a shard with names is complete; another run with the same weights and images resumes after it.
     """
     if shard < 1:
         raise DsslError(f"a shard of {shard} images: expected at least 1")
@@ -130,7 +130,7 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
     if not manifest.exists():
         # a kill may have left the manifest under its temporary name
         if any(not entry.name.startswith(f".{manifest.name}.") for entry in manifest.parent.iterdir()):
-            raise DsslError(f"{manifest.parent} holds other things and no embeddings: name a new or empty folder")
+            raise DsslError(f"{manifest.parent} contains other files and no embeddings: name a new or empty folder")
         write_text(manifest, json.dumps(about, indent=2) + "\n")
         return
     before: Any = None

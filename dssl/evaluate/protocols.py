@@ -217,5 +217,5 @@ def chosen_protocols(names: Sequence[str]) -> tuple[str, ...]:
             raise choices("protocol", name, (*PROTOCOLS, "quick", "all"))
         wanted |= set({"quick": QUICK, "all": tuple(PROTOCOLS)}.get(name, (name,)))
     if not wanted:
-        raise DsslError("no protocol is named: expected some, such as knn probe, or quick, or all")
+        raise DsslError("--protocols is empty: expected names such as knn probe, or quick, or all")
     return tuple(name for name in PROTOCOLS if name in wanted)

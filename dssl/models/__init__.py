@@ -25,7 +25,7 @@ STEMS = {
     "padding2": "padding 2: solo-learn",
     "norelu": "no ReLU after the first BatchNorm: lightly's CIFAR benchmarks",
 }
-"""The 3x3 stems of CIFAR ResNets. All have the same tensors, so that a file of weights need not say which it was."""
+"""The 3x3 stems of CIFAR ResNets. All have the same tensors, so a file of weights need not show which one it was."""
 
 
 @functools.cache
@@ -73,7 +73,9 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
     torchvision's, ``timm:vit_small_patch16_224`` is timm's.
     """
     if image_size < 1 or channels < 1:
-        raise DsslError(f"an encoder for {channels} channels of {image_size} pixels cannot be: both must be at least 1")
+        raise DsslError(
+            f"an encoder for {channels} channels of {image_size} pixels is impossible: both must be at least 1"
+        )
     try:
         encoder = _build(name, image_size=image_size, channels=channels)
     except DsslError:
@@ -224,7 +226,7 @@ def _timm(name: str, *, image_size: int, channels: int) -> nn.Module:
         raise DsslError(f"encoder {name} needs timm: pip install 'dssl[timm]'") from None
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=5)
-        hint = f"did you mean {near[0]!r}? near are {', '.join(near)}; " if near else ""
+        hint = f"did you mean {near[0]!r}? similar names: {', '.join(near)}; " if near else ""
         raise DsslError(f"unknown timm model {model!r}: {hint}timm.list_models() shows all")
     size = size_arguments(name, image_size)
     encoder = timm.create_model(model, pretrained=False, num_classes=0, in_chans=channels, **size)

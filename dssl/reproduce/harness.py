@@ -1,4 +1,4 @@
-"""Runs jobs, each in its own process, here or on a cluster; whatever is killed can be resumed."""
+"""Runs jobs, each in its own process, here or on a cluster; killed runs can be resumed."""
 
 import dataclasses
 import json

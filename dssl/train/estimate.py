@@ -1,4 +1,4 @@
-"""How fast would a run be here: a few real steps on random images."""
+"""How fast a run would be here: a few real steps on random images."""
 
 import time
 from dataclasses import dataclass

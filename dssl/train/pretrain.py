@@ -1,4 +1,4 @@
-"""Pretraining: what the engine trains when views of images are pulled to each other along the edges of a graph."""
+"""Pretraining on the loop: views of images are pulled to each other along the edges of a graph."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -49,12 +49,12 @@ Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
 
 
 def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> RunResult:
-    """Pretrain an encoder in the folder ``out``, or continue the run that is there."""
+    """Pretrain an encoder in the folder ``out``, or resume the run that is there."""
     folder = RunFolder(Path(out))
     if holds(config.data, folder.path):
         raise DsslError(
             f"--out is {folder.path}, inside the images of --data {config.data}: the run's pictures would become part of "
-            "the data; name a folder outside of it"
+            "the data; name a folder outside it"
         )
     # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
     method = build_method(config, init=None if checkpoint.steps_in(folder.checkpoints) else config.init)

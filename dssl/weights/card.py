@@ -43,7 +43,7 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
         lines += ["", "```python", *one.code, "```", ""]
     lines += ["## Numbers", ""]
     if evaluation is None:
-        lines.append("None were measured. `dssl evaluate` measures them; export again afterwards and they stand here.")
+        lines.append("None were measured. Run `dssl evaluate`, then export again to list them here.")
     else:
         rows = [
             (

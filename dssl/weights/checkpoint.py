@@ -64,7 +64,7 @@ def write(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointError(
             f"{path} could not be written ({reason}; it needs {size / 1e6:.1f} MB): earlier checkpoints are untouched; "
-            "make room or mend the disk and run the same command again"
+            "free disk space or fix the disk, and rerun the command"
         ) from error
     return digest
 
@@ -76,20 +76,20 @@ class CheckpointError(DsslError):
 def read(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; nothing in it is ever executed."""
     if path.exists() and not path.is_file():  # a FIFO would be waited for
-        raise CheckpointError(f"{path} is no regular file: expected a checkpoint of dssl")
+        raise CheckpointError(f"{path} is not a regular file: expected a dssl checkpoint")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             text, digest = metadata.get("dssl"), metadata.get("sha256")
             if text is None or digest is None:
                 raise CheckpointError(
-                    f"{path} is a safetensors file but no checkpoint of dssl: its metadata has no 'dssl'"
+                    f"{path} is a safetensors file but not a dssl checkpoint: its metadata has no 'dssl'"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as error:
         if isinstance(error, CheckpointError | FileNotFoundError | PermissionError | IsADirectoryError):
             raise
-        raise CheckpointError(f"{path} is damaged or no checkpoint of dssl: {' '.join(str(error).split())}") from None
+        raise CheckpointError(f"{path} is damaged or not a dssl checkpoint: {' '.join(str(error).split())}") from None
     if content_hash(text, tensors) != digest:
         raise CheckpointError(f"{path} is damaged: its content does not match its SHA-256; use an older checkpoint")
     try:
@@ -97,7 +97,7 @@ def read(path: Path) -> Checkpoint:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path} is no checkpoint of dssl: its header is not a table of JSON")
+        raise CheckpointError(f"{path} is not a dssl checkpoint: its header is not a JSON object")
     version = header.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -130,7 +130,7 @@ def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
             complaints.append(f"{path} cannot be read: {error.strerror or error}")
     if complaints:
         raise CheckpointError(
-            f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start again in another --out, or move them away"
+            f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start over in another --out, or move them away"
         )
     return None
 

@@ -58,7 +58,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if path.is_dir():
         raise DsslError(f"{path} is a folder: expected a file of weights, or the folder of a run")
     if not path.exists():
-        raise DsslError(f"{path}: there is no such file; expected weights (.safetensors, .pt, .pth, .ckpt, .pkl)")
+        raise DsslError(f"{path} does not exist: expected weights (.safetensors, .pt, .pth, .ckpt, .pkl)")
     if not path.is_file():
         kind = "a FIFO" if stat.S_ISFIFO(path.stat().st_mode) else "a device or a socket"
         raise DsslError(f"{path} is {kind}: expected a regular file of weights; write the weights to a file first")
@@ -83,7 +83,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def infer_encoder(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of a ResNet of torchvision, with ``-cifar`` where the stem is a 3x3 one; None where it is no such ResNet."""
+    """The name of a ResNet of torchvision, with ``-cifar`` where the stem is a 3x3 one; None for any other network."""
     families: dict[str, dict[int, set[int]]] = {}
     kinds: dict[str, set[int]] = {}
     widths: dict[str, int] = {}
@@ -118,7 +118,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
     except (SafetensorError, ValueError, RuntimeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged or not a safetensors file: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged or not a safetensors file: {_line(error)}; obtain it again") from None
 
 
 def _torch(path: Path) -> Any:
@@ -135,7 +135,7 @@ def _torch(path: Path) -> Any:
             f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged: {_line(error)}; obtain it again") from None
 
 
 def _check_archive(path: Path) -> None:
@@ -148,9 +148,9 @@ def _check_archive(path: Path) -> None:
             checked = len(records) < 2 or len({record.CRC for record in records}) > 1
             bad = archive.testzip() if checked else None
     except (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged: {_line(error)}; obtain it again") from None
     if bad is not None:
-        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; get it again")
+        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; obtain it again")
     if "constants.pkl" in names:
         raise DsslError(
             f"{path} is a TorchScript program, not a file of weights: where you trust it, save only its tensors: "
@@ -169,7 +169,7 @@ def _pickle(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise DsslError(f"{path} is refused, since reading it could run code ({_line(error)})") from None
     except Exception as error:  # a pickle can fail in every way that exists
-        raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; obtain it again") from None
 
 
 def _flat(content: Any, prefix: str) -> list[tuple[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Encoders out of files: one's own checkpoints and exports with everything they know, foreign weights with a report."""
+"""Encoders from files: dssl's checkpoints and exports with everything they record, other programs' weights with a report."""
 
 import dataclasses
 import hashlib
@@ -156,7 +156,7 @@ def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         if newest is None:
             raise DsslError(f"{path} holds no checkpoint: expected the folder of a run, or a file of weights")
         for complaint in newest[2]:
-            logger.warning(f"{complaint}; taking {newest[0].name} instead")
+            logger.warning(f"{complaint}; using {newest[0].name} instead")
         return _of_checkpoint(newest[1])
     tensors, metadata = read_tensors(path)
     if "dssl" in metadata:

@@ -92,7 +92,7 @@ def test_kills_change_nothing(
     left = kill_at(command(data, broken), broken, 2)
     assert left == 2, "the kill came too late to mean anything"
     assert main(command(data, broken)[3:]) == 0
-    assert "continuing at step 2 of 4" in caplog.text
+    assert "resuming at step 2 of 4" in caplog.text
     assert end_of(broken) == end_of(whole)
     assert metrics(broken) == metrics(whole)
     assert (broken / "results.json").read_text() == (whole / "results.json").read_text()

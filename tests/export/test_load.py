@@ -302,7 +302,7 @@ def test_nonsense_is_refused(content: bytes, suffix: str, tmp_path: Path) -> Non
 
 def test_places_without_weights(tmp_path: Path) -> None:
     assert "no checkpoint" in refused(tmp_path)
-    assert "no such file" in refused(tmp_path / "nothing.pt")
+    assert "does not exist" in refused(tmp_path / "nothing.pt")
     (tmp_path / "checkpoints").mkdir()
     assert "no checkpoint" in refused(tmp_path)
 
