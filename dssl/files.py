@@ -28,9 +28,9 @@ def cache_folder() -> Path | None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that then takes the place of ``path``: after a crash there is the old file or the new one, whole.
+    """A new file that takes the place of ``path`` at the end: after a crash there is the old file or the new one, complete.
 
-    It is the only way in which this program replaces a file.
+    Everything in this program that replaces a file does it through this.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
     os.close(descriptor)
@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file, whole or not at all, and the folders above it."""
+    """Write a file in one go, and create the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("wb") as file:
         for part in parts:
@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_partial(path: Path, *, of: str) -> bool:
-    """Whether a kill while ``of`` was written left this file."""
+    """Whether this is what a kill left of writing ``of``."""
     return path.name.startswith(f".{of}.") and path.suffix == _PARTIAL
 
 
@@ -78,7 +78,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def forget_kernels(folder: str | None, *, module: str) -> None:
-    """Delete what numba kept of a module's kernels: a full disk or a power cut left half of it."""
+    """Delete numba's cache of a module's kernels, which a full disk or a power cut left incomplete."""
     if folder is None:
         return
     _logger.warning("the compiled kernels in %s are damaged and will be rebuilt", folder)

@@ -82,7 +82,7 @@ class Watch(Protocol[Report_contra]):
     def opinion(self) -> Opinion: ...
 
     def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
-        """See and judge; ``first_bad`` is the first step whose loss was no number, or -1. This waits for the device."""
+        """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
 
     def divergence(self, step: int, report: Report_contra, *, first_bad: int) -> None:
         """Take note that the weights are no longer numbers."""

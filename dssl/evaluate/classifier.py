@@ -40,9 +40,9 @@ class Training:
 
     optimizer: Literal["sgd", "lars"] = "sgd"
     rate: float
-    """Base rate; the real one is this times batch size / 256."""
+    """Base rate; the peak rate is this times batch size / 256."""
     batch_size: int
-    """Where there are fewer images, all of them are a batch."""
+    """With fewer images, all of them form one batch."""
     epochs: int
     decay: Literal["cosine", "linear"]
     """How the rate falls to zero."""
@@ -50,7 +50,7 @@ class Training:
     nesterov: bool = False
     weight_decay: float = 0.0
     policy: str = "crop(0.08,1) > flip"
-    """Augmentation of the training images; test images are the centre, always."""
+    """Augmentation of the training images; test images are always centre crops."""
 
 
 LINEAR_CIFAR_SGD = Training(rate=30.0, batch_size=256, epochs=100, decay="cosine")
@@ -66,7 +66,7 @@ FINETUNE = Training(rate=0.05, batch_size=256, epochs=30, decay="cosine", nester
 SUPERVISED = Training(
     rate=0.1, batch_size=256, epochs=200, decay="cosine", weight_decay=5e-4, policy="crop(0.2,1) > flip"
 )
-"""The paper gives the result of its supervised baseline and not its settings: these are usual ones."""
+"""The paper gives the result of its supervised baseline but not its settings: these are common ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Setting:
 
 
 def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
-    """Its settings; LARS adapts the rate of matrices, and leaves biases and norms alone."""
+    """The optimiser's settings; LARS adapts the rate of matrices only, and decays nothing else."""
     return OptimizerConfig(
         name=training.optimizer,
         rate=peak,
@@ -123,7 +123,7 @@ def train_classifier(
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
-    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, to the bit; it is
+    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit; it is
     removed at the end. Returns the settings as they were used.
     """
     if len(labels) != len(source):
@@ -137,7 +137,7 @@ def train_classifier(
 
 
 class _Classifier(nn.Module):
-    """Encoder, head and the cross-entropy of what they say."""
+    """Encoder, head and the cross-entropy of their output."""
 
     def __init__(self, encoder: nn.Module, head: nn.Linear, *, freeze: bool) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Classifier(nn.Module):
 
 
 class _Fitting(loop.Trainable[Batch]):
-    """A classifier, as the loop trains it. Accuracy is measured once: a checkpoint chosen on the test split would flatter."""
+    """A classifier, as the loop trains it. Accuracy is measured once: choosing a checkpoint would use the test split."""
 
     name = "classifier"
 
@@ -216,7 +216,7 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
     if folder is None:
         ending = loop.run(task, settings, world=world)
     else:
-        # what is there may be of other weights or other images: the name tells them apart
+        # a training that is there may have other weights or images: the name distinguishes them
         kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
         with kept.locked():
             kept.checkpoints.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from dssl.errors import DsslError
 from dssl.models import evaluating, forward
 
 Progress = Callable[[int, int], None]
-"""Called with how many images are done, and of how many."""
+"""Called with the number of images done and their total."""
 
 
 class NothingReadable(DsslError):
@@ -52,8 +52,8 @@ def compute_features(
 ) -> Features:
     """The encoder's vector of every image (or of those at ``indices``), in order, computed where the encoder's weights are.
 
-    The encoder is in evaluation mode meanwhile and is given back as it was. An image that cannot be read is an error, unless
-    there is a ``quarantine`` (for training images only: a test set of which some are missing is another test set).
+    The encoder is in evaluation mode meanwhile, and is left as it was. An unreadable image is an error unless there is a
+    ``quarantine`` (for training images only: a test set with missing images is another test set).
     """
     batches = EvaluationBatches(
         source,

@@ -27,7 +27,7 @@ def neighbours(
     train = _normalised(train_features)
     similarities = torch.empty(len(test_features), k, dtype=train.dtype, device=train.device)
     indices = torch.empty(len(test_features), k, dtype=torch.int64, device=train.device)
-    # one piece of memory for all blocks: to be given a new one costs more than to choose the neighbours
+    # one buffer for all blocks: allocating a new one costs more than choosing the neighbours
     room = train.new_empty(min(block, len(test_features)) * min(train_block, len(train)))
     for start in range(0, len(test_features), block):
         test = _normalised(test_features[start : start + block].to(train.device))
@@ -110,8 +110,8 @@ def _per_train_block(
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The ``k`` largest of each row and their columns, largest first: ``topk``, with less to sort where k is a small part.
 
-    The columns are dealt out to groups. The largest are all in the k groups with the largest maxima, since each of the others
-    has k groups, and so k values, before it.
+    The columns are split into groups. The largest are all in the k groups with the largest maxima, since any other group has
+    k groups, and so k values, ahead of it.
     """
     rows, width = values.shape
     depth = isqrt(width // k)  # as much to sort among the maxima as among the members of the groups that are left

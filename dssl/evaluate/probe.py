@@ -60,7 +60,7 @@ class Choice:
     strength: float
     accuracies: tuple[tuple[float, float], ...]
     held_out: int
-    """0 where there were too few images, and the default was taken."""
+    """0 if there were too few images and the default was used."""
 
 
 def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32) -> Scaling:
@@ -73,7 +73,7 @@ def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32) -> Scali
 
 
 class Problem:
-    """Scaled features, rotated to the axes of their covariance, on which one can solve for many strengths."""
+    """Scaled features, rotated to the axes of their covariance, to solve for many strengths."""
 
     def __init__(self, features: Tensor, labels: Tensor, *, classes: int, dtype: torch.dtype = torch.float32) -> None:
         if len(features) != len(labels) or len(labels) == 0:
@@ -151,7 +151,7 @@ def split(labels: NDArray[np.int64], *, seed: int) -> tuple[NDArray[np.int64], N
 
 
 def choose_strength(features: Tensor, labels: Tensor, *, classes: int, seed: int) -> Choice:
-    """The strength with the best accuracy on a held-out part of the training set; the stronger one where two are level."""
+    """The strength with the best accuracy on a held-out part of the training set; the stronger one in a tie."""
     fit, judge = split(labels.numpy(), seed=seed)
     if len(judge) < 10:
         return Choice(strength=DEFAULT_STRENGTH, accuracies=(), held_out=0)

@@ -41,10 +41,10 @@ class Task:
     classes: tuple[str, ...]
     seed: int
     epochs: int | None = None
-    """Instead of a protocol's own number of epochs; for trying things out."""
+    """Overrides a protocol's number of epochs, for quick trials."""
     threads: int | None = None
     folder: Path | None = None
-    """Where a training that is killed resumes; nowhere without one."""
+    """Where a killed training resumes; without a folder it starts over."""
 
     def features(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training features and labels, test features and labels; unreadable training images are left out."""
@@ -75,7 +75,7 @@ class Task:
         return self.loaded.image_size <= 64
 
     def result(self, name: str, predicted: Tensor, *, used: int, protocol: dict[str, Any]) -> Result:
-        """The number with all that it depends on; predictions are of the whole test set, in order."""
+        """The number with everything it depends on; ``predicted`` covers the whole test set, in order."""
         labels = torch.from_numpy(self.test_labels)
         cropped = self.store.of(self.test, allow_unreadable=False).cropped
         about = {

@@ -84,8 +84,8 @@ def terminal(table: ResultTable) -> str:
         grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in found)])
     body = text.columns(grid)
     if max(map(len, body)) > 118:
-        cells = [(f"{row}, {column}", cell.paper, f"-> {cell.ours}") for (row, column), cell in table.cells.items()]
-        body = text.columns(cells, align="<>")
+        cells = table.cells.items()
+        body = text.columns([(f"{row}, {column}", f"{one.paper:>9} -> {one.ours}") for (row, column), one in cells])
     told = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons
