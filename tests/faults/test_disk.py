@@ -144,9 +144,10 @@ def test_a_folder_that_vanishes(
         same_end(out, untouched)
 
 
+# config.json, views.png and the first checkpoint take two syncs each, of the file and of its folder
 FAULTS = {
-    "EIO on fsync of the file": "inject=fsync:error=EIO:when=6",
-    "EIO on fsync of the folder": "inject=fsync:error=EIO:when=7",
+    "EIO on fsync of the file": "inject=fsync:error=EIO:when=7",
+    "EIO on fsync of the folder": "inject=fsync:error=EIO:when=8",
     "EIO on write": "inject=write:error=EIO:when=28",
     "ENOSPC on write": "inject=write:error=ENOSPC:when=28",
     "EDQUOT on write": "inject=write:error=EDQUOT:when=28",
