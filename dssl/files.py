@@ -3,9 +3,10 @@
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def cache_folder() -> Path | None:
@@ -22,14 +23,14 @@ def cache_folder() -> Path | None:
     return home / ".cache" / "dssl"
 
 
-def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file by a temporary one in the same folder: after a crash there is the old file or the new one, whole."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file in the same folder that becomes ``path`` at the end of the block; an error leaves no trace."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)
@@ -41,6 +42,13 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
             os.unlink(temporary)  # noqa: PTH108
         raise
     sync_folder(path.parent)
+
+
+def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file by a temporary one in the same folder: after a crash there is the old file or the new one, whole."""
+    with replacing(path) as file:
+        for part in parts:
+            file.write(part)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -55,3 +63,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def printable(text: str | bytes) -> str:
+    """The text without line breaks, terminal escapes or invalid UTF-8: each such character as a Python escape."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

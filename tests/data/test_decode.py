@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dssl.data.decode import MAX_SIDE, UnreadableImage, printable, read_image
+from dssl.data.decode import MAX_SIDE, UnreadableImage, read_image
+from dssl.files import printable
 
 GENERATOR = np.random.default_rng(3)
 COLOUR = GENERATOR.integers(0, 256, (20, 30, 3), np.uint8)
