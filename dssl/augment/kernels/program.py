@@ -14,7 +14,7 @@ from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
 from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.lines import copy
-from dssl.compiled import forget
+from dssl.compiled import first_alone, forget
 
 _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
@@ -243,11 +243,15 @@ def load() -> Kernels:
         with _lock:
             if _compiled is None:
                 kernels, where = prepare()
-                with event.install_listener("numba:compile", Announce(where)):
+                folder, module = kernels.run.stats.cache_path, Path(__file__).stem
+                with (
+                    event.install_listener("numba:compile", Announce(where)),
+                    first_alone(folder, kept=f"{module}.*.run-*.nbi"),
+                ):
                     try:
                         _compiled = _compile(kernels)
-                    except Exception:  # a damaged cache fails in any way; without it a real error comes back
-                        forget(kernels.run.stats.cache_path, module=Path(__file__).stem)
+                    except Exception:  # a damaged cache can fail in any way; a real error comes back without it
+                        forget(folder, module=module)
                         _compiled = _compile(prepare()[0])
     return _compiled
 
