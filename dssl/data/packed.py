@@ -90,7 +90,8 @@ def pack(
         raise DsslError(f"side {side}: expected at least 1 pixel")
     done = written = 0
     try:
-        with replacing(path) as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
             file.write(_MAGIC + bytes(8))
             kept: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
             for index, image in _shrunk(source, side, quarantine, threads):

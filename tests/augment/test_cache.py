@@ -14,7 +14,7 @@ from numba.core import event
 
 import dssl
 from dssl.augment.kernels.program import Announce
-from dssl.compiled import first_alone
+from dssl.files import first_alone
 
 PREPARE = "from dssl.augment.kernels.program import prepare; run, where = prepare(); print(where)"
 

@@ -42,7 +42,14 @@ def test_an_image_depends_on_its_index_alone():
 def test_the_bytes_are_those_of_version_2():
     digest = hashlib.sha256(draw(np.arange(200, dtype=np.int64)).tobytes()).hexdigest()
     assert digest == "61b1f7825c7053c3fd422f75b04e3a467e39aefa9013a62c7b402ed432d6f963", (
-        "the drawing has changed: raise VERSION in shapes.py"
+        "the drawing has changed: raise the version of shapes in shapes.py"
+    )
+
+
+def test_the_bytes_of_figures_are_those_of_version_1():
+    digest = hashlib.sha256(draw(np.arange(200, dtype=np.int64), "figures").tobytes()).hexdigest()
+    assert digest == "99e0bc71f0e4eba1311b1484120704eb074c3c1487a95b9fcc348414f82ae573", (
+        "the drawing has changed: raise the version of figures in shapes.py"
     )
 
 

@@ -14,7 +14,7 @@ from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
 from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.lines import copy
-from dssl.compiled import first_alone, forget
+from dssl.files import first_alone, forget_kernels
 
 _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
@@ -251,7 +251,7 @@ def load() -> Kernels:
                     try:
                         _compiled = _compile(kernels)
                     except Exception:  # a damaged cache can fail in any way; a real error comes back without it
-                        forget(folder, module=module)
+                        forget_kernels(folder, module=module)
                         _compiled = _compile(prepare()[0])
     return _compiled
 
