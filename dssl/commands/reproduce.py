@@ -111,7 +111,7 @@ def _write_table(
     picture = write.curves(made, runs)
     if picture is not None:
         write_atomically(folder / f"{target.name}.png", [picture])
-    text = write.markdown(made, command=_command(arguments), outcomes=list(used.values()), drawn=picture is not None)
+    text = write.document(made, command=_command(arguments), outcomes=list(used.values()), drawn=picture is not None)
     write_text(folder / f"{target.name}.md", text)
     write_text(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
     print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")

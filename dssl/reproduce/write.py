@@ -17,7 +17,7 @@ from dssl.train.health import COLLAPSED, PARTIAL
 _PANELS = {"knn": "kNN accuracy, %", "spread": "spread of the worst view"}
 
 
-def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
+def document(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
     """The page for docs/results; ``outcomes`` are the runs of the table, ``drawn`` says that it has curves."""
     seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
     lines = [
