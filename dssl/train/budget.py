@@ -70,11 +70,11 @@ class Budget:
         return card.rate * _REFERENCE * self.images / self.operations
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Live and peak bytes of the storages that operations make on a device, as the allocator rounds them, and operations."""
 
     def __init__(self, device: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self.live = self.peak = 0
         self.operations = 0.0
