@@ -28,8 +28,8 @@ from dssl import config_io
 from dssl.config import CheckpointConfig, HealthConfig, Precision, RunConfig
 from dssl.methods import METHODS
 from dssl.recipes import recipe
-from dssl.report.text import markdown
 from dssl.run import RunFolder
+from dssl.text import markdown
 from dssl.train.budget import step_budget
 
 BATCHES = (512, 256, 128, 64, 32, 16)

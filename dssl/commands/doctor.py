@@ -64,7 +64,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     import torch
 
-    from dssl.world import pick_device
+    from dssl.distributed import pick_device
 
     config = _configuration(arguments)
     print(f"dssl {VERSION}, Python {platform.python_version()}, {platform.platform()}")

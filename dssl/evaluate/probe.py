@@ -85,7 +85,7 @@ def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32, device: 
     for rows in _blocks(count, 2 * width):  # doubles
         part = features[rows].to(mean.device)
         if not bool(torch.isfinite(part).all()):
-            raise DsslError("the features hold NaN or infinite values: the encoder is broken, look at its training")
+            raise DsslError("the features hold NaN or infinite values: the encoder is broken; check its training")
         mean += part.double().sum(dim=0) / count
     squares = sum(
         float((features[rows].to(mean.device).double() - mean).square().sum()) for rows in _blocks(count, 2 * width)
@@ -111,7 +111,7 @@ class Problem:
         device: torch.device | None = None,
     ) -> None:
         if len(features) != len(labels) or len(labels) == 0:
-            raise DsslError(f"{len(features)} features and {len(labels)} labels: expected as many, and at least one")
+            raise DsslError(f"{len(features)} features and {len(labels)} labels: expected equal numbers, at least one")
         if classes < 2:
             raise DsslError(
                 f"the labels have {classes} class: expected at least 2, since one class leaves nothing to tell apart"

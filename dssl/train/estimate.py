@@ -1,4 +1,4 @@
-"""How fast would a run be here: a few real steps on random images, and the loader on its own."""
+"""How fast a run would be here: a few real steps on random images, and the loader on its own."""
 
 import tempfile
 import time
@@ -14,14 +14,14 @@ from torch import nn
 from dssl.config import Precision, RunConfig
 from dssl.data import open_source
 from dssl.data.loader import Batches
-from dssl.loop import backward, precision_of
+from dssl.distributed import World
+from dssl.loop import backward
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
-from dssl.precision import autocast, loss_scaler
+from dssl.precision import autocast, loss_scaler, precision_of
 from dssl.presets import named_graph
 from dssl.train.prepare import build_method, normalization_of, view_maker
-from dssl.world import World
 
 _SMALL, _PHOTOS = 64, 64
 """Pixels up to which a recipe's images are in memory, and how many drawn images stand for a data set."""

@@ -14,12 +14,12 @@ from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.evaluation import EvaluationBatches
+from dssl.distributed import World
 from dssl.graph import ViewGraph
 from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
-from dssl.models.whitened import WhitenedEncoder, whiten
+from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.presets import named_graph
-from dssl.world import World
 
 logger = logging.getLogger("dssl")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from dssl.world import agree_on_attempt, join_world
+from dssl.distributed import agree_on_attempt, join_world
 from tests.train.running import fork
 
 

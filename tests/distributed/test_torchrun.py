@@ -57,7 +57,7 @@ def survive(out: Path, *extra: str) -> int:
     wait_for_step(out, 2, process)
     os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
-    assert "continuing at step" in errors
+    assert "resuming at step" in errors
     return process.returncode
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dssl.report.text import markdown
+from dssl.text import markdown
 
 Row = Callable[[str, str], None]
 _ROWS = pytest.StashKey[list[tuple[str, str]]]()

@@ -40,7 +40,7 @@ def test_a_polite_signal_saves_and_says_so(number: signal.Signals, code: int, tm
     child.send(number)
     ended, said = child.wait(), child.said()
     assert ended == code, said
-    assert "and saved; the same command continues it" in said
+    assert "and saved; the same command resumes it" in said
     step = checkpoint.steps_in(out / "checkpoints")[-1]
     assert f"stopped at step {step} of 240" in said
 
