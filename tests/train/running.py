@@ -67,7 +67,7 @@ class Child:
         if self.process.is_alive():
             os.kill(self.pid, number)
 
-    def wait(self, seconds: float = 300) -> int:
+    def wait(self, seconds: float = 600) -> int:
         """The exit code; minus the number of the signal that killed it."""
         self.process.join(seconds)
         if self.process.exitcode is None:
