@@ -205,6 +205,4 @@ def test_the_table_of_memory_is_counted() -> None:
     lines = gpu.memory_table(encoders=("resnet18",), images=(4,)).splitlines()
     assert lines[0] == "| encoder | method | 4 images |"
     assert len(lines) == 2 + len(METHODS)
-    assert all(
-        float(line.strip("| ").split(" | ")[2]) > 0.2 for line in lines[2:]
-    )  # weights and momentum alone are 0.1
+    assert all(float(line.strip("| ").split(" | ")[2]) >= 0.2 for line in lines[2:])  # weights and momentum are 0.1

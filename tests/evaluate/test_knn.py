@@ -115,7 +115,7 @@ def test_nonsense_is_one_line() -> None:
     ]:
         with pytest.raises(DsslError, match=match):
             knn_predict(train, labels, test, **{**call, **extra})
-    with pytest.raises(DsslError, match="as many"):
+    with pytest.raises(DsslError, match="equal numbers"):
         knn_predict(good, labels[:2], good, **call)
-    with pytest.raises(DsslError, match="as many"):
+    with pytest.raises(DsslError, match="equal numbers"):
         knn_accuracy(good, labels, good, labels[:2], **call)

@@ -84,7 +84,7 @@ def test_constant_features_and_broken_ones() -> None:
         scaling_of(torch.full((2, 2), float("nan")))
     with pytest.raises(DsslError, match="the labels have 1 class: expected at least 2"):
         Problem(torch.rand(20, 3), torch.zeros(20), classes=1)
-    with pytest.raises(DsslError, match="as many"):
+    with pytest.raises(DsslError, match="equal numbers"):
         Problem(torch.ones(2, 2), torch.zeros(3), classes=2)
 
 
