@@ -20,11 +20,11 @@ from dssl import loop, rng
 from dssl.augment import Normalization, ViewMaker
 from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
-from dssl.data.device import Batch
+from dssl.data.device import Batch, Feed
 from dssl.data.loader import CROP_RATIO, Batches, EvaluationBatches
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
-from dssl.evaluate.features import Progress
+from dssl.evaluate.features import Progress, feed_of
 from dssl.evaluate.result import frozen, weights_hash
 from dssl.graph import View
 from dssl.models import evaluating, forward
@@ -161,6 +161,7 @@ class _Fitting(loop.Trainable[Batch]):
     ) -> None:  # fmt: skip
         self.source, self.training, self.setting, self.progress = source, training, setting, progress
         self.device = head.weight.device
+        self.feed = Feed(self.device, normalization=setting.normalization)
         self.peak = training.rate * training.batch_size / 256
         self.steps_per_epoch = len(source) // training.batch_size
         self.total = self.steps_per_epoch * training.epochs
@@ -183,16 +184,15 @@ class _Fitting(loop.Trainable[Batch]):
             size=setting.image_size,
             seed=setting.seed,
             channels=setting.channels,
-            normalization=setting.normalization,
+            normalization=None if self.feed.as_bytes else setting.normalization,
         )
         return Batches(
             self.source, maker, batch_size=self.training.batch_size, seed=setting.seed, steps=self.total,
-            start_step=start, threads=setting.threads,
+            start_step=start, threads=setting.threads, pinned=self.feed.as_bytes,
         )  # fmt: skip
 
     def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        images = batch.views["train"].to(self.device, non_blocking=True)
-        return images, self.labels[batch.indices].to(self.device)
+        return self.feed.place(batch)["train"], self.labels[batch.indices].to(self.device)
 
     def rate(self, step: int) -> float:
         return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
@@ -237,17 +237,18 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
 def predict(encoder: nn.Module, head: nn.Linear, source: Source, *, setting: Setting) -> Tensor:
     """The class of every image of a source, in order."""
     found: list[Tensor] = []
+    feed = feed_of(encoder, setting.normalization)
     batches = EvaluationBatches(
         source,
         size=setting.image_size,
         channels=setting.channels,
-        normalization=setting.normalization,
+        normalization=None if feed.as_bytes else setting.normalization,
         crop_ratio=setting.crop_ratio,
         threads=setting.threads,
     )
     with batches, evaluating(encoder):
         for batch in batches:
-            found.append(predict_features(head, forward(encoder, batch.images, autocast=setting.autocast)))
+            found.append(predict_features(head, forward(encoder, feed.plain(batch.images), autocast=setting.autocast)))
     predicted = torch.cat(found)
     if len(predicted) != len(source):
         raise DsslError(f"{source.name}: {len(predicted)} predictions for {len(source)} images: samples were dropped")

@@ -58,6 +58,12 @@ class Task:
         )
 
     @property
+    def device(self) -> torch.device:
+        """Where kNN and the probe compute: on the encoder's GPU, else on the CPU (Apple's GPU has no doubles)."""
+        found = next(self.loaded.encoder.parameters(), torch.zeros(())).device
+        return found if found.type == "cuda" else torch.device("cpu")
+
+    @property
     def setting(self) -> Setting:
         return Setting(
             image_size=self.loaded.image_size,
@@ -101,7 +107,7 @@ _FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only the
 def _knn(task: Task) -> list[Result]:
     train, train_labels, test, _ = task.features()
     predictions = knn_predict(
-        train, train_labels, test, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(task.classes)
+        train, train_labels, test, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(task.classes), device=task.device
     )
     results: dict[int, Result] = {}
     for k, predicted in zip(NEIGHBOURS, predictions, strict=True):
@@ -116,8 +122,8 @@ def _probe(task: Task, share: float) -> list[Result]:
     if share < 1:
         rows = classifier.share_of_labels(labels.numpy(), share, seed=task.seed)
         train, labels = train[rows], labels[rows]
-    choice = choose_strength(train, labels, classes=len(task.classes), seed=task.seed)
-    solved = Problem(train, labels, classes=len(task.classes)).solve(choice.strength)
+    choice = choose_strength(train, labels, classes=len(task.classes), seed=task.seed, device=task.device)
+    solved = Problem(train, labels, classes=len(task.classes), device=task.device).solve(choice.strength)
     protocol = {
         "kind": "linear",
         "solver": "L-BFGS to the optimum, on features of unaugmented images",
