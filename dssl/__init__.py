@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dssl.config import RunConfig
     from dssl.errors import DsslError
     from dssl.graph import Edge, View, ViewGraph
-    from dssl.methods import BYOL, SimCLR, SimSiam
+    from dssl.methods import BYOL, BarlowTwins, SimCLR, SimSiam, VICReg
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
     from dssl.presets import equation6, named_graph, soft
@@ -32,6 +32,8 @@ _HOME = {
     "BYOL": "methods",
     "SimCLR": "methods",
     "SimSiam": "methods",
+    "VICReg": "methods",
+    "BarlowTwins": "methods",
     "build_encoder": "models",
     "encoder_names": "models",
     "feature_dim": "models",
@@ -44,6 +46,7 @@ _HOME = {
 
 __all__ = [
     "BYOL",
+    "BarlowTwins",
     "DsslError",
     "Edge",
     "LossReport",
@@ -51,6 +54,7 @@ __all__ = [
     "RunConfig",
     "SimCLR",
     "SimSiam",
+    "VICReg",
     "View",
     "ViewGraph",
     "__version__",

@@ -114,7 +114,7 @@ class RunConfig:
     init: Path | None = None
     """Start the encoder from these weights: a file of dssl, torchvision or timm."""
     method: MethodSettings = field(default_factory=_simsiam)
-    """simsiam, byol or simclr."""
+    """simsiam, byol, simclr, vicreg or barlowtwins."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"

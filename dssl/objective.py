@@ -25,6 +25,8 @@ class LossReport:
     total: Scalar
     edges: dict[str, Scalar]
     """The unweighted loss of every active edge, by its name; detached, like everything below."""
+    regularisers: dict[str, Scalar]
+    """The unweighted term of every view that the method regularises."""
     projections: dict[str, Embedding]
     """For every view that the encoder saw."""
     predictions: dict[str, Embedding]
@@ -56,6 +58,11 @@ class Objective(nn.Module):
         self._divisor = graph.divisor
         self._with_gradient = {edge.target for edge in self._edges if not edge.detach}
         self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
+        self._align: Callable[[Prediction, Embedding], Scalar] = getattr(method, "align", _cosine)
+        self._regularise: Callable[[Prediction], Scalar | None] = getattr(method, "regularise", lambda prediction: None)
+        every = getattr(method, "regularises_all", False)
+        self._regularised = {edge.predictor for edge in self._edges if every or edge.kind == "similarity"}
+        self._regularises_all = every
 
     def backward(
         self,
@@ -83,7 +90,7 @@ class Objective(nn.Module):
         # DDP exchanges gradients in the first backward after its forward returned. All groups but the last were released
         # within it, and only added to .grad: one exchange in a step, overlapped with the last group's backward.
         release(report.total)
-        return replace(report, total=self._total(self._edges, report.edges))
+        return replace(report, total=self._total(self._edges, report.edges, report.regularisers))
 
     def forward(self, views: Mapping[str, Images], *, release: Callable[[Scalar], None] | None = None) -> LossReport:
         """All losses in one graph; with ``release`` it gets the loss of every group of views but the last, which is ``total``."""
@@ -93,10 +100,13 @@ class Objective(nn.Module):
         predictions: dict[str, Prediction] = {}
         targets: dict[str, Embedding] = {}
         losses: dict[str, Scalar] = {}
+        terms: dict[str, Scalar] = {}
         pending = self._edges
         for kind, name in self._passes:
             if kind == "predict":
                 predictions[name] = self.method.predict(views[name])
+                if name in self._regularised and (term := self._regularise(predictions[name])) is not None:
+                    terms[name] = term
             else:
                 targets[name] = self.method.target(
                     views[name], predictions.get(name), gradient=name in self._with_gradient
@@ -105,12 +115,14 @@ class Objective(nn.Module):
                 if edge.name not in losses and edge.predictor in predictions and edge.target in targets:
                     losses[edge.name] = self._loss(edge, predictions[edge.predictor], targets[edge.target])
             while release is not None and (group := _finished(pending, losses, targets)):
-                release(self._total(group, losses))
+                release(self._total(group, losses, terms))
                 pending = tuple(edge for edge in pending if edge not in group)
                 # these hold the last references to the group's graphs, whose memory the next view needs
                 for edge in group:
                     losses[edge.name] = losses[edge.name].detach()
                     predictions[edge.predictor] = predictions[edge.predictor].detach()
+                    if edge.predictor in terms:
+                        terms[edge.predictor] = terms[edge.predictor].detach()
                 for view in {edge.predictor for edge in group} | {edge.target for edge in group if not edge.detach}:
                     if view in targets:
                         targets[view] = targets[view].detach()
@@ -119,16 +131,22 @@ class Objective(nn.Module):
             for name in self._encoded
         }
         return LossReport(
-            total=self._total(pending, losses),
+            total=self._total(pending, losses, terms),
             edges={edge.name: losses[edge.name].detach() for edge in self._edges},
+            regularisers={name: term.detach() for name, term in terms.items()},
             projections=projections,
             predictions={name: predictions[name].prediction.detach() for name in self._predictors},
             targets={name: targets[name].detach() for name in self._targets},
         )
 
-    def _total(self, edges: Sequence[Edge], losses: Mapping[str, Scalar]) -> Scalar:
-        """What these edges add to the loss (Eq. 5)."""
+    def _total(self, edges: Sequence[Edge], losses: Mapping[str, Scalar], terms: Mapping[str, Scalar]) -> Scalar:
+        """What these edges add to the loss (Eq. 5), with the terms of the views that predict them."""
         weighted = [edge.weight * losses[edge.name] for edge in edges]
+        weighted += [
+            edge.weight * terms[edge.predictor]
+            for edge in edges
+            if edge.predictor in terms and (self._regularises_all or edge.kind == "similarity")
+        ]
         return sum(weighted[1:], weighted[0]) / self._divisor
 
     def _loss(self, edge: Edge, prediction: Prediction, target: Embedding) -> Scalar:
@@ -136,7 +154,12 @@ class Objective(nn.Module):
         y = target.detach() if edge.detach else target
         if edge.kind == "similarity":
             return self.method.similarity(prediction, y)
-        return negative_cosine(prediction.prediction, y)
+        return self._align(prediction, y)
+
+
+def _cosine(prediction: Prediction, target: Embedding) -> Scalar:
+    """The paper's D, for methods without an alignment of their own."""
+    return negative_cosine(prediction.prediction, target)
 
 
 def _passes(graph: ViewGraph, *, targets_first: bool) -> tuple[Pass, ...]:

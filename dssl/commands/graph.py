@@ -52,10 +52,11 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     lines += [f"  {edge.name:<10}weight {edge.weight:<6g}{_meaning(edge)}" for edge in graph.edges]
     divided = {"similarity": "the similarity weights", "all": "all weights", "sum": "nothing"}[graph.normalize]
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
-    lines += [
-        "",
-        "cost of a step with a batch of n",
-    ]
+    if any(edge.kind == "alignment" for edge in graph.active_edges):
+        lines.append(
+            "  D is the negative cosine; for vicreg and barlowtwins, the part of S that pulls the two ends together"
+        )
+    lines += ["", "cost of a step with a batch of n"]
     costs = [("method", "encoder passes", "of these without gradient", "compared pairs")]
     for method in METHODS.values():
         price = method.cost(graph)
@@ -69,5 +70,5 @@ def describe(graph: ViewGraph, *, name: str) -> str:
 def _meaning(edge: Edge) -> str:
     if edge.weight == 0:
         return "costs nothing"
-    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D, negative cosine"
+    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
     return text + (", target detached" if edge.detach else "")

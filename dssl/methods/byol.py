@@ -9,10 +9,10 @@ from torch import nn
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp
-from dssl.methods.losses import squared_distance
+from dssl.methods.losses import narrowness, squared_distance
 from dssl.methods.method import Cost, Declaration, Defaults, Prediction, pairs
 from dssl.methods.momentum import momentum_at, move_average
-from dssl.settings import LARGEST, MethodSettings, between, require
+from dssl.settings import LARGEST, MethodSettings, between, finite, require
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -26,11 +26,14 @@ class BYOLConfig(MethodSettings):
     """Width of the projection."""
     momentum: float = 0.996
     """Momentum of the target at the start; it grows to 1 along a cosine."""
+    guard: float = 0.0
+    """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "output"):
             between(f"method.{name}", getattr(self, name), LARGEST["head"])
         require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
+        finite("method.guard", self.guard)
 
 
 class BYOL(nn.Module):
@@ -41,6 +44,7 @@ class BYOL(nn.Module):
     """
 
     own_target_network = True
+    regularises_all = True
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class BYOL(nn.Module):
         hidden: int = 4096,
         output: int = 256,
         momentum: float = 0.996,
+        guard: float = 0.0,
     ) -> None:
         super().__init__()
         if not 0 <= momentum <= 1:
@@ -60,6 +65,7 @@ class BYOL(nn.Module):
         self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.momentum = momentum
+        self.guard = guard
 
     def predict(self, images: Images) -> Prediction:
         feature = self.encoder(images)
@@ -74,6 +80,9 @@ class BYOL(nn.Module):
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         return squared_distance(prediction.prediction, target)
+
+    def regularise(self, prediction: Prediction) -> "Scalar | None":
+        return self.guard * narrowness(prediction.projection) if self.guard else None
 
     def after_step(self, step: int, total: int) -> None:
         online = [*self.encoder.parameters(), *self.projector.parameters()]

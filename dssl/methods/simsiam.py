@@ -9,9 +9,9 @@ from torch import nn
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp, simsiam_projector
-from dssl.methods.losses import negative_cosine
+from dssl.methods.losses import narrowness, negative_cosine
 from dssl.methods.method import Cost, Declaration, Defaults, Prediction, only_targets, pairs
-from dssl.settings import LARGEST, MethodSettings, between
+from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -27,14 +27,19 @@ class SimSiamConfig(MethodSettings):
     """Width of the projection."""
     bottleneck: int = 512
     """Width of the predictor's hidden layer."""
+    guard: float = 0.0
+    """Weight of a variance term that keeps every view's predictions apart, against collapse with any graph; 1 is a good start."""
 
     def __post_init__(self) -> None:
+        finite("method.guard", self.guard)
         for name in ("hidden", "output", "bottleneck"):
             between(f"method.{name}", getattr(self, name), LARGEST["head"])
 
 
 class SimSiam(nn.Module):
     """Defaults are those of CIFAR-10; ImageNet has ``projector_layers=3``."""
+
+    regularises_all = True
 
     def __init__(
         self,
@@ -45,6 +50,7 @@ class SimSiam(nn.Module):
         hidden: int = 2048,
         output: int = 2048,
         bottleneck: int = 512,
+        guard: float = 0.0,
     ) -> None:
         super().__init__()
         if projector_layers not in (2, 3):
@@ -52,6 +58,7 @@ class SimSiam(nn.Module):
         self.encoder = encoder
         self.projector = simsiam_projector(feature_dim, hidden=hidden, output=output, layers=projector_layers)
         self.predictor = mlp(output, bottleneck, output)
+        self.guard = guard
 
     def predict(self, images: Images) -> Prediction:
         feature = self.encoder(images)
@@ -68,6 +75,10 @@ class SimSiam(nn.Module):
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         return negative_cosine(prediction.prediction, target)
+
+    def regularise(self, prediction: Prediction) -> "Scalar | None":
+        # not the projections, which the projector's last BatchNorm keeps apart whatever they carry
+        return self.guard * narrowness(prediction.prediction) if self.guard else None
 
     def after_step(self, step: int, total: int) -> None:
         pass

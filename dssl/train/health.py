@@ -46,6 +46,8 @@ class Look:
     """Spread of the predictions."""
     target: dict[str, float]
     """Spread of the targets."""
+    regularisers: dict[str, float] = field(default_factory=dict)
+    """The method's term for each view that has one."""
 
 
 def rank_share(embedding: Tensor) -> float:
@@ -65,6 +67,7 @@ def look(step: int, report: LossReport) -> Look:
         rank={name: rank_share(value) for name, value in report.projections.items()},
         source={name: float(spread(value)) for name, value in report.predictions.items()},
         target={name: float(spread(value)) for name, value in report.targets.items()},
+        regularisers={name: float(value) for name, value in report.regularisers.items()},
     )
 
 

@@ -1,0 +1,96 @@
+"""What goes beyond the paper, as whole runs: methods without collapse and every addition to the graph, resumed to the last bit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dssl.cli import main
+from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
+from dssl.errors import DsslError
+from dssl.methods import METHODS
+from dssl.train.pretrain import train
+from dssl.weights import checkpoint
+
+HEADS: dict[str, dict[str, Any]] = {
+    "simsiam": {"hidden": 16, "output": 16, "bottleneck": 8},
+    "byol": {"hidden": 16, "output": 8},
+    "simclr": {"output": 8},
+    "vicreg": {"hidden": 16, "output": 8},
+    "barlowtwins": {"hidden": 16, "output": 8},
+}
+STEPS = 8
+
+
+def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    """Eight steps on 64 images, each of them saved."""
+    return RunConfig(
+        data="shapes:64",
+        method=METHODS[method].settings(**HEADS[method], **(settings or {})),
+        graph=graph,
+        epochs=2,
+        batch_size=16,
+        precision="fp32",
+        knn_every=0,
+        optimizer=OptimizerConfig(warmup_epochs=0),
+        health=HealthConfig(every=2),
+        checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS),
+        **changes,
+    )
+
+
+def end(out: Path) -> checkpoint.Checkpoint:
+    found = checkpoint.newest_good(out / "checkpoints")
+    assert found is not None
+    assert found[1].header["step"] == STEPS
+    return found[1]
+
+
+def looks(out: Path) -> list[dict[str, Any]]:
+    """Every look of a run, without what a clock says."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    kept = ("step", "loss", "edges", "spread", "rank", "regularisers", "verdict")
+    return [{key: record[key] for key in kept if key in record} for record in records]
+
+
+def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
+    """A run that lost all it did after step 3 ends with the bytes of the run that lost nothing."""
+    whole, broken = folder / "whole", folder / "broken"
+    train(config, whole)
+    shutil.copytree(whole, broken)
+    for step in checkpoint.steps_in(broken / "checkpoints"):
+        if step > 3:
+            checkpoint.path_at(broken / "checkpoints", step).unlink()
+    train(config, broken)
+    assert end(broken).header["sha256"] == end(whole).header["sha256"]
+    assert looks(broken) == looks(whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("vicreg", {}), ("vicreg", {"regularise": "all"}), ("barlowtwins", {}), ("simsiam", {"guard": 1.0})],
+)
+def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
+    last = looks(out)[-1]
+    every = "guard" in settings or settings.get("regularise") == "all"
+    expected = {"s1", "s2", "h1", "h2"} if every else {"s1", "s2"} if method == "vicreg" else set()
+    assert set(last["regularisers"]) == expected
+    assert set(last["spread"]) == {"s1", "s2", "h1", "h2"}
+
+
+def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.json"
+    assert main(["train", "shapes", "--method", "byol", "--guard", "0.5", "--write-config", str(file)]) == 0
+    assert json.loads(file.read_text())["method"]["guard"] == 0.5
+    assert main(["train", "shapes", "--method", "vicreg", "--guard", "1"]) == 2
+    assert "--guard 1: vicreg has no guard, simsiam and byol have one; leave it out" in capsys.readouterr().err
+
+
+def test_a_guard_below_zero_is_refused() -> None:
+    for method in ("simsiam", "byol"):
+        with pytest.raises(DsslError, match=r"method\.guard is -1"):
+            METHODS[method].settings(guard=-1.0)
