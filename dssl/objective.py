@@ -56,7 +56,8 @@ class Objective(nn.Module):
         self._targets = graph.targets
         self._encoded = graph.encoded
         self._divisor = graph.divisor
-        self._with_gradient = {edge.target for edge in self._edges if not edge.detach}
+        self._with_gradient = {name for edge in self._edges if not edge.detach for name in edge.targets}
+        self._moving = next((edge for edge in self._edges if edge.final is not None), None)
         self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
         self._align: Callable[[Prediction, Embedding], Scalar] = getattr(method, "align", _cosine)
         self._regularise: Callable[[Prediction], Scalar | None] = getattr(method, "regularise", lambda prediction: None)
@@ -68,11 +69,13 @@ class Objective(nn.Module):
         self,
         views: Mapping[str, Images],
         *,
+        progress: float | None = None,
         through: nn.Module | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> LossReport:
         """Forward and backward, view by view: the gradients of ``self(views).total.backward()`` in less memory.
 
+        ``progress`` is the share of the run that is done, for weights that move: 0 at the first step, 1 at the last.
         ``through`` is the DDP that wraps this objective; ``scaler`` multiplies the loss for fp16.
         """
         if through is None and (size := distributed.world_size()) > 1:
@@ -86,13 +89,19 @@ class Objective(nn.Module):
             with torch.autocast(loss.device.type, enabled=False):
                 torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
 
-        report: LossReport = (through or self)(views, release=release)
+        report: LossReport = (through or self)(views, progress=progress, release=release)
         # DDP exchanges gradients in the first backward after its forward returned. All groups but the last were released
         # within it, and only added to .grad: one exchange in a step, overlapped with the last group's backward.
         release(report.total)
-        return replace(report, total=self._total(self._edges, report.edges, report.regularisers))
+        return replace(report, total=self._total(self._weigh(progress), report.edges, report.regularisers))
 
-    def forward(self, views: Mapping[str, Images], *, release: Callable[[Scalar], None] | None = None) -> LossReport:
+    def forward(
+        self,
+        views: Mapping[str, Images],
+        *,
+        progress: float | None = None,
+        release: Callable[[Scalar], None] | None = None,
+    ) -> LossReport:
         """All losses in one graph; with ``release`` it gets the loss of every group of views but the last, which is ``total``."""
         for name in self._encoded:
             if name not in views:
@@ -101,6 +110,7 @@ class Objective(nn.Module):
         targets: dict[str, Embedding] = {}
         losses: dict[str, Scalar] = {}
         terms: dict[str, Scalar] = {}
+        weights = self._weigh(progress)
         pending = self._edges
         for kind, name in self._passes:
             if kind == "predict":
@@ -112,10 +122,13 @@ class Objective(nn.Module):
                     views[name], predictions.get(name), gradient=name in self._with_gradient
                 )
             for edge in pending:
-                if edge.name not in losses and edge.predictor in predictions and edge.target in targets:
-                    losses[edge.name] = self._loss(edge, predictions[edge.predictor], targets[edge.target])
+                known = edge.predictor in predictions and all(one in targets for one in edge.targets)
+                if known and edge.name not in losses:
+                    y = [targets[one].detach() if edge.detach else targets[one] for one in edge.targets]
+                    target = y[0] if len(y) == 1 else torch.stack(y).mean(dim=0)
+                    losses[edge.name] = self._loss(edge, predictions[edge.predictor], target)
             while release is not None and (group := _finished(pending, losses, targets)):
-                release(self._total(group, losses, terms))
+                release(self._total({edge: weights[edge] for edge in group}, losses, terms))
                 pending = tuple(edge for edge in pending if edge not in group)
                 # these hold the last references to the group's graphs, whose memory the next view needs
                 for edge in group:
@@ -123,7 +136,8 @@ class Objective(nn.Module):
                     predictions[edge.predictor] = predictions[edge.predictor].detach()
                     if edge.predictor in terms:
                         terms[edge.predictor] = terms[edge.predictor].detach()
-                for view in {edge.predictor for edge in group} | {edge.target for edge in group if not edge.detach}:
+                learnt = {edge.predictor for edge in group}
+                for view in learnt.union(*(edge.targets for edge in group if not edge.detach)):
                     if view in targets:
                         targets[view] = targets[view].detach()
         projections: dict[str, Tensor] = {
@@ -131,7 +145,7 @@ class Objective(nn.Module):
             for name in self._encoded
         }
         return LossReport(
-            total=self._total(pending, losses, terms),
+            total=self._total({edge: weights[edge] for edge in pending}, losses, terms),
             edges={edge.name: losses[edge.name].detach() for edge in self._edges},
             regularisers={name: term.detach() for name, term in terms.items()},
             projections=projections,
@@ -139,22 +153,32 @@ class Objective(nn.Module):
             targets={name: targets[name].detach() for name in self._targets},
         )
 
-    def _total(self, edges: Sequence[Edge], losses: Mapping[str, Scalar], terms: Mapping[str, Scalar]) -> Scalar:
+    def _weigh(self, progress: float | None) -> dict[Edge, float]:
+        """The weight of every active edge at this point of the run."""
+        if progress is None:
+            if self._moving is not None:
+                raise DsslError(
+                    f"the weight of {self._moving.name} moves over the run ({self._moving.weight_text}): say how much of it is "
+                    "done, as in objective.backward(views, progress=step / (steps - 1))"
+                )
+            progress = 0.0
+        return {edge: edge.weight_at(progress) for edge in self._edges}
+
+    def _total(self, edges: Mapping[Edge, float], losses: Mapping[str, Scalar], terms: Mapping[str, Scalar]) -> Scalar:
         """What these edges add to the loss (Eq. 5), with the terms of the views that predict them."""
-        weighted = [edge.weight * losses[edge.name] for edge in edges]
+        weighted = [weight * losses[edge.name] for edge, weight in edges.items()]
         weighted += [
-            edge.weight * terms[edge.predictor]
-            for edge in edges
+            weight * terms[edge.predictor]
+            for edge, weight in edges.items()
             if edge.predictor in terms and (self._regularises_all or edge.kind == "similarity")
         ]
         return sum(weighted[1:], weighted[0]) / self._divisor
 
     def _loss(self, edge: Edge, prediction: Prediction, target: Embedding) -> Scalar:
         """S or D between the two ends of an edge (Eq. 2, Eq. 4)."""
-        y = target.detach() if edge.detach else target
         if edge.kind == "similarity":
-            return self.method.similarity(prediction, y)
-        return self._align(prediction, y)
+            return self.method.similarity(prediction, target)
+        return self._align(prediction, target)
 
 
 def _cosine(prediction: Prediction, target: Embedding) -> Scalar:
@@ -186,7 +210,13 @@ def _finished(
     A target that keeps its gradient ties its view to those that predict it: their graphs are walked in one backward, once every
     edge of the group has its loss. All other views are on their own.
     """
-    tied = [{edge.predictor, edge.target} for edge in pending if not edge.detach and _learns(edge.target, targets)]
+    tied = [
+        {edge.predictor, target}
+        for edge in pending
+        if not edge.detach
+        for target in edge.targets
+        if _learns(target, targets)
+    ]
     for first in pending:
         views = {first.predictor}
         while grown := {view for pair in tied if pair & views for view in pair} - views:

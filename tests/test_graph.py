@@ -31,12 +31,20 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
             weight=draw(weights),
             kind=draw(st.sampled_from(["similarity", "alignment"])),
             detach=draw(st.booleans()),
+            final=draw(st.one_of(st.none(), weights)),
         )
         for predictor, target in draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
     ]
-    if not any(edge.weight > 0 for edge in edges):
+    for position, edge in enumerate(edges):
+        others = [name for name in chosen if name not in (edge.predictor, edge.target)]
+        if others and draw(st.booleans()):
+            more = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
+            mean = replace(edge, target=f"mean({','.join(draw(st.permutations([edge.target, *more])))})")
+            if not any((one.predictor, {*one.targets}) == (mean.predictor, {*mean.targets}) for one in edges):
+                edges[position] = mean
+    if not any(edge.largest > 0 for edge in edges):
         edges[0] = replace(edges[0], weight=1.0)
-    used = {end for edge in edges for end in (edge.predictor, edge.target)}
+    used = {end for edge in edges for end in (edge.predictor, *edge.targets)}
     for view in reversed(views):  # sources come before what is derived from them
         if view.name in used and view.source is not None:
             used.add(view.source)
@@ -83,6 +91,29 @@ def test_a_view_may_be_declared() -> None:
     assert graph.view("h1") == View(name="h1", policy="0.9*ra(2,5) | 0.1*jigsaw(4)", source=None)
     assert graph.edges[2] == Edge(predictor="h1", target="s1", weight=0.5, kind="alignment", detach=False)
     assert graph.normalize == "all"
+
+
+def test_a_target_may_be_a_mean_and_a_weight_may_move() -> None:
+    graph = ViewGraph.parse("s1<->s2:2..0.5, h1 -> mean( s1, s2 ):0..1, mean(s1,h1)<-s2[attach]")
+    assert graph.edges[2:] == (
+        Edge(predictor="h1", target="mean(s1,s2)", weight=0.0, final=1.0),
+        Edge(predictor="s2", target="mean(s1,h1)", detach=False),
+    )
+    assert graph.edges[2].name == "h1->mean(s1,s2)"
+    assert graph.edges[2].targets == ("s1", "s2")
+    assert [edge.weight_at(0.5) for edge in graph.edges] == [1.25, 1.25, 0.5, 1.0]
+    assert str(graph) == "s1<->s2:2..0.5, h1->mean(s1,s2):0..1, s2->mean(s1,h1)[attach]"
+    assert graph.targets == ("s1", "s2", "h1")
+    assert graph.divisor == 4.0  # a weight that moves counts with its largest value
+    assert ViewGraph.parse("h1->s1:0..0, s1->s2:1..0").active_edges == (Edge(predictor="s1", target="s2", final=0.0),)
+
+
+def test_fastsiam_pulls_each_view_to_the_mean_of_the_others() -> None:
+    graph = named_graph("fastsiam")
+    assert [(edge.predictor, edge.targets) for edge in graph.edges] == [
+        ("s1", ("s2", "s3", "s4")), ("s2", ("s1", "s3", "s4")), ("s3", ("s1", "s2", "s4")), ("s4", ("s1", "s2", "s3")),
+    ]  # fmt: skip
+    assert graph.divisor == 4.0
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -168,6 +199,19 @@ def test_only_what_positive_edges_need() -> None:
         ("h1 = ra(2,5(image), h1->s1", "bracket"),
         ("h1 = jigsaw(4), h1->s1", "'h1 = jigsaw(4)'"),
         ("image->s1", "image"),
+        ("s1->mean(s1,s2)", "its own target"),
+        ("h1->mean(s1)", "two or more different views"),
+        ("h1->mean(s1,s1)", "two or more different views"),
+        ("h1->mean(s1,)", "expected a view or a mean such as mean(s1,s2)"),
+        ("h1->median(s1,s2)", "expected a view or a mean such as mean(s1,s2)"),
+        ("h1->mean(s1,x)", "'x'"),
+        ("mean(s1,s2)->h1", "only a view predicts; write h1->mean(s1,s2)"),
+        ("h1<->mean(s1,s2)", "a mean predicts nothing"),
+        ("h1->mean(s1,s2), h1->mean(s2,s1)", "stands there twice"),
+        ("mean = heavy(image), mean->s1", "mean"),
+        ("s1<->s2:0..", "nor two as in 0..1"),
+        ("s1<->s2:0..-1", "weight is -1"),
+        ("s1<->s2:0..0", "s1->s2:0..0"),
         ("dsssl", "did you mean 'dssl'"),
         ("soft(2)", "between 0 and 1"),
         ("soft()", "expected numbers"),

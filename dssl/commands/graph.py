@@ -17,8 +17,8 @@ class Arguments:
     """Show a view graph: its views, edges, weights and cost with each method; draw it with --out."""
 
     graph: str
-    """A preset (standard, standard2, heavy, heavy2, dssl, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or the
-    text itself: "s1<->s2, h1->s1, h2->s2"."""
+    """A preset (standard, standard2, heavy, heavy2, dssl, fastsiam, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or
+    the text itself: "s1<->s2, h1->s1, h2->s2"."""
     out: Path | None = None
     """Draw the graph to this file: .png, .svg or .pdf."""
 
@@ -49,7 +49,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         source = "the image" if view.source is None else f"the pixels of {view.source}"
         lines.append(f"  {view.name:<6}{view.policy} on {source}{'' if view.name in made else '  (never made)'}")
     lines += ["", "edges"]
-    lines += [f"  {edge.name:<10}weight {edge.weight:<6g}{_meaning(edge)}" for edge in graph.edges]
+    width = max(10, *(len(edge.name) + 2 for edge in graph.edges))
+    lines += [f"  {edge.name:<{width}}weight {edge.weight_text:<6} {_meaning(edge)}" for edge in graph.edges]
     divided = {"similarity": "the similarity weights", "all": "all weights", "sum": "nothing"}[graph.normalize]
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
     if any(edge.kind == "alignment" for edge in graph.active_edges):
@@ -68,7 +69,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
 
 
 def _meaning(edge: Edge) -> str:
-    if edge.weight == 0:
+    if edge.largest == 0:
         return "costs nothing"
     text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
-    return text + (", target detached" if edge.detach else "")
+    moving = "" if edge.final is None else ", the weight moves over the run"
+    return text + (", target detached" if edge.detach else "") + moving

@@ -101,7 +101,7 @@ def attached_cost(*, quadratic: bool) -> Callable[[ViewGraph], Cost]:
     """Of methods whose targets may learn: a view that is only ever a detached target passes without gradient."""
 
     def cost(graph: ViewGraph) -> Cost:
-        attached = {edge.target for edge in graph.active_edges if not edge.detach}
+        attached = {name for edge in graph.active_edges if not edge.detach for name in edge.targets}
         frozen = sum(name not in attached for name in only_targets(graph))
         all_pairs = sum(edge.kind == "similarity" for edge in graph.active_edges) if quadratic else 0
         linear = len(graph.active_edges) - all_pairs

@@ -44,7 +44,7 @@ def graph_figure(graph: ViewGraph) -> Figure:
         _derivation(axes, start, places[view.name], view.policy, label=view.source is not None)
     for position, edge in enumerate(graph.edges):
         # of a symmetric pair only the first edge is drawn, with two heads
-        if not any(_reverse_of(edge, other) for other in graph.edges[:position]):
+        if not any(_is_pair(edge, other) for other in graph.edges[:position]):
             _edge(axes, graph, edge, places)
     for view in graph.views:
         colour = STANDARD if view.policy.startswith("standard") else HEAVY
@@ -104,15 +104,34 @@ def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: boo
         axes.text(x, y + 0.47, policy, ha="center", va="bottom", fontsize=9, color="#707070", style="italic")
 
 
-def _reverse_of(edge: Edge, other: Edge) -> bool:
-    same = (edge.weight, edge.kind, edge.detach) == (other.weight, other.kind, other.detach)
-    return same and (edge.predictor, edge.target) == (other.target, other.predictor) and edge.kind == "similarity"
+def _is_pair(edge: Edge, other: Edge) -> bool:
+    return edge.kind == "similarity" and edge.is_reverse_of(other)
+
+
+def _junction(edge: Edge, places: dict[str, Place]) -> Place:
+    """Where an arrow ends: at its view, or at a point beside the views whose mean is the target."""
+    ends = [places[name] for name in edge.targets]
+    if len(ends) == 1:
+        return ends[0]
+    return max(x for x, _ in ends) + 0.38 * _COLUMN, sum(y for _, y in ends) / len(ends)
+
+
+def _mean(axes: Axes, edge: Edge, places: dict[str, Place], colour: str) -> None:
+    """The point of a mean, and a line from it to each of its views."""
+    point = _junction(edge, places)
+    for name in edge.targets:
+        arrow = FancyArrowPatch(point, places[name], arrowstyle="-", color=colour, linewidth=1.2, shrinkA=0, shrinkB=22)
+        axes.add_patch(arrow)
+    axes.add_patch(Circle(point, 0.09, facecolor=colour, edgecolor=colour, zorder=4))
 
 
 def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) -> None:
-    start, end = places[edge.predictor], places[edge.target]
-    both = any(_reverse_of(edge, other) for other in graph.edges)
-    derivation = edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source
+    start, end = places[edge.predictor], _junction(edge, places)
+    mean = len(edge.targets) > 1
+    both = any(_is_pair(edge, other) for other in graph.edges)
+    derivation = not mean and (
+        edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source
+    )
     returning = any((other.predictor, other.target) == (edge.target, edge.predictor) for other in graph.edges)
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
     if derivation:
@@ -131,18 +150,20 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) ->
             mutation_scale=16,
             linewidth=2.2,
             color=colour,
-            alpha=1.0 if edge.weight else 0.25,
+            alpha=1.0 if edge.largest else 0.25,
             shrinkA=22,
-            shrinkB=22,
+            shrinkB=4 if mean else 22,
             zorder=3,
         )
     )
-    if edge.weight != 1:
+    if mean:
+        _mean(axes, edge, places, colour)
+    if edge.weight_text != "1":
         across, along = end[0] - start[0], end[1] - start[1]
         x = (start[0] + end[0]) / 2 + bend * along / 2
         y = (start[1] + end[1]) / 2 - bend * across / 2
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        axes.text(x, y, f"{edge.weight:g}", ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=4)
+        axes.text(x, y, edge.weight_text, ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=4)
 
 
 def _legend(axes: Axes, graph: ViewGraph) -> None:

@@ -1,4 +1,4 @@
-"""What goes beyond the paper, as whole runs: methods without collapse and every addition to the graph, resumed to the last bit."""
+"""What goes beyond the paper, as whole runs: methods that cannot collapse and every addition to the graph, resumed exactly."""
 
 import json
 import shutil
@@ -11,6 +11,8 @@ from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
 from dssl.methods import METHODS
+from dssl.objective import Objective
+from dssl.presets import named_graph
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
 
@@ -94,3 +96,25 @@ def test_a_guard_below_zero_is_refused() -> None:
     for method in ("simsiam", "byol"):
         with pytest.raises(DsslError, match=r"method\.guard is -1"):
             METHODS[method].settings(guard=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "graph"),
+    [("simsiam", "s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1"), ("byol", "fastsiam")],
+)
+def test_means_and_moving_weights_resume(method: str, graph: str, tmp_path: Path) -> None:
+    out = assert_resumed_exactly(tiny(method, graph=graph), tmp_path)
+    assert set(looks(out)[-1]["edges"]) == {edge.name for edge in named_graph(graph).edges}
+
+
+def test_a_weight_moves_from_the_first_step_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    original = Objective.backward
+
+    def backward(self: Objective, views: Any, **options: Any) -> Any:
+        seen.append(options["progress"])
+        return original(self, views, **options)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+    train(tiny("simclr", graph="s1<->s2, h1->s1:0..1"), tmp_path)
+    assert seen == [step / (STEPS - 1) for step in range(STEPS)]
