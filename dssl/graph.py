@@ -14,6 +14,7 @@ The text form, for people and for the command line; ``ViewGraph.parse(text)`` an
     s1->mean(s2,s3)    the target is the mean of the targets of several views
     a->b[similarity, attach]   another kind, or a target through which gradient flows
     h1 = ra(2,5)(image)        a view declared: policy, and what it is applied to
+    l1 = crop(0.05,0.3)@16(image)   a view of 16 pixels
     normalize=all      what the total is divided by
 
 Items are separated by commas, semicolons or new lines. A view that is not declared is ``standard(image)`` when its name starts
@@ -27,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dssl.errors import DsslError, choices
+from dssl.settings import LARGEST
 
 Kind = Literal["similarity", "alignment"]
 Normalize = Literal["similarity", "all", "sum"]
@@ -41,7 +43,9 @@ _EDGE = re.compile(
     rf"(?P<left>{_END})\s*(?P<arrow><->|->|<-)\s*(?P<right>{_END})"
     r"\s*(?::\s*(?P<weight>[^\s\[\]]+))?\s*(?:\[(?P<options>[^\]]*)\])?"
 )
-_DECLARATION = re.compile(r"(?P<name>\w+)\s*=\s*(?P<policy>.+)\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL)
+_DECLARATION = re.compile(
+    r"(?P<name>\w+)\s*=\s*(?P<policy>.+?)(?:@(?P<size>[^@()]*))?\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL
+)
 _SETTING = re.compile(r"normalize\s*=\s*(?P<value>[^()]*)")
 
 
@@ -54,6 +58,8 @@ class View:
     """``standard`` and ``heavy`` stand for whatever the run uses as such; any policy text may stand here."""
     source: str | None = None
     """None: made from the image. The name of a view: derived from that view."""
+    size: int | None = None
+    """Width and height in pixels; None: the run's image size. A derived view has the size of its source."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
@@ -64,9 +70,19 @@ class View:
         if self.policy != self.policy.strip() or not self.policy:
             raise DsslError(f"view {self.name}: its policy is {self.policy!r}, expected a policy such as 'standard'")
         _check_brackets(self)
+        if self.size is not None and not 1 <= self.size <= LARGEST["image_size"]:
+            raise DsslError(
+                f"view {self.name}: its size is {self.size}, expected 1 to {LARGEST['image_size']:,} pixels"
+            )
+        if self.size is not None and self.source is not None:
+            raise DsslError(
+                f"view {self.name} is derived from {self.source} and has its size: leave out @{self.size}, "
+                "or make it from the image"
+            )
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.policy}({self.source or 'image'})"
+        size = "" if self.size is None else f"@{self.size}"
+        return f"{self.name} = {self.policy}{size}({self.source or 'image'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +177,11 @@ class ViewGraph:
     def view(self, name: str) -> View:
         return next(view for view in self.views if view.name == name)
 
+    def size(self, name: str) -> int | None:
+        """The size of a view in pixels, its own or that of the view it is derived from; None: the run's."""
+        view = self.view(name)
+        return view.size if view.source is None else self.size(view.source)
+
     @property
     def active_edges(self) -> tuple[Edge, ...]:
         """The edges that take part: an edge of weight zero, from the first step to the last, is as good as none."""
@@ -215,13 +236,13 @@ def _check_brackets(view: View) -> None:
     depth = 0
     for character in view.policy:
         depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth < 0 or (depth == 0 and character in ",;=\n"):
+        if depth < 0 or (depth == 0 and character in ",;=@\n"):
             break
     else:
         if depth == 0:
             return
     raise DsslError(
-        f"view {view.name}: policy {view.policy!r} has unbalanced brackets, or one of , ; = outside of brackets"
+        f"view {view.name}: policy {view.policy!r} has unbalanced brackets, or one of , ; = @ outside of brackets"
     )
 
 
@@ -283,8 +304,7 @@ def _parse(text: str) -> ViewGraph:
         elif match := _DECLARATION.fullmatch(item):
             if match["name"] in declared:
                 raise DsslError(f"view {match['name']} is declared twice; give the second one another name")
-            source = None if match["source"] == "image" else match["source"]
-            declared[match["name"]] = View(name=match["name"], policy=match["policy"].strip(), source=source)
+            declared[match["name"]] = _view(match)
         else:
             raise DsslError(
                 f"cannot read {item!r} in the graph: expected an edge such as 'h1->s1:0.5' or 's1<->s2', "
@@ -322,6 +342,20 @@ def _items(text: str) -> Iterator[str]:
             start, depth = position + 1, 0
     if depth > 0:
         raise DsslError(f"a bracket is not closed in {text[start:].strip()!r}")
+
+
+def _view(match: re.Match[str]) -> View:
+    size = match["size"]
+    if size is not None and not re.fullmatch(r"\d{1,9}", size.strip()):
+        raise DsslError(
+            f"view {match['name']}: its size is {size.strip()!r}, expected a whole number of pixels, as in @16"
+        )
+    return View(
+        name=match["name"],
+        policy=match["policy"].strip(),
+        source=None if match["source"] == "image" else match["source"],
+        size=None if size is None else int(size),
+    )
 
 
 def _normalization(value: str) -> Normalize:

@@ -22,7 +22,8 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
     views = [View(name=chosen[0], policy=draw(policies))]
     for name in chosen[1:]:
         source = draw(st.one_of(st.none(), st.sampled_from([view.name for view in views])))
-        views.append(View(name=name, policy=draw(policies), source=source))
+        size = draw(st.sampled_from([None, None, 16, 4096])) if source is None else None
+        views.append(View(name=name, policy=draw(policies), source=source, size=size))
     pairs = st.tuples(st.sampled_from(chosen), st.sampled_from(chosen)).filter(lambda pair: pair[0] != pair[1])
     edges = [
         Edge(
@@ -106,6 +107,13 @@ def test_a_target_may_be_a_mean_and_a_weight_may_move() -> None:
     assert graph.targets == ("s1", "s2", "h1")
     assert graph.divisor == 4.0  # a weight that moves counts with its largest value
     assert ViewGraph.parse("h1->s1:0..0, s1->s2:1..0").active_edges == (Edge(predictor="s1", target="s2", final=0.0),)
+
+
+def test_a_view_may_have_its_own_size_and_passes_it_on() -> None:
+    graph = ViewGraph.parse("s1<->s2, l1->s1, l1 = crop(0.05,0.3) @ 16 (image), hl->s2, hl = ra(2,5)(l1)")
+    assert graph.view("l1") == View(name="l1", policy="crop(0.05,0.3)", size=16)
+    assert {view.name: graph.size(view.name) for view in graph.views} == {"s1": None, "s2": None, "l1": 16, "hl": 16}
+    assert "l1 = crop(0.05,0.3)@16(image)" in str(graph)
 
 
 def test_fastsiam_pulls_each_view_to_the_mean_of_the_others() -> None:
@@ -209,6 +217,11 @@ def test_only_what_positive_edges_need() -> None:
         ("h1<->mean(s1,s2)", "a mean predicts nothing"),
         ("h1->mean(s1,s2), h1->mean(s2,s1)", "stands there twice"),
         ("mean = heavy(image), mean->s1", "mean"),
+        ("s1<->s2, s2 = standard@0(image)", "its size is 0, expected 1 to 4,096"),
+        ("s1<->s2, s2 = standard@5000(image)", "its size is 5000"),
+        ("s1<->s2, s2 = standard@-3(image)", "its size is '-3', expected a whole number"),
+        ("s1<->s2, s2 = standard@16@8(image)", "one of , ; = @ outside"),
+        ("h1->s1, h1 = heavy@16(s1)", "view h1 is derived from s1 and has its size: leave out @16"),
         ("s1<->s2:0..", "nor two as in 0..1"),
         ("s1<->s2:0..-1", "weight is -1"),
         ("s1<->s2:0..0", "s1->s2:0..0"),

@@ -47,7 +47,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     lines += ["", "views"]
     for view in graph.views:
         source = "the image" if view.source is None else f"the pixels of {view.source}"
-        lines.append(f"  {view.name:<6}{view.policy} on {source}{'' if view.name in made else '  (never made)'}")
+        size = "" if view.size is None else f", {view.size} px"
+        lines.append(f"  {view.name:<6}{view.policy} on {source}{size}{'' if view.name in made else '  (never made)'}")
     lines += ["", "edges"]
     width = max(10, *(len(edge.name) + 2 for edge in graph.edges))
     lines += [f"  {edge.name:<{width}}weight {edge.weight_text:<6} {_meaning(edge)}" for edge in graph.edges]
@@ -63,6 +64,14 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         price = method.cost(graph)
         costs.append((method.name, str(price.passes), str(price.without_gradient), str(price.pairs)))
     lines += [f"  {line}" for line in columns(costs)]
+    sizes: dict[int, list[str]] = {}
+    for name in graph.encoded:
+        if (size := graph.size(name)) is not None:
+            sizes.setdefault(size, []).append(name)
+    for size, names in sizes.items():
+        lines.append(
+            f"  at {size} px: {', '.join(names)}; a pass costs about ({size} / the run's image size)² of the others"
+        )
     if graph == named_graph("dssl"):
         lines += [f"  byol: {_PUBLISHED}", "  simclr: the standard pair alone compares 2n² pairs"]
     return "\n".join(lines)

@@ -28,7 +28,7 @@ def draw(graph: ViewGraph, path: Path) -> None:
 def graph_figure(graph: ViewGraph) -> Figure:
     """Image on the left, then the views made from it, then the views derived from those."""
     places = _places(graph)
-    across = max(x for x, _ in places.values())
+    across = max(*(x for x, _ in places.values()), *(_junction(edge, places)[0] for edge in graph.edges))
     down = min(y for _, y in places.values())
     width, height = across + 2.4, -down + 3.0
     figure = Figure(figsize=(width * 0.82, height * 0.82))
@@ -52,6 +52,11 @@ def graph_figure(graph: ViewGraph) -> Figure:
         axes.text(
             *places[view.name], _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6
         )
+        if view.size is not None:
+            x, y = places[view.name]
+            axes.text(
+                x, y - _RADIUS - 0.1, f"{view.size} px", ha="center", va="top", fontsize=8.5, color=colour, zorder=6
+            )
     _legend(axes, graph)
     return figure
 
@@ -136,6 +141,8 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) ->
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
     if derivation:
         bend = -0.28 if end[0] < start[0] else -0.05 if returning and not both else 0.28
+    elif mean:
+        bend = 0.0 if abs(start[1] - end[1]) < _ROW else 0.25 if start[1] < end[1] else -0.25  # away from the views
     elif far:
         bend = 0.35
     else:

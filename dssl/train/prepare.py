@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
+from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.evaluation import EvaluationBatches
-from dssl.graph import ViewGraph
+from dssl.data.loader import Maker
+from dssl.errors import DsslError
+from dssl.graph import View, ViewGraph
 from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.models.whitened import WhitenedEncoder, whiten
@@ -57,16 +59,23 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     return known
 
 
-def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> ViewMaker:
+def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
     """What makes the views of the graph; without a normalisation, as uint8 to look at."""
-    return ViewMaker(
-        graph.made,
-        size=config.image_size,
-        seed=config.seed,
-        channels=config.channels,
-        policies={"standard": config.standard, "heavy": config.heavy},
-        normalization=normalization,
-    )
+    sizes: dict[int, list[View]] = {}
+    for view in graph.made:
+        sizes.setdefault(graph.size(view.name) or config.image_size, []).append(view)
+    makers = [
+        ViewMaker(
+            views,
+            size=size,
+            seed=config.seed,
+            channels=config.channels,
+            policies={"standard": config.standard, "heavy": config.heavy},
+            normalization=normalization,
+        )
+        for size, views in sizes.items()
+    ]
+    return makers[0] if len(makers) == 1 else SizedViewMaker(makers, [view.name for view in graph.made])
 
 
 def images_to_whiten(config: RunConfig, source: Source, normalization: Normalization) -> Tensor:
@@ -89,9 +98,29 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
         from dssl.weights.load import load_weights_into
 
         logger.info(load_weights_into(encoder, init).text())
+    check_sizes(config, encoder, dim)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
     return method
+
+
+def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
+    """Refuse an encoder that cannot see one of the graph's views, or sees it with another number of features."""
+    graph = named_graph(config.graph)
+    for name in graph.encoded:
+        if (size := graph.size(name)) is None:
+            continue
+        try:
+            found = feature_dim(encoder, image_size=size, channels=config.channels)
+        except DsslError as error:
+            raise DsslError(
+                f"view {name} has {size} px and the encoder {config.encoder} cannot see it: {error}"
+            ) from None
+        if found != dim:
+            raise DsslError(
+                f"view {name} has {size} px, of which the encoder {config.encoder} makes {found} features and {dim} of "
+                f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dssl import config_io, loop
-from dssl.augment import Normalization, ViewMaker
+from dssl.augment import Normalization
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Feed
 from dssl.data.files import holds
-from dssl.data.loader import Batch, Batches
+from dssl.data.loader import Batch, Batches, Maker
 from dssl.data.sources import earlier_fingerprints
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
@@ -46,7 +46,7 @@ class RunResult(loop.Ending):
     knn: float | None
 
 
-Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
+Gallery = Callable[[Source, Maker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
@@ -13,6 +14,8 @@ from dssl.errors import DsslError
 from dssl.methods import METHODS
 from dssl.objective import Objective
 from dssl.presets import named_graph
+from dssl.report.pictures import draw_gallery
+from dssl.train.prepare import check_sizes
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
 
@@ -118,3 +121,36 @@ def test_a_weight_moves_from_the_first_step_to_the_last(tmp_path: Path, monkeypa
     monkeypatch.setattr(Objective, "backward", backward)
     train(tiny("simclr", graph="s1<->s2, h1->s1:0..1"), tmp_path)
     assert seen == [step / (STEPS - 1) for step in range(STEPS)]
+
+
+CROPS = "s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)"
+
+
+def test_views_of_another_size_resume_and_are_drawn(tmp_path: Path) -> None:
+    out = assert_resumed_exactly(tiny("simsiam", graph=CROPS), tmp_path)
+    assert set(looks(out)[-1]["spread"]) == {"s1", "s2", "l1"}
+    train(tiny("simclr", graph=CROPS), tmp_path / "drawn", gallery=draw_gallery)
+    assert (tmp_path / "drawn" / "views.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "size", "part"),
+    [("vit_b_16", 16, "view l1 has 16 px and the encoder vit_b_16 cannot see it"), ("alexnet", 31, "cannot see it")],
+)
+def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_written(
+    encoder: str, size: int, part: str, tmp_path: Path
+) -> None:
+    graph = CROPS.replace("@16", f"@{size}")
+    with pytest.raises(DsslError) as caught:
+        train(tiny("simclr", graph=graph, encoder=encoder, image_size=64), tmp_path / "run")
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
+    flat = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten())
+    with pytest.raises(
+        DsslError, match="view l1 has 16 px, of which the encoder small makes 98 features and 450 of 32 px"
+    ):
+        check_sizes(tiny("simclr", graph=CROPS), flat, 450)
