@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dssl.config import RunConfig
     from dssl.errors import DsslError
     from dssl.graph import Edge, View, ViewGraph
-    from dssl.methods import BYOL, BarlowTwins, SimCLR, SimSiam, VICReg
+    from dssl.methods import BYOL, BarlowTwins, SimCLR, SimSiam, Teacher, VICReg
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
     from dssl.presets import equation6, named_graph, soft
@@ -32,6 +32,7 @@ _HOME = {
     "BYOL": "methods",
     "SimCLR": "methods",
     "SimSiam": "methods",
+    "Teacher": "methods",
     "VICReg": "methods",
     "BarlowTwins": "methods",
     "build_encoder": "models",
@@ -54,6 +55,7 @@ __all__ = [
     "RunConfig",
     "SimCLR",
     "SimSiam",
+    "Teacher",
     "VICReg",
     "View",
     "ViewGraph",

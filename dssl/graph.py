@@ -12,6 +12,7 @@ The text form, for people and for the command line; ``ViewGraph.parse(text)`` an
     h1->s1:0.5         a weight
     h1->s1:0..1        a weight that moves linearly over the run
     s1->mean(s2,s3)    the target is the mean of the targets of several views
+    s1->teacher(s1)    the target is what a frozen teacher makes of a view
     a->b[similarity, attach]   another kind, or a target through which gradient flows
     h1 = ra(2,5)(image)        a view declared: policy, and what it is applied to
     l1 = crop(0.05,0.3)@16(image)   a view of 16 pixels
@@ -35,10 +36,10 @@ Normalize = Literal["similarity", "all", "sum"]
 
 KINDS: tuple[Kind, ...] = ("similarity", "alignment")
 NORMALIZATIONS: tuple[Normalize, ...] = ("similarity", "all", "sum")
-RESERVED_NAMES = ("image", "normalize", "mean")
+RESERVED_NAMES = ("image", "normalize", "mean", "teacher")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_END = r"\w+(?:\s*\([^()]*\))?"
+_END = r"\w+(?:\s*\((?:[^()]|\([^()]*\))*\))?"
 _EDGE = re.compile(
     rf"(?P<left>{_END})\s*(?P<arrow><->|->|<-)\s*(?P<right>{_END})"
     r"\s*(?::\s*(?P<weight>[^\s\[\]]+))?\s*(?:\[(?P<options>[^\]]*)\])?"
@@ -46,6 +47,7 @@ _EDGE = re.compile(
 _DECLARATION = re.compile(
     r"(?P<name>\w+)\s*=\s*(?P<policy>.+?)(?:@(?P<size>[^@()]*))?\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL
 )
+_VERTEX = re.compile(r"(?P<teacher>teacher\()?(?P<view>[A-Za-z_][A-Za-z0-9_]*)(?(teacher)\))")
 _SETTING = re.compile(r"normalize\s*=\s*(?P<value>[^()]*)")
 
 
@@ -91,7 +93,7 @@ class Edge:
 
     predictor: str
     target: str
-    """A view, or ``mean(s1,s2)``: the mean of the targets of several views."""
+    """A view, ``teacher(s1)``: the features of a frozen teacher, or ``mean(s1,s2)``: the mean of the targets of several views."""
     weight: float = 1.0
     """Where it moves, the weight at the first step."""
     kind: Kind = "alignment"
@@ -105,14 +107,20 @@ class Edge:
         object.__setattr__(self, "target", "".join(self.target.split()))
         if not _NAME.fullmatch(self.predictor):
             raise DsslError(f"edge {self.name}: only a view predicts; write {self.target}->{self.predictor}")
-        if not all(_NAME.fullmatch(one) for one in self.targets):
+        if not all(_VERTEX.fullmatch(one) for one in self.targets):
             raise DsslError(
-                f"edge {self.name}: target is {self.target!r}, expected a view or a mean such as mean(s1,s2)"
+                f"edge {self.name}: target is {self.target!r}, expected a view, a mean such as mean(s1,s2), or teacher(s1)"
             )
         if self.predictor in self.targets:
             raise DsslError(f"edge {self.name}: a view cannot be its own target")
         if self.target.startswith("mean(") and len(set(self.targets)) < max(2, len(self.targets)):
             raise DsslError(f"edge {self.name}: a mean is of two or more different views")
+        if self.is_taught and not all(one.startswith("teacher(") for one in self.targets):
+            raise DsslError(f"edge {self.name}: a mean is of views or of what the teacher makes of them, not of both")
+        if self.is_taught and (self.kind != "alignment" or not self.detach):
+            raise DsslError(
+                f"edge {self.name}: a teacher is aligned to and does not learn; leave out similarity and attach"
+            )
         if self.kind not in KINDS:
             raise DsslError(f"edge {self.name}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
         for weight in (self.weight, self.final):
@@ -124,14 +132,24 @@ class Edge:
         return f"{self.predictor}->{self.target}"
 
     @property
+    def is_taught(self) -> bool:
+        """Whether the target is the teacher's."""
+        return "teacher(" in self.target
+
+    @property
+    def target_views(self) -> tuple[str, ...]:
+        """The views that the target is made of."""
+        return tuple(match["view"] for one in self.targets if (match := _VERTEX.fullmatch(one)))
+
+    @property
     def targets(self) -> tuple[str, ...]:
-        """The views whose targets are averaged: one, where the target is a view."""
+        """What is averaged: views, or the teacher's vertices such as ``teacher(s1)``; one, where there is no mean."""
         inside = re.fullmatch(r"mean\((.*)\)", self.target)
         return tuple(inside[1].split(",")) if inside else (self.target,)
 
     def is_reverse_of(self, other: "Edge") -> bool:
         """Whether the two are one pair, ``a<->b``."""
-        if len(self.targets) > 1 or (self.predictor, self.target) != (other.target, other.predictor):
+        if len(self.targets) > 1 or self.is_taught or (self.predictor, self.target) != (other.target, other.predictor):
             return False
         return self == replace(other, predictor=other.target, target=other.predictor)
 
@@ -196,7 +214,13 @@ class ViewGraph:
     @property
     def targets(self) -> tuple[str, ...]:
         """The views whose target must be computed, in the order of the views."""
-        needed = {name for edge in self.active_edges for name in edge.targets}
+        needed = {name for edge in self.active_edges if not edge.is_taught for name in edge.targets}
+        return tuple(view.name for view in self.views if view.name in needed)
+
+    @property
+    def taught(self) -> tuple[str, ...]:
+        """The views that the teacher sees, in the order of the views."""
+        needed = {name for edge in self.active_edges if edge.is_taught for name in edge.target_views}
         return tuple(view.name for view in self.views if view.name in needed)
 
     @property
@@ -216,7 +240,7 @@ class ViewGraph:
                 add(view.source)
             order.setdefault(name, view)
 
-        for name in self.encoded:
+        for name in (*self.encoded, *self.taught):
             add(name)
         return tuple(order.values())
 
@@ -269,7 +293,7 @@ def _check_edges(graph: ViewGraph) -> None:
     names = {view.name for view in graph.views}
     seen: set[tuple[str, frozenset[str]]] = set()
     for edge in graph.edges:
-        for end in (edge.predictor, *edge.targets):
+        for end in (edge.predictor, *edge.target_views):
             if end not in names:
                 raise DsslError(f"edge {edge.name}: there is no view {end}; views are {', '.join(sorted(names))}")
         ends = (edge.predictor, frozenset(edge.targets))
@@ -279,7 +303,7 @@ def _check_edges(graph: ViewGraph) -> None:
     if not graph.active_edges:
         given = ", ".join(f"{edge.name}:{edge.weight_text}" for edge in graph.edges) or "no edge"
         raise DsslError(f"nothing to learn from: {given}; at least one edge needs a weight above zero")
-    used = {end for edge in graph.edges for end in (edge.predictor, *edge.targets)}
+    used = {end for edge in graph.edges for end in (edge.predictor, *edge.target_views)}
     frontier = list(used)
     while frontier:
         source = graph.view(frontier.pop()).source
@@ -376,7 +400,7 @@ def _edges(match: re.Match[str]) -> list[Edge]:
         ) from None
     both = arrow == "<->"
     if both and "(" in left + right:
-        raise DsslError(f"edge {left}{arrow}{right}: a mean predicts nothing; use one arrow, as in s1->mean(s2,s3)")
+        raise DsslError(f"edge {left}{arrow}{right}: only a view predicts; use one arrow, as in s1->mean(s2,s3)")
     kind: Kind = "similarity" if both else "alignment"
     detach = not both
     for option in filter(None, (word.strip() for word in (match["options"] or "").split(","))):
@@ -425,7 +449,7 @@ def _complete(declared: dict[str, View], edges: list[Edge]) -> tuple[View, ...]:
         if source is not None:
             add(source, f"view {name}")
     for edge in edges:
-        for name in (edge.predictor, *edge.targets):
+        for name in (edge.predictor, *edge.target_views):
             add(name, f"edge {edge.name}")
     return tuple(views.values())
 

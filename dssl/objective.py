@@ -14,8 +14,8 @@ from dssl.methods.losses import negative_cosine, spread
 from dssl.methods.method import Method, Prediction
 from dssl.types import Embedding, Images, Scalar
 
-Pass = tuple[Literal["predict", "target"], str]
-"""One call of the method, and the view that it is given."""
+Pass = tuple[Literal["predict", "target", "teacher"], str]
+"""One call of the method or its teacher, and the view that it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LossReport:
     predictions: dict[str, Embedding]
     """z, for every view that predicts."""
     targets: dict[str, Embedding]
-    """y, for every view that is a target."""
+    """y, for every view that is a target; what the teacher makes of s1 is ``teacher(s1)``."""
 
     @property
     def spread(self) -> dict[str, Scalar]:
@@ -53,9 +53,15 @@ class Objective(nn.Module):
         self.graph = graph
         self._edges = graph.active_edges
         self._predictors = graph.predictors
-        self._targets = graph.targets
         self._encoded = graph.encoded
         self._divisor = graph.divisor
+        if bool(graph.taught) != hasattr(method, "teacher"):
+            taught = next((edge.name for edge in self._edges if edge.is_taught), "")
+            raise DsslError(
+                f"the edge {taught} needs a teacher: --teacher WEIGHTS, or method.teacher = Teacher(...)"
+                if taught
+                else "there is a teacher and no edge of the graph ends at it: add one such as s1->teacher(s1)"
+            )
         self._with_gradient = {name for edge in self._edges if not edge.detach for name in edge.targets}
         self._moving = next((edge for edge in self._edges if edge.final is not None), None)
         self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
@@ -103,7 +109,7 @@ class Objective(nn.Module):
         release: Callable[[Scalar], None] | None = None,
     ) -> LossReport:
         """All losses in one graph; with ``release`` it gets the loss of every group of views but the last, which is ``total``."""
-        for name in self._encoded:
+        for name in (*self._encoded, *self.graph.taught):
             if name not in views:
                 raise DsslError(f"the graph needs the view {name}, but the batch has only {', '.join(sorted(views))}")
         predictions: dict[str, Prediction] = {}
@@ -117,6 +123,8 @@ class Objective(nn.Module):
                 predictions[name] = self.method.predict(views[name])
                 if name in self._regularised and (term := self._regularise(predictions[name])) is not None:
                     terms[name] = term
+            elif kind == "teacher":
+                targets[f"teacher({name})"] = self.method.teacher(views[name])  # type: ignore[attr-defined]
             else:
                 targets[name] = self.method.target(
                     views[name], predictions.get(name), gradient=name in self._with_gradient
@@ -150,7 +158,7 @@ class Objective(nn.Module):
             regularisers={name: term.detach() for name, term in terms.items()},
             projections=projections,
             predictions={name: predictions[name].prediction.detach() for name in self._predictors},
-            targets={name: targets[name].detach() for name in self._targets},
+            targets={name: target.detach() for name, target in targets.items()},
         )
 
     def _weigh(self, progress: float | None) -> dict[Edge, float]:
@@ -178,6 +186,8 @@ class Objective(nn.Module):
         """S or D between the two ends of an edge (Eq. 2, Eq. 4)."""
         if edge.kind == "similarity":
             return self.method.similarity(prediction, target)
+        if edge.is_taught:
+            return negative_cosine(self.method.teacher.map(prediction.prediction), target)  # type: ignore[attr-defined]
         return self._align(prediction, target)
 
 
@@ -191,15 +201,17 @@ def _passes(graph: ViewGraph, *, targets_first: bool) -> tuple[Pass, ...]:
 
     Every module sees the views in the order of the graph, those that are only targets last: BatchNorm's running statistics and
     dropout depend on it. A target network of its own has its own buffers, so it can go first, and every prediction is then
-    finished as soon as it is made. Elsewhere the target of a view that predicts costs no pass and follows its prediction.
+    finished as soon as it is made. Elsewhere the target of a view that predicts costs no pass and follows its prediction. A
+    teacher goes first of all.
     """
+    teacher: list[Pass] = [("teacher", name) for name in graph.taught]
     predict: list[Pass] = [("predict", name) for name in graph.predictors]
     target: list[Pass] = [("target", name) for name in graph.targets]
     if targets_first:
-        return (*target, *predict)
+        return (*teacher, *target, *predict)
     # stable: (predict s1, target s1), (predict s2, target s2), ..., then the targets that do not predict
     position = {name: place for place, name in enumerate(graph.predictors)}
-    return tuple(sorted((*predict, *target), key=lambda one: position.get(one[1], len(position))))
+    return (*teacher, *sorted((*predict, *target), key=lambda one: position.get(one[1], len(position))))
 
 
 def _finished(

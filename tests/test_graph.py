@@ -43,9 +43,13 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
             mean = replace(edge, target=f"mean({','.join(draw(st.permutations([edge.target, *more])))})")
             if not any((one.predictor, {*one.targets}) == (mean.predictor, {*mean.targets}) for one in edges):
                 edges[position] = mean
+        if draw(st.integers(0, 4)) == 0:
+            taught = ",".join(f"teacher({name})" for name in edges[position].targets)
+            target = f"mean({taught})" if "," in taught else taught
+            edges[position] = replace(edges[position], target=target, kind="alignment", detach=True)
     if not any(edge.largest > 0 for edge in edges):
         edges[0] = replace(edges[0], weight=1.0)
-    used = {end for edge in edges for end in (edge.predictor, *edge.targets)}
+    used = {end for edge in edges for end in (edge.predictor, *edge.target_views)}
     for view in reversed(views):  # sources come before what is derived from them
         if view.name in used and view.source is not None:
             used.add(view.source)
@@ -114,6 +118,18 @@ def test_a_view_may_have_its_own_size_and_passes_it_on() -> None:
     assert graph.view("l1") == View(name="l1", policy="crop(0.05,0.3)", size=16)
     assert {view.name: graph.size(view.name) for view in graph.views} == {"s1": None, "s2": None, "l1": 16, "hl": 16}
     assert "l1 = crop(0.05,0.3)@16(image)" in str(graph)
+
+
+def test_a_teacher_is_a_vertex() -> None:
+    graph = ViewGraph.parse("s1<->s2, s1->teacher(s1), h1->mean(teacher(s1),teacher(s3)):0..1, s2->teacher(s2):0")
+    assert graph.predictors == ("s1", "s2", "h1")
+    assert graph.targets == ("s1", "s2")  # of the method's own
+    assert graph.taught == ("s1", "s3")
+    assert graph.encoded == ("s1", "s2", "h1")
+    assert [view.name for view in graph.made] == ["s1", "s2", "h1", "s3"]
+    assert graph.edges[3].targets == ("teacher(s1)", "teacher(s3)")
+    assert ViewGraph.parse(str(graph)) == graph
+    assert ViewGraph.parse("s1->teacher(s1)").divisor == 1.0
 
 
 def test_fastsiam_pulls_each_view_to_the_mean_of_the_others() -> None:
@@ -210,11 +226,20 @@ def test_only_what_positive_edges_need() -> None:
         ("s1->mean(s1,s2)", "its own target"),
         ("h1->mean(s1)", "two or more different views"),
         ("h1->mean(s1,s1)", "two or more different views"),
-        ("h1->mean(s1,)", "expected a view or a mean such as mean(s1,s2)"),
-        ("h1->median(s1,s2)", "expected a view or a mean such as mean(s1,s2)"),
+        ("h1->mean(s1,)", "expected a view, a mean such as mean(s1,s2), or teacher(s1)"),
+        ("h1->median(s1,s2)", "expected a view, a mean such as mean(s1,s2), or teacher(s1)"),
+        ("s1->teacher(s1,s2)", "expected a view, a mean"),
+        ("s1->teacher(mean(s1,s2))", "expected a view, a mean"),
+        ("s1->teacher", "teacher"),
+        ("teacher(s1)->s1", "only a view predicts; write s1->teacher(s1)"),
+        ("s1<->teacher(s1)", "only a view predicts"),
+        ("s1->mean(s2,teacher(s1))", "not of both"),
+        ("s1->teacher(s1)[similarity]", "a teacher is aligned to and does not learn"),
+        ("s1->teacher(s1)[attach]", "a teacher is aligned to and does not learn"),
+        ("s1->teacher(x)", "'x'"),
         ("h1->mean(s1,x)", "'x'"),
         ("mean(s1,s2)->h1", "only a view predicts; write h1->mean(s1,s2)"),
-        ("h1<->mean(s1,s2)", "a mean predicts nothing"),
+        ("h1<->mean(s1,s2)", "only a view predicts"),
         ("h1->mean(s1,s2), h1->mean(s2,s1)", "stands there twice"),
         ("mean = heavy(image), mean->s1", "mean"),
         ("s1<->s2, s2 = standard@0(image)", "its size is 0, expected 1 to 4,096"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dssl import BYOL, BarlowTwins, DsslError, Objective, SimCLR, SimSiam, VICReg, ViewGraph, named_graph
+from dssl import BYOL, BarlowTwins, DsslError, Objective, SimCLR, SimSiam, Teacher, VICReg, ViewGraph, named_graph
 from dssl.methods import METHODS
 from dssl.presets import PRESETS
 
@@ -35,6 +35,17 @@ def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
     if name == "barlowtwins":
         return BarlowTwins(encoder(), feature_dim=16, hidden=16, output=8).double()
     return SimCLR(encoder(), feature_dim=16, output=8).double()
+
+
+def taught(name: str, graph: ViewGraph) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
+    """The method, with a teacher of another width where the graph has an edge to one."""
+    method = build(name)
+    if graph.taught:
+        width = {"simsiam": 16}.get(name.split()[0], 8)
+        teacher = nn.Sequential(nn.Flatten(), nn.LazyLinear(12), nn.BatchNorm1d(12), nn.Linear(12, 5)).double()
+        teacher(torch.randn(4, 3, 6, 6, dtype=torch.float64))
+        method.teacher = Teacher(teacher, width=width, features=5).double()
+    return method
 
 
 def views_of(graph: ViewGraph, *, count: int = 5, seed: int = 1) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from dssl import BYOL, BarlowTwins, DsslError, Objective, SimSiam, VICReg, ViewG
 from dssl.graph import Edge, View
 from dssl.methods.losses import negative_cosine
 from dssl.presets import PRESETS
-from tests.test_objective import METHOD_NAMES, build, views_of
+from tests.test_objective import METHOD_NAMES, build, taught, views_of
 
 GUARDED = ("simsiam guarded", "byol guarded")
 
@@ -24,6 +24,7 @@ GRAPHS += [
     "h1->mean(s1,s2)[attach], s1->s3",
     "s1<->s2:1..0.2, h1->s1:0..1",
 ]
+GRAPHS += ["s1<->s2, s1->teacher(s1):0.5, h1->teacher(s1)", "s1->mean(teacher(s1),teacher(s2))"]
 PROGRESS = 0.25
 """Of the run, for weights that move."""
 
@@ -35,6 +36,7 @@ def whole(method: Any, graph: ViewGraph, views: dict[str, Tensor]) -> Tensor:
     targets = {
         name: method.target(views[name], predictions.get(name), gradient=name in attached) for name in graph.targets
     }
+    targets |= {f"teacher({name})": method.teacher(views[name]) for name in graph.taught}
     total = torch.zeros((), dtype=torch.float64)
     for edge in graph.active_edges:
         y = sum(targets[name] for name in edge.targets) / len(edge.targets)
@@ -43,6 +45,8 @@ def whole(method: Any, graph: ViewGraph, views: dict[str, Tensor]) -> Tensor:
         prediction = predictions[edge.predictor]
         if similar:
             loss = method.similarity(prediction, y)
+        elif "teacher" in edge.target:
+            loss = negative_cosine(method.teacher.map(prediction.prediction), y)
         elif isinstance(method, VICReg | BarlowTwins):
             loss = method.align(prediction, y)
         else:
@@ -68,7 +72,7 @@ def assert_same_state(ours: nn.Module, reference: nn.Module) -> None:
 def test_it_equals_the_whole_backward(name: str, preset: str) -> None:
     graph = named_graph(preset)
     views = views_of(graph)
-    reference, plain, early = build(name), build(name), build(name)
+    reference, plain, early = (taught(name, graph) for _ in range(3))
     loss = whole(reference, graph, views)
     loss.backward()
     expected = Objective(plain, graph)(views, progress=PROGRESS)

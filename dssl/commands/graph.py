@@ -54,7 +54,7 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     lines += [f"  {edge.name:<{width}}weight {edge.weight_text:<6} {_meaning(edge)}" for edge in graph.edges]
     divided = {"similarity": "the similarity weights", "all": "all weights", "sum": "nothing"}[graph.normalize]
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
-    if any(edge.kind == "alignment" for edge in graph.active_edges):
+    if any(edge.kind == "alignment" and not edge.is_taught for edge in graph.active_edges):
         lines.append(
             "  D is the negative cosine; for vicreg and barlowtwins, the part of S that pulls the two ends together"
         )
@@ -64,8 +64,10 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         price = method.cost(graph)
         costs.append((method.name, str(price.passes), str(price.without_gradient), str(price.pairs)))
     lines += [f"  {line}" for line in columns(costs)]
+    if graph.taught:
+        lines.append(f"  and with each of them {len(graph.taught)} of the teacher, without gradient")
     sizes: dict[int, list[str]] = {}
-    for name in graph.encoded:
+    for name in dict.fromkeys((*graph.encoded, *graph.taught)):
         if (size := graph.size(name)) is not None:
             sizes.setdefault(size, []).append(name)
     for size, names in sizes.items():
@@ -80,6 +82,9 @@ def describe(graph: ViewGraph, *, name: str) -> str:
 def _meaning(edge: Edge) -> str:
     if edge.largest == 0:
         return "costs nothing"
-    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
+    if edge.is_taught:
+        text = "alignment D to the features of a frozen teacher, the negative cosine"
+    else:
+        text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
     moving = "" if edge.final is None else ", the weight moves over the run"
-    return text + (", target detached" if edge.detach else "") + moving
+    return text + (", target detached" if edge.detach and not edge.is_taught else "") + moving

@@ -6,6 +6,7 @@ from dssl.methods.byol import BYOL, BYOLConfig
 from dssl.methods.method import Cost, Declaration, Defaults, Method, Prediction
 from dssl.methods.simclr import SimCLR, SimCLRConfig
 from dssl.methods.simsiam import SimSiam, SimSiamConfig
+from dssl.methods.teacher import Teacher
 from dssl.methods.vicreg import VICReg, VICRegConfig
 from dssl.settings import MethodSettings
 
@@ -21,6 +22,6 @@ def declaration_of(settings: MethodSettings) -> Declaration:
 
 __all__ = [
     "BYOL", "METHODS", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "Cost", "Declaration", "Defaults", "Method",
-    "MethodSettings", "Prediction", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "VICReg", "VICRegConfig",
+    "MethodSettings", "Prediction", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "Teacher", "VICReg", "VICRegConfig",
     "declaration_of",
 ]  # fmt: skip

@@ -38,10 +38,12 @@ def graph_figure(graph: ViewGraph) -> Figure:
     axes.set_aspect("equal")
     axes.axis("off")
     middle = down / 2
-    _draw_image(axes, (0, middle))
+    _box(axes, (0, middle), "image")
     for view in graph.views:
         start = (0.0, middle) if view.source is None else places[view.source]
         _derivation(axes, start, places[view.name], view.policy, label=view.source is not None)
+    for name in graph.taught:
+        _derivation(axes, places[name], places[f"teacher({name})"], "", label=True)
     for position, edge in enumerate(graph.edges):
         # of a symmetric pair only the first edge is drawn, with two heads
         if not any(_is_pair(edge, other) for other in graph.edges[:position]):
@@ -57,6 +59,8 @@ def graph_figure(graph: ViewGraph) -> Figure:
             axes.text(
                 x, y - _RADIUS - 0.1, f"{view.size} px", ha="center", va="top", fontsize=8.5, color=colour, zorder=6
             )
+    for name in graph.taught:
+        _box(axes, places[f"teacher({name})"], "teacher")
     _legend(axes, graph)
     return figure
 
@@ -77,16 +81,17 @@ def _places(graph: ViewGraph) -> dict[str, Place]:
             row += 1
         taken.add((column, row))
         places[view.name] = (column * _COLUMN - 0.7, -row * _ROW)
-    return places
+    right = max(x for x, _ in places.values()) + _COLUMN
+    return places | {f"teacher({name})": (right, places[name][1]) for name in graph.taught}
 
 
-def _draw_image(axes: Axes, place: Place) -> None:
+def _box(axes: Axes, place: Place, name: str) -> None:
     x, y = place
     frame = FancyBboxPatch(
         (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK
     )
     axes.add_patch(frame)
-    axes.text(x, y, "image", ha="center", va="center", fontsize=11, color=INK)
+    axes.text(x, y, name, ha="center", va="center", fontsize=11, color=INK)
 
 
 def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: bool) -> None:
@@ -100,7 +105,7 @@ def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: boo
         color=DERIVED,
         linestyle=(0, (2, 2)),
         shrinkA=22 if label else 34,
-        shrinkB=22,
+        shrinkB=22 if policy else 34,
         zorder=1,
     )
     axes.add_patch(arrow)
@@ -134,9 +139,9 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) ->
     start, end = places[edge.predictor], _junction(edge, places)
     mean = len(edge.targets) > 1
     both = any(_is_pair(edge, other) for other in graph.edges)
-    derivation = not mean and (
-        edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source
-    )
+    others = {graph.view(edge.predictor).source, *(name for name in edge.target_views if edge.is_taught)}
+    others |= set() if edge.is_taught else {view.name for view in graph.views if view.source == edge.predictor}
+    derivation = not mean and bool({edge.target, *edge.target_views} & (others - {None}))
     returning = any((other.predictor, other.target) == (edge.target, edge.predictor) for other in graph.edges)
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
     if derivation:
@@ -159,7 +164,7 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) ->
             color=colour,
             alpha=1.0 if edge.largest else 0.25,
             shrinkA=22,
-            shrinkB=4 if mean else 22,
+            shrinkB=4 if mean else 34 if edge.is_taught else 22,
             zorder=3,
         )
     )

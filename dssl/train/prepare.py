@@ -17,8 +17,9 @@ from dssl.data.evaluation import EvaluationBatches
 from dssl.data.loader import Maker
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
-from dssl.methods import Method, declaration_of
+from dssl.methods import Method, Teacher, declaration_of
 from dssl.models import build_encoder, feature_dim
+from dssl.models.inference import evaluating
 from dssl.models.whitened import WhitenedEncoder, whiten
 from dssl.presets import named_graph
 from dssl.world import World
@@ -101,7 +102,33 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     check_sizes(config, encoder, dim)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
+    if config.teacher is not None:
+        method.add_module("teacher", _teacher(config, config.teacher, method))
     return method
+
+
+def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
+    """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
+    from dssl.weights.load import open_weights
+
+    graph = named_graph(config.graph)
+    try:
+        loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
+        for name in graph.taught:  # refuses a size that it cannot see
+            size = graph.size(name) or config.image_size
+            features = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
+    except DsslError as error:
+        raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
+    if loaded.channels != config.channels:
+        raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
+    logger.info(f"teacher: {loaded.report.text()}")
+    assert isinstance(method, nn.Module)
+    with evaluating(method):
+        images = torch.zeros(2, config.channels, config.image_size, config.image_size)
+        width = method.predict(images).prediction.shape[1]
+    return Teacher(
+        loaded.encoder, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
+    )
 
 
 def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
@@ -150,4 +177,6 @@ def prepare(
         images = world.together(lambda: images_to_whiten(config, source, normalization))
         for encoder in whitened:
             whiten(encoder, images)
+    if isinstance(teacher := getattr(method, "teacher", None), Teacher):
+        teacher.expect(normalization)
     return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

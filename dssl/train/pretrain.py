@@ -93,6 +93,11 @@ def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gal
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
     header = _header(config, parts)
+    if kept is not None and kept.get("teacher") != header.get("teacher"):
+        raise DsslError(
+            f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
+            f"{kept['teacher'][:12]}): put it back, or take another --out"
+        )
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
     loop.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
@@ -251,7 +256,8 @@ def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
 
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    return {
+    teacher = getattr(parts.method, "teacher", None)
+    return ({} if teacher is None else {"teacher": teacher.sha256}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
         "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},

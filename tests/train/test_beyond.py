@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from dssl.cli import main
@@ -18,6 +20,7 @@ from dssl.report.pictures import draw_gallery
 from dssl.train.prepare import check_sizes
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
+from dssl.weights.load import load_encoder
 
 HEADS: dict[str, dict[str, Any]] = {
     "simsiam": {"hidden": 16, "output": 16, "bottleneck": 8},
@@ -154,3 +157,52 @@ def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
         DsslError, match="view l1 has 16 px, of which the encoder small makes 98 features and 450 of 32 px"
     ):
         check_sizes(tiny("simclr", graph=CROPS), flat, 450)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of another encoder, whose features have another width and which knows other pixels."""
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    train(tiny("simclr", encoder="whitened", normalization="imagenet"), out)
+    return out
+
+
+DISTILLED = "s1<->s2, s1->teacher(s1), h1->teacher(s1)"
+
+
+def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_path: Path) -> None:
+    config = tiny("simsiam", graph=DISTILLED, teacher=teacher)
+    out = assert_resumed_exactly(config, tmp_path)
+    tensors = end(out).tensors
+    assert tensors["method.teacher.map.weight"].shape[1] == 16
+    assert not any(name.startswith("method.teacher.") and "map" not in name for name in tensors)
+    assert load_encoder(out) is not None  # and the student is read as any other
+    other = tmp_path / "other"
+    shutil.copytree(teacher, other)
+    checkpoint.path_at(other / "checkpoints", STEPS).unlink()
+    shutil.rmtree(tmp_path / "whole")
+    moved = tmp_path / "teacher"
+    shutil.copytree(teacher, moved)
+    train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
+    shutil.rmtree(moved)
+    other.rename(moved)
+    with pytest.raises(DsslError, match="is not the one that the run started with"):
+        train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
+
+
+def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DsslError, match=r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
+    ):
+        tiny("simsiam", graph="s1->teacher(s1)")
+    with pytest.raises(DsslError, match="but no edge of the graph ends at a teacher"):
+        tiny("simsiam", teacher=teacher)
+    unknown = tmp_path / "unknown.safetensors"
+    save_file({"weight": torch.zeros(2, 2)}, unknown)
+    with pytest.raises(
+        DsslError, match="does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
+    ):
+        train(tiny("simsiam", graph=DISTILLED, teacher=unknown), tmp_path / "run")
+    with pytest.raises(DsslError, match="sees 3 channels, and the run has 1"):
+        train(tiny("simsiam", graph=DISTILLED, teacher=teacher, channels=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
