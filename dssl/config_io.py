@@ -20,7 +20,7 @@ from dssl.methods import METHODS, MethodSettings, declaration_of
 Plain = dict[str, Any]
 _REMOVED: Plain = {"accumulate": 1}
 """Settings of earlier versions that had a single value: old files may still state it."""
-_ADDED: Plain = {"method.guard": 0.0, "teacher": None, "teacher_encoder": None}
+_ADDED: Plain = {"method.guard": 0.0, "teacher": None, "teacher_encoder": None, "method.predictor": "shared"}
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 

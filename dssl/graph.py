@@ -82,6 +82,11 @@ class View:
                 "or make it from the image"
             )
 
+    @property
+    def is_heavy(self) -> bool:
+        """Whether it is anything but a standard view: heavy, or with a policy of its own."""
+        return not self.policy.startswith("standard")
+
     def __str__(self) -> str:
         size = "" if self.size is None else f"@{self.size}"
         return f"{self.name} = {self.policy}{size}({self.source or 'image'})"

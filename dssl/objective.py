@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,13 @@ class Objective(nn.Module):
                 if taught
                 else "there is a teacher and no edge of the graph ends at it: add one such as s1->teacher(s1)"
             )
+        kinds = {name: graph.view(name).is_heavy for name in graph.predictors}
+        self._heavy = {name for name, heavy in kinds.items() if heavy and getattr(method, "predictor_per_kind", False)}
+        if getattr(method, "predictor_per_kind", False) and len(set(kinds.values())) == 1:
+            raise DsslError(
+                f"predictor=per-kind: all views that predict ({', '.join(kinds)}) are of one kind, so one of the two predictors "
+                "would learn nothing; use predictor=shared, or a graph such as dssl"
+            )
         self._with_gradient = {name for edge in self._edges if not edge.detach for name in edge.targets}
         self._moving = next((edge for edge in self._edges if edge.final is not None), None)
         self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
@@ -120,7 +127,8 @@ class Objective(nn.Module):
         pending = self._edges
         for kind, name in self._passes:
             if kind == "predict":
-                predictions[name] = self.method.predict(views[name])
+                kind_of_view: dict[str, Any] = {"heavy": True} if name in self._heavy else {}
+                predictions[name] = self.method.predict(views[name], **kind_of_view)
                 if name in self._regularised and (term := self._regularise(predictions[name])) is not None:
                     terms[name] = term
             elif kind == "teacher":

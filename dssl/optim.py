@@ -58,7 +58,7 @@ def build_optimizer(method: nn.Module, config: OptimizerConfig) -> torch.optim.O
     for name, parameter in method.named_parameters():
         if parameter.requires_grad:
             small = parameter.dim() <= 1
-            fixed = config.fixed_predictor_rate and name.startswith("predictor.")
+            fixed = config.fixed_predictor_rate and name.startswith(("predictor.", "heavy_predictor."))
             groups.setdefault((small, fixed), []).append(parameter)
     described: list[dict[str, Any]] = [
         {

@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -22,14 +23,17 @@ def encoder() -> nn.Module:
 
 
 def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
-    """A small method of that name; ``simsiam guarded`` has a guard."""
+    """A small method of that name; ``simsiam guarded`` has a guard, ``simsiam per-kind`` a predictor for each kind of view."""
     torch.manual_seed(0)
-    name, _, guarded = name.partition(" ")
-    guard = 0.7 if guarded else 0.0
+    name, _, more = name.partition(" ")
+    guard = 0.7 if more == "guarded" else 0.0
+    predictor: Literal["shared", "per-kind"] = "per-kind" if more == "per-kind" else "shared"
     if name == "simsiam":
-        return SimSiam(encoder(), feature_dim=16, hidden=16, output=16, bottleneck=8, guard=guard).double()
+        return SimSiam(
+            encoder(), feature_dim=16, hidden=16, output=16, bottleneck=8, predictor=predictor, guard=guard
+        ).double()
     if name == "byol":
-        return BYOL(encoder(), feature_dim=16, hidden=16, output=8, guard=guard).double()
+        return BYOL(encoder(), feature_dim=16, hidden=16, output=8, predictor=predictor, guard=guard).double()
     if name == "vicreg":
         return VICReg(encoder(), feature_dim=16, hidden=16, output=8).double()
     if name == "barlowtwins":

@@ -32,7 +32,11 @@ PROGRESS = 0.25
 def whole(method: Any, graph: ViewGraph, views: dict[str, Tensor]) -> Tensor:
     """The loss as the formulae read: every prediction, every target, every edge, one sum. Independent of ``Objective``."""
     attached = {name for edge in graph.active_edges if not edge.detach for name in edge.targets}
-    predictions = {name: method.predict(views[name]) for name in graph.predictors}
+    two = getattr(method, "predictor_per_kind", False)
+    predictions = {
+        name: method.predict(views[name], heavy=True) if two and name.startswith("h") else method.predict(views[name])
+        for name in graph.predictors
+    }
     targets = {
         name: method.target(views[name], predictions.get(name), gradient=name in attached) for name in graph.targets
     }
@@ -87,6 +91,33 @@ def test_it_equals_the_whole_backward(name: str, preset: str) -> None:
         ours, theirs = getattr(report, field), getattr(expected, field)
         assert list(ours) == list(theirs)
         assert all(torch.equal(ours[key], theirs[key]) and not ours[key].requires_grad for key in ours), field
+
+
+@pytest.mark.parametrize("name", ["simsiam per-kind", "byol per-kind"])
+@pytest.mark.parametrize("preset", ["dssl", "ablation-f", "ablation-h", "s1<->s2, h1->mean(s1,s2)"])
+def test_heavy_views_have_their_own_predictor(name: str, preset: str) -> None:
+    graph = named_graph(preset)
+    views = views_of(graph)
+    reference, early = build(name), build(name)
+    loss = whole(reference, graph, views)
+    loss.backward()
+    report = Objective(early, graph).backward(views)
+    assert report.total.item() == pytest.approx(loss.item(), rel=1e-12)
+    assert_same_state(early, reference)
+    assert isinstance(early, SimSiam | BYOL)
+    alone = Objective(build(name), graph)
+    alone.method.heavy_predictor[-1].bias.data.add_(1.0)  # type: ignore[attr-defined]
+    changed = alone(views).predictions
+    assert {key for key, value in changed.items() if not torch.equal(value, report.predictions[key])} == {
+        key for key in changed if key.startswith("h")
+    }
+
+
+@pytest.mark.parametrize("name", ["simsiam per-kind", "byol per-kind"])
+@pytest.mark.parametrize("preset", ["standard", "heavy", "ablation-g"])
+def test_two_predictors_need_two_kinds_of_views(name: str, preset: str) -> None:
+    with pytest.raises(DsslError, match="are of one kind, so one of the two predictors would learn nothing"):
+        Objective(build(name), named_graph(preset))
 
 
 @st.composite

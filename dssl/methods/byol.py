@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -26,6 +27,8 @@ class BYOLConfig(MethodSettings):
     """Width of the projection."""
     momentum: float = 0.996
     """Momentum of the target at the start; it grows to 1 along a cosine."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
     guard: float = 0.0
     """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start."""
 
@@ -54,6 +57,7 @@ class BYOL(nn.Module):
         hidden: int = 4096,
         output: int = 256,
         momentum: float = 0.996,
+        predictor: Literal["shared", "per-kind"] = "shared",
         guard: float = 0.0,
     ) -> None:
         super().__init__()
@@ -62,15 +66,19 @@ class BYOL(nn.Module):
         self.encoder = encoder
         self.projector = mlp(feature_dim, hidden, output)
         self.predictor = mlp(output, hidden, output)
+        self.predictor_per_kind = predictor == "per-kind"
+        if self.predictor_per_kind:
+            self.heavy_predictor = mlp(output, hidden, output)
         self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.momentum = momentum
         self.guard = guard
 
-    def predict(self, images: Images) -> Prediction:
+    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
+        """``heavy`` is said where there is a predictor for each kind of view."""
         feature = self.encoder(images)
         projection = self.projector(feature)
-        return Prediction(feature, projection, self.predictor(projection))
+        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """The target network has no gradient, so the online forward of the same view is of no use to it."""

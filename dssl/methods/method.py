@@ -33,6 +33,7 @@ class Method(Protocol):
     - ``regularise(prediction) -> Scalar | None``: a term for one view. It has the weight of the similarity edges that the view
       predicts; with ``regularises_all = True``, of all its edges.
     - ``align(prediction, target) -> Scalar``: its own D for alignment edges, in place of the negative cosine.
+    - ``predictor_per_kind = True``: ``predict(images, heavy=True)`` is how a heavy view is predicted.
     - ``teacher``: a ``Teacher``, for edges that end at one.
     """
 

@@ -27,6 +27,8 @@ class SimSiamConfig(MethodSettings):
     """Width of the projection."""
     bottleneck: int = 512
     """Width of the predictor's hidden layer."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
     guard: float = 0.0
     """Weight of a variance term that keeps every view's predictions apart, against collapse with any graph; 1 is a good start."""
 
@@ -50,6 +52,7 @@ class SimSiam(nn.Module):
         hidden: int = 2048,
         output: int = 2048,
         bottleneck: int = 512,
+        predictor: Literal["shared", "per-kind"] = "shared",
         guard: float = 0.0,
     ) -> None:
         super().__init__()
@@ -58,12 +61,16 @@ class SimSiam(nn.Module):
         self.encoder = encoder
         self.projector = simsiam_projector(feature_dim, hidden=hidden, output=output, layers=projector_layers)
         self.predictor = mlp(output, bottleneck, output)
+        self.predictor_per_kind = predictor == "per-kind"
+        if self.predictor_per_kind:
+            self.heavy_predictor = mlp(output, bottleneck, output)
         self.guard = guard
 
-    def predict(self, images: Images) -> Prediction:
+    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
+        """``heavy`` is said where there is a predictor for each kind of view."""
         feature = self.encoder(images)
         projection = self.projector(feature)
-        return Prediction(feature, projection, self.predictor(projection))
+        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """y is never given a gradient here, whatever the edge says: that is what keeps SimSiam from collapsing."""

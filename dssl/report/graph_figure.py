@@ -49,7 +49,7 @@ def graph_figure(graph: ViewGraph) -> Figure:
         if not any(_is_pair(edge, other) for other in graph.edges[:position]):
             _edge(axes, graph, edge, places)
     for view in graph.views:
-        colour = STANDARD if view.policy.startswith("standard") else HEAVY
+        colour = HEAVY if view.is_heavy else STANDARD
         axes.add_patch(Circle(places[view.name], _RADIUS, facecolor="white", edgecolor=colour, linewidth=2, zorder=5))
         axes.text(
             *places[view.name], _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6

@@ -142,22 +142,18 @@ class Health:
         self.opinion = Opinion(state["verdict"], 0)
 
 
-def is_heavy(graph: ViewGraph, name: str) -> bool:
-    return not graph.view(name).policy.startswith("standard")
-
-
 def guilty_edge(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
     """The edge to doubt first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
     edges = graph.active_edges
     # a teacher is frozen: what it makes of a heavy view cannot collapse
-    heavy = [edge for edge in edges if not edge.is_taught and any(is_heavy(graph, name) for name in edge.targets)]
+    heavy = [edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.targets)]
     touching = [edge for edge in heavy or edges if view in (edge.predictor, *edge.target_views)]
     return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
 
 
 def remedies(graph: ViewGraph, guilty: Edge) -> tuple[str, ...]:
     """Three things to try, the most likely first."""
-    heavy = [] if guilty.is_taught else [name for name in guilty.targets if is_heavy(graph, name)]
+    heavy = [] if guilty.is_taught else [name for name in guilty.targets if graph.view(name).is_heavy]
     if heavy:
         return (
             f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",

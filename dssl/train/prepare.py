@@ -21,6 +21,7 @@ from dssl.methods import Method, Teacher, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.models.inference import evaluating
 from dssl.models.whitened import WhitenedEncoder, whiten
+from dssl.objective import Objective
 from dssl.presets import named_graph
 from dssl.world import World
 
@@ -104,6 +105,9 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     assert isinstance(method, nn.Module)
     if config.teacher is not None:
         method.add_module("teacher", _teacher(config, config.teacher, method))
+    Objective(
+        method, named_graph(config.graph)
+    )  # refuses a graph that the method cannot do, before anything is written
     return method
 
 

@@ -82,7 +82,7 @@ def main(rank: int, store: str) -> None:
     alone = Objective(build("simsiam"), named_graph("dssl"))
     with pytest.raises(DsslError, match="in one of 2 processes: expected through=ddp"):
         alone.backward(views_of(alone.graph))  # would train on gradients that nobody averaged
-    for name in (*METHOD_NAMES, "simsiam guarded", "byol guarded"):
+    for name in (*METHOD_NAMES, "simsiam guarded", "byol guarded", "simsiam per-kind", "byol per-kind"):
         for preset in GRAPHS if name in ("simsiam", "byol", "simclr") else ("dssl", BEYOND):
             for across in (True, False):
                 compare(name, preset, rank=rank, across=across)

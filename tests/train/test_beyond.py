@@ -206,3 +206,12 @@ def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Pat
     with pytest.raises(DsslError, match="sees 3 channels, and the run has 1"):
         train(tiny("simsiam", graph=DISTILLED, teacher=teacher, channels=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_predictor_for_each_kind_resumes_and_is_refused_for_one_kind(tmp_path: Path) -> None:
+    settings = {"predictor": "per-kind"}
+    tensors = end(assert_resumed_exactly(tiny("simsiam", settings=settings), tmp_path)).tensors
+    assert tensors["method.heavy_predictor.0.weight"].shape == tensors["method.predictor.0.weight"].shape
+    with pytest.raises(DsslError, match="predictor=per-kind: all views that predict"):
+        train(tiny("byol", graph="standard", settings=settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
