@@ -11,7 +11,7 @@ from dssl import BarlowTwins, Objective, VICReg, ViewGraph
 
 def difference(method: nn.Module, theirs: nn.Module, *, scale: float) -> float:
     """On one standard pair, whose embeddings are handed in as pixels."""
-    method.encoder, method.projector = nn.Flatten(), nn.Identity()  # type: ignore[assignment]
+    method.encoder, method.projector = nn.Flatten(), nn.Identity()
     generator = torch.Generator().manual_seed(0)
     pair = [0.6 * torch.randn(64, 32, dtype=torch.float64, generator=generator) + 0.3 for _ in range(2)]
     objective = Objective(method, ViewGraph.parse("s1<->s2"))  # type: ignore[arg-type]

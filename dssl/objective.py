@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import negative_cosine, spread
 from dssl.methods.method import Method, Prediction
+from dssl.methods.teacher import Teacher
 from dssl.types import Embedding, Images, Scalar
 
 Pass = tuple[Literal["predict", "target", "teacher"], str]
@@ -132,7 +133,7 @@ class Objective(nn.Module):
                 if name in self._regularised and (term := self._regularise(predictions[name])) is not None:
                     terms[name] = term
             elif kind == "teacher":
-                targets[f"teacher({name})"] = self.method.teacher(views[name])  # type: ignore[attr-defined]
+                targets[f"teacher({name})"] = self._teacher(views[name])
             else:
                 targets[name] = self.method.target(
                     views[name], predictions.get(name), gradient=name in self._with_gradient
@@ -169,6 +170,10 @@ class Objective(nn.Module):
             targets={name: target.detach() for name, target in targets.items()},
         )
 
+    @property
+    def _teacher(self) -> Teacher:
+        return cast(Teacher, getattr(self.method, "teacher"))  # noqa: B009 (not every method has one)
+
     def _weigh(self, progress: float | None) -> dict[Edge, float]:
         """The weight of every active edge at this point of the run."""
         if progress is None:
@@ -195,7 +200,7 @@ class Objective(nn.Module):
         if edge.kind == "similarity":
             return self.method.similarity(prediction, target)
         if edge.is_taught:
-            return negative_cosine(self.method.teacher.map(prediction.prediction), target)  # type: ignore[attr-defined]
+            return negative_cosine(self._teacher.map(prediction.prediction), target)
         return self._align(prediction, target)
 
 

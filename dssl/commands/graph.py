@@ -68,11 +68,11 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         lines.append(f"  and with each of them {len(graph.taught)} of the teacher, without gradient")
     sizes: dict[int, list[str]] = {}
     for name in dict.fromkeys((*graph.encoded, *graph.taught)):
-        if (size := graph.size(name)) is not None:
-            sizes.setdefault(size, []).append(name)
-    for size, names in sizes.items():
+        if (pixels := graph.size(name)) is not None:
+            sizes.setdefault(pixels, []).append(name)
+    for pixels, names in sizes.items():
         lines.append(
-            f"  at {size} px: {', '.join(names)}; a pass costs about ({size} / the run's image size)² of the others"
+            f"  at {pixels} px: {', '.join(names)}; a pass costs about ({pixels} / the run's image size)² of the others"
         )
     if graph == named_graph("dssl"):
         lines += [f"  byol: {_PUBLISHED}", "  simclr: the standard pair alone compares 2n² pairs"]

@@ -52,6 +52,6 @@ class Teacher(nn.Module):
 
     def _apply(self, function: Callable[..., Any], recurse: bool = True) -> "Teacher":
         """What moves or casts the method moves the frozen encoder too."""
-        self._frozen[0]._apply(function, recurse)
-        super()._apply(function, recurse)
+        self._frozen[0]._apply(function, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(function, recurse)  # type: ignore[no-untyped-call]
         return self
