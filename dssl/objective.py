@@ -56,7 +56,7 @@ class Objective(nn.Module):
         self._predictors = graph.predictors
         self._encoded = graph.encoded
         self._divisor = graph.divisor
-        if bool(graph.taught) != hasattr(method, "teacher"):
+        if bool(graph.taught) != isinstance(getattr(method, "teacher", None), Teacher):
             taught = next((edge.name for edge in self._edges if edge.is_taught), "")
             raise DsslError(
                 f"the edge {taught} needs a teacher: --teacher WEIGHTS, or method.teacher = Teacher(...)"
@@ -74,7 +74,7 @@ class Objective(nn.Module):
         self._moving = next((edge for edge in self._edges if edge.final is not None), None)
         self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
         self._align: Callable[[Prediction, Embedding], Scalar] = getattr(method, "align", _cosine)
-        self._regularise: Callable[[Prediction], Scalar | None] = getattr(method, "regularise", lambda prediction: None)
+        self._regularise: Callable[[Prediction], Scalar | None] = getattr(method, "regularise", _no_term)
         every = getattr(method, "regularises_all", False)
         self._regularised = {edge.predictor for edge in self._edges if every or edge.kind == "similarity"}
         self._regularises_all = every
@@ -128,8 +128,8 @@ class Objective(nn.Module):
         pending = self._edges
         for kind, name in self._passes:
             if kind == "predict":
-                kind_of_view: dict[str, Any] = {"heavy": True} if name in self._heavy else {}
-                predictions[name] = self.method.predict(views[name], **kind_of_view)
+                told: dict[str, Any] = {"heavy": True} if name in self._heavy else {}
+                predictions[name] = self.method.predict(views[name], **told)
                 if name in self._regularised and (term := self._regularise(predictions[name])) is not None:
                     terms[name] = term
             elif kind == "teacher":
@@ -207,6 +207,10 @@ class Objective(nn.Module):
 def _cosine(prediction: Prediction, target: Embedding) -> Scalar:
     """The paper's D, for methods without an alignment of their own."""
     return negative_cosine(prediction.prediction, target)
+
+
+def _no_term(prediction: Prediction) -> None:
+    """Of methods that do not regularise."""
 
 
 def _passes(graph: ViewGraph, *, targets_first: bool) -> tuple[Pass, ...]:

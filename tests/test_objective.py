@@ -93,10 +93,16 @@ def test_both_ends_of_an_attached_edge_are_pulled(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
-@pytest.mark.parametrize("preset", [*PRESETS, "soft(0.1)", "h1->s1", "s1->s2[similarity, attach]", "s1<->s2, h1->s1:0"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *(*PRESETS, "soft(0.1)", "h1->s1", "s1->s2[similarity, attach]", "s1<->s2, h1->s1:0", "h1->mean(s1,s2)"),
+        *("s1<->s2, h1->mean(s1,s3):0..1", "s1->mean(s2,s3)[attach]", "s1<->s2, h1->teacher(s3)"),
+    ],
+)
 def test_passes_are_counted(name: str, preset: str) -> None:
     graph = named_graph(preset)
-    method = build(name)
+    method = taught(name, graph)
     passes: Counter[str] = Counter()
 
     def count(module: nn.Module, inputs: object, output: Tensor) -> None:
@@ -105,9 +111,12 @@ def test_passes_are_counted(name: str, preset: str) -> None:
     for module in method.children():
         if module is method.encoder or module is getattr(method, "target_encoder", None):
             module.register_forward_hook(count)
-    Objective(method, graph)(views_of(graph))
+    if graph.taught:
+        method.teacher.register_forward_hook(lambda *_: passes.update(["teacher"]))
+    Objective(method, graph)(views_of(graph), progress=0.0)
     price = METHODS[name].cost(graph)
     assert (passes["with"], passes["without"]) == (price.with_gradient, price.without_gradient)
+    assert passes["teacher"] == len(graph.taught)
 
 
 @pytest.mark.parametrize(

@@ -158,12 +158,12 @@ def remedies(graph: ViewGraph, guilty: Edge) -> tuple[str, ...]:
         return (
             f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",
             "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
-            "take --method byol or simclr, which bear more than SimSiam does",
+            "add --guard 1 (SimSiam and BYOL), or take --method simclr or vicreg, which bear more",
         )
     return (
         "lower --optimizer.rate by half, or lengthen --optimizer.warmup-epochs",
         "look at the views with `dssl views`: blank or identical views teach nothing but a constant",
-        "enlarge --batch-size, or take --method byol or simclr",
+        "enlarge --batch-size, add --guard 1 (SimSiam and BYOL), or take --method simclr or vicreg",
     )
 
 

@@ -22,7 +22,7 @@ from dssl.data.sources import earlier_fingerprints
 from dssl.distributed import batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
-from dssl.methods import Method, declaration_of
+from dssl.methods import Method, Teacher, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import LossReport, Objective
 from dssl.optim import build_optimizer
@@ -257,7 +257,7 @@ def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
     teacher = getattr(parts.method, "teacher", None)
-    return ({} if teacher is None else {"teacher": teacher.sha256}) | {
+    return ({"teacher": teacher.sha256} if isinstance(teacher, Teacher) else {}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
         "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},
