@@ -303,7 +303,7 @@ def _check_edges(graph: ViewGraph) -> None:
                 raise DsslError(f"edge {edge.name}: there is no view {end}; views are {', '.join(sorted(names))}")
         ends = (edge.predictor, frozenset(edge.targets))
         if ends in seen:
-            raise DsslError(f"edge {edge.name} stands there twice; keep one and add the weights")
+            raise DsslError(f"duplicate edge {edge.name}: keep one and add the weights")
         seen.add(ends)
     if not graph.active_edges:
         given = ", ".join(f"{edge.name}:{edge.weight_text}" for edge in graph.edges) or "no edge"

@@ -1,5 +1,6 @@
-"""Optimisers, their parameter groups, and their state under the names of the parameters."""
+"""Optimisers, their parameter groups and schedules, and their state under the names of the parameters."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -52,10 +53,10 @@ class LARS(torch.optim.Optimizer):
             torch._foreach_sub_(weights, velocities, alpha=group["lr"])
 
 
-def build_optimizer(method: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, config: OptimizerConfig, *, nesterov: bool = False) -> torch.optim.Optimizer:
     """One group for each combination of decay and fixed rate; a group's ``fixed_rate`` is read by ``set_learning_rate``."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for name, parameter in method.named_parameters():
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             small = parameter.dim() <= 1
             fixed = config.fixed_predictor_rate and name.startswith(("predictor.", "heavy_predictor."))
@@ -74,7 +75,19 @@ def build_optimizer(method: nn.Module, config: OptimizerConfig) -> torch.optim.O
         return LARS(described, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name == "adamw":
         return torch.optim.AdamW(described, lr=config.rate, betas=(config.momentum, 0.999), fused=True)
-    return torch.optim.SGD(described, lr=config.rate, momentum=config.momentum, fused=True)
+    return torch.optim.SGD(described, lr=config.rate, momentum=config.momentum, nesterov=nesterov, fused=True)
+
+
+def learning_rate(step: int, *, peak: float, total: int, warmup: int) -> float:
+    """Linear warm-up to the peak over ``warmup`` steps, then half a cosine to zero at ``total``."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+def peak_rate(base: float, batch_size: int) -> float:
+    """The linear scaling rule: base rate x batch / 256."""
+    return base * batch_size / 256
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, *, fixed: float) -> None:

@@ -96,6 +96,11 @@ class ViewMaker:
         self.names = tuple(view.name for view in views)
         if len(set(self.names)) != len(self.names) or not self.names:
             raise DsslError(f"views need names, each used once, not {', '.join(self.names) or 'none at all'}")
+        for view in views:
+            if view.size not in (None, size):
+                raise DsslError(
+                    f"view {view.name} has {view.size} px and this maker makes {size}: use a SizedViewMaker of one for each size"
+                )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
         meanings = {name: parse(text) for name, text in {**DEFAULT_POLICIES, **(policies or {})}.items()}
         ordered = _in_order(views)

@@ -11,7 +11,7 @@ from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
 if TYPE_CHECKING:
-    from dssl.report.survey import Features, FeatureSpace, Pixels
+    from dssl.report.survey import FeatureRows, FeatureSpace, Pixels
     from dssl.weights.load import LoadedEncoder
 
 
@@ -109,17 +109,17 @@ def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
     """The encoder's features of uint8 images, normalised as in its training."""
     import torch
 
-    from dssl.models.inference import evaluating, forward
+    from dssl.models import evaluating, forward
     from dssl.report.survey import FeatureSpace
 
     mean, deviation = (
         torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.normalization.mean, loaded.normalization.std)
     )
 
-    def embed(images: "Pixels") -> "Features":
+    def embed(images: "Pixels") -> "FeatureRows":
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
         with evaluating(loaded.encoder):
-            features: Features = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
+            features: FeatureRows = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
         return features
 
     return FeatureSpace(f"{loaded.name} in {loaded.path.name}", embed)

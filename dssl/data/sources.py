@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,7 @@ def open_source(
     text: str, *, split: Literal["train", "test"] = "train", channels: int = 3, shrink: int | None = None,
     cache: bool = True,
 ) -> Source:  # fmt: skip
-    """Open "shapes", "shapes:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
+    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
 
     `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) concern folders and lists.
     """
@@ -81,15 +81,15 @@ def open_source(
     if channels not in (1, 3):
         raise DsslError(f"channels {channels}: expected 1 or 3")
     kind, _, rest = text.partition(":")
-    if kind in ("shapes", "cifar10") and channels != 3:
+    if kind in ("shapes", "figures", "cifar10") and channels != 3:
         raise DsslError(f"{text}: its images have 3 channels, not {channels}")
-    if text == "shapes" or kind == "shapes":
-        from dssl.data.shapes import Shapes
+    if kind in ("shapes", "figures"):
+        from dssl.data.shapes import Drawing, Shapes
 
-        if text != "shapes" and not (rest.isascii() and rest.isdigit()):
-            raise DsslError(f"{text!r}: expected shapes or shapes:COUNT, such as shapes:2000")
+        if text != kind and not (rest.isascii() and rest.isdigit()):
+            raise DsslError(f"{text!r}: expected {kind} or {kind}:COUNT, such as {kind}:2000")
         # a count means training images; the test split keeps its size, so that results stay comparable
-        return Shapes(int(rest) if rest and split == "train" else None, split=split)
+        return Shapes(int(rest) if rest and split == "train" else None, split=split, drawing=cast("Drawing", kind))
     if text == "cifar10":
         raise DsslError("cifar10: where is it? expected cifar10:FOLDER; `dssl data cifar10 FOLDER` fetches it")
     if kind == "cifar10":
@@ -114,7 +114,7 @@ def _open_path(text: str, *, split: Literal["train", "test"], channels: int, shr
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DsslError(
-            f"data {printable(text)!r}: {reason}; expected shapes, cifar10:FOLDER, packed:FOLDER, a folder of images "
+            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images "
             "or a text list"
         ) from error
     if stat.S_ISDIR(mode):

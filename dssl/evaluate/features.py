@@ -13,7 +13,7 @@ from dssl.data import Source
 from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
-from dssl.models.inference import evaluating, forward
+from dssl.models import evaluating, forward
 
 Progress = Callable[[int, int], None]
 """Called with how many images are done, and of how many."""

@@ -13,10 +13,10 @@ from dssl.graph import Edge, ViewGraph
 STANDARD, HEAVY, DERIVED, INK = "#2f6db3", "#c2571a", "#9a9a9a", "#222222"
 _RADIUS = 0.36
 _COLUMN, _ROW = 2.9, 1.75
-Place = tuple[float, float]
+_Point = tuple[float, float]
 
 
-def draw(graph: ViewGraph, path: Path) -> None:
+def draw_graph(graph: ViewGraph, path: Path) -> None:
     """Write the picture of a graph; the suffix of the path selects the format."""
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same bytes
@@ -65,9 +65,9 @@ def graph_figure(graph: ViewGraph) -> Figure:
     return figure
 
 
-def _places(graph: ViewGraph) -> dict[str, Place]:
+def _places(graph: ViewGraph) -> dict[str, _Point]:
     """One column for each derivation step; a derived view is placed beside its source, further ones below it."""
-    places: dict[str, Place] = {}
+    places: dict[str, _Point] = {}
     taken: set[tuple[int, int]] = set()
 
     def depth(name: str) -> int:
@@ -85,7 +85,7 @@ def _places(graph: ViewGraph) -> dict[str, Place]:
     return places | {f"teacher({name})": (right, places[name][1]) for name in graph.taught}
 
 
-def _box(axes: Axes, place: Place, name: str) -> None:
+def _box(axes: Axes, place: _Point, name: str) -> None:
     x, y = place
     frame = FancyBboxPatch(
         (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK
@@ -94,7 +94,7 @@ def _box(axes: Axes, place: Place, name: str) -> None:
     axes.text(x, y, name, ha="center", va="center", fontsize=11, color=INK)
 
 
-def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: bool) -> None:
+def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: bool) -> None:
     bend = -0.28 if label else 0.0
     arrow = FancyArrowPatch(
         start,
@@ -118,7 +118,7 @@ def _is_pair(edge: Edge, other: Edge) -> bool:
     return edge.kind == "similarity" and edge.is_reverse_of(other)
 
 
-def _junction(edge: Edge, places: dict[str, Place]) -> Place:
+def _junction(edge: Edge, places: dict[str, _Point]) -> _Point:
     """Where an arrow ends: at its view, or at a point beside the views whose mean is the target."""
     ends = [places[name] for name in edge.targets]
     if len(ends) == 1:
@@ -126,7 +126,7 @@ def _junction(edge: Edge, places: dict[str, Place]) -> Place:
     return max(x for x, _ in ends) + 0.38 * _COLUMN, sum(y for _, y in ends) / len(ends)
 
 
-def _mean(axes: Axes, edge: Edge, places: dict[str, Place], colour: str) -> None:
+def _mean(axes: Axes, edge: Edge, places: dict[str, _Point], colour: str) -> None:
     """The point of a mean, and a line from it to each of its views."""
     point = _junction(edge, places)
     for name in edge.targets:
@@ -135,7 +135,7 @@ def _mean(axes: Axes, edge: Edge, places: dict[str, Place], colour: str) -> None
     axes.add_patch(Circle(point, 0.09, facecolor=colour, edgecolor=colour, zorder=4))
 
 
-def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) -> None:
+def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -> None:
     start, end = places[edge.predictor], _junction(edge, places)
     mean = len(edge.targets) > 1
     both = any(_is_pair(edge, other) for other in graph.edges)

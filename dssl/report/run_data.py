@@ -13,12 +13,12 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.methods import declaration_of
 from dssl.presets import named_graph
-from dssl.run import RunFolder
+from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Opinion
 from dssl.train.health import WINDOW, Health, Look
 
 Curve = Literal["loss", "knn", "spread", "rank"]
-Points = list[tuple[float, float]]
+_Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class RunData:
     def finished(self) -> bool:
         return self.total > 0 and self.steps >= self.total
 
-    def curve(self, name: Curve) -> Points:
+    def curve(self, name: Curve) -> _Curve:
         """(epoch, value) where the value is finite; the lowest of the views, because one collapsed view is enough."""
         records = self.knns if name == "knn" else self.looks
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
-    def thinned(self, name: Curve, count: int) -> Points:
+    def thinned(self, name: Curve, count: int) -> _Curve:
         """At most ``count`` points of a curve, the last one included."""
         points = self.curve(name)
         every = max(1, math.ceil(len(points) / count))
@@ -127,7 +127,7 @@ class RunData:
         for record in self.looks[-WINDOW:]:
             opinion = health.judge(_look(record))
         if last["verdict"] == "diverged":
-            opinion = health.divergence(_look(last), first=-1)
+            opinion = health.note_divergence(_look(last), first=-1)
         return opinion if opinion.verdict == last["verdict"] else Opinion(last["verdict"], int(last["step"]))
 
     def _recent(self, name: Literal["spread", "rank"]) -> float | None:
@@ -159,7 +159,7 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
         raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
     about = folder.read_config()
     if "task" in about:
-        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / 'evaluation.html'}")
+        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
     config = config_io.from_dict(about["config"], where=str(folder.config_file))
     try:
         images, precision = int(about["images"]), str(about["precision"])

@@ -15,15 +15,14 @@ from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.evaluation import EvaluationBatches
 from dssl.data.loader import Maker
+from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
 from dssl.methods import Method, Teacher, declaration_of
-from dssl.models import build_encoder, feature_dim
-from dssl.models.inference import evaluating
-from dssl.models.whitened import WhitenedEncoder, whiten
+from dssl.models import build_encoder, evaluating, feature_dim
+from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.presets import named_graph
-from dssl.world import World
 
 logger = logging.getLogger("dssl")
 

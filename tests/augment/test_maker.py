@@ -333,3 +333,8 @@ def test_views_of_several_sizes_are_those_of_makers_for_each_size() -> None:
         expected = one.allocate(5)
         one.apply_many(one.plan(rows, epoch=2), 0, images, expected, 0)
         assert all(np.array_equal(out[name], expected[name]) for name in one.names)
+
+
+def test_a_maker_refuses_a_view_of_another_size() -> None:
+    with pytest.raises(DsslError, match="view l1 has 16 px and this maker makes 32"):
+        ViewMaker([View(name="l1", policy="standard", size=16)], size=32, seed=0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from dssl.data import open_source, shapes_kernel
+from dssl.data import open_source, shapes
 from dssl.data.shapes import Shapes, draw
 from dssl.errors import DsslError
 
@@ -39,7 +39,14 @@ def test_an_image_depends_on_its_index_alone():
 def test_the_bytes_are_those_of_version_2():
     digest = hashlib.sha256(draw(np.arange(200, dtype=np.int64)).tobytes()).hexdigest()
     assert digest == "61b1f7825c7053c3fd422f75b04e3a467e39aefa9013a62c7b402ed432d6f963", (
-        "the drawing has changed: raise VERSION in shapes.py"
+        "the drawing has changed: raise the version of shapes in shapes.py"
+    )
+
+
+def test_the_bytes_of_figures_are_those_of_version_1():
+    digest = hashlib.sha256(draw(np.arange(200, dtype=np.int64), "figures").tobytes()).hexdigest()
+    assert digest == "99e0bc71f0e4eba1311b1484120704eb074c3c1487a95b9fcc348414f82ae573", (
+        "the drawing has changed: raise the version of figures in shapes.py"
     )
 
 
@@ -87,8 +94,8 @@ def test_without_a_place_for_compiled_code(monkeypatch):
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    monkeypatch.setattr(shapes_kernel.numba, "njit", njit)
-    assert shapes_kernel.compiled(len)([1, 2]) == 2
+    monkeypatch.setattr(shapes.numba, "njit", njit)
+    assert shapes.compiled(len)([1, 2]) == 2
     assert asked == [True, False]
 
 
@@ -129,5 +136,5 @@ def test_damaged_machine_code_is_made_anew(tmp_path):
         file.write_bytes(file.read_bytes()[:100])
     again = digest()
     assert again.stdout == first
-    assert "made anew" in again.stderr
+    assert "rebuilt" in again.stderr
     assert digest().stderr == ""

@@ -14,7 +14,7 @@ from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
 from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.lines import copy
-from dssl.compiled import forget
+from dssl.files import forget_kernels
 
 _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
@@ -247,7 +247,7 @@ def load() -> Kernels:
                     try:
                         _compiled = _compile(kernels)
                     except Exception:  # a damaged cache fails in any way; without it a real error comes back
-                        forget(kernels.run.stats.cache_path, module=Path(__file__).stem)
+                        forget_kernels(kernels.run.stats.cache_path, module=Path(__file__).stem)
                         _compiled = _compile(prepare()[0])
     return _compiled
 
