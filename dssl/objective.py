@@ -56,20 +56,13 @@ class Objective(nn.Module):
         self._predictors = graph.predictors
         self._encoded = graph.encoded
         self._divisor = graph.divisor
-        if bool(graph.taught) != isinstance(getattr(method, "teacher", None), Teacher):
-            taught = next((edge.name for edge in self._edges if edge.is_taught), "")
-            raise DsslError(
-                f"the edge {taught} needs a teacher: --teacher WEIGHTS, or method.teacher = Teacher(...)"
-                if taught
-                else "there is a teacher and no edge of the graph ends at it: add one such as s1->teacher(s1)"
-            )
-        kinds = {name: graph.view(name).is_heavy for name in graph.predictors}
-        self._heavy = {name for name, heavy in kinds.items() if heavy and getattr(method, "predictor_per_kind", False)}
-        if getattr(method, "predictor_per_kind", False) and len(set(kinds.values())) == 1:
-            raise DsslError(
-                f"predictor=per-kind: all views that predict ({', '.join(kinds)}) are of one kind, so one of the two predictors "
-                "would learn nothing; use predictor=shared, or a graph such as dssl"
-            )
+        _check(method, graph)
+        per_kind = getattr(method, "predictor_per_kind", False)
+        self._heavy = {name for name in graph.predictors if per_kind and graph.view(name).is_heavy}
+        # not every view's graph reaches these
+        parts = [getattr(method, name) for name in ("predictor", "heavy_predictor") if self._heavy]
+        parts += [self._teacher.map] if graph.taught else []
+        self._rare = [parameter for part in parts for parameter in part.parameters()]
         self._with_gradient = {name for edge in self._edges if not edge.detach for name in edge.targets}
         self._moving = next((edge for edge in self._edges if edge.final is not None), None)
         self._passes = _passes(graph, targets_first=getattr(method, "own_target_network", False))
@@ -161,8 +154,12 @@ class Objective(nn.Module):
             name: (predictions[name].projection if name in predictions else targets[name]).detach()
             for name in self._encoded
         }
+        total = self._total({edge: weights[edge] for edge in pending}, losses, terms)
+        if release is not None and self._rare and distributed.world_size() > 1:
+            # DDP exchanges the gradients of what its one backward reaches, and waits in vain for all others
+            total = total + 0.0 * torch.stack([parameter.sum() for parameter in self._rare]).sum()
         return LossReport(
-            total=self._total({edge: weights[edge] for edge in pending}, losses, terms),
+            total=total,
             edges={edge.name: losses[edge.name].detach() for edge in self._edges},
             regularisers={name: term.detach() for name, term in terms.items()},
             projections=projections,
@@ -202,6 +199,23 @@ class Objective(nn.Module):
         if edge.is_taught:
             return negative_cosine(self._teacher.map(prediction.prediction), target)
         return self._align(prediction, target)
+
+
+def _check(method: nn.Module, graph: ViewGraph) -> None:
+    """Refuse a graph that the method cannot do."""
+    if bool(graph.taught) != isinstance(getattr(method, "teacher", None), Teacher):
+        taught = next((edge.name for edge in graph.active_edges if edge.is_taught), None)
+        raise DsslError(
+            "there is a teacher and no edge of the graph ends at it: add one such as s1->teacher(s1)"
+            if taught is None
+            else f"the edge {taught} needs a teacher: --teacher WEIGHTS, or method.teacher = Teacher(...)"
+        )
+    kinds = {graph.view(name).is_heavy for name in graph.predictors}
+    if getattr(method, "predictor_per_kind", False) and len(kinds) == 1:
+        raise DsslError(
+            f"predictor=per-kind: all views that predict ({', '.join(graph.predictors)}) are of one kind, so one of the two "
+            "predictors would learn nothing; use predictor=shared, or a graph such as dssl"
+        )
 
 
 def _cosine(prediction: Prediction, target: Embedding) -> Scalar:
