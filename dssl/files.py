@@ -1,11 +1,12 @@
 """Where derived files live, and how files are written so that no reader ever sees half of one."""
 
+import fcntl
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _logger = logging.getLogger("dssl")
@@ -77,8 +78,32 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def printable(text: str | bytes) -> str:
+    """The text without line breaks, terminal escapes or invalid UTF-8: each such character as a Python escape."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+@contextmanager
+def first_alone(folder: str | None, *, kept: str) -> Iterator[None]:
+    """Let one process at a time fill numba's cache if no file in it is named like ``kept``: the next ones find its result.
+
+    Otherwise every process of a node would compile the same kernels at its first start, and all of them share its cores.
+    """
+    with ExitStack() as stack:
+        if folder is not None and not any(Path(folder).glob(kept)):
+            with suppress(
+                OSError
+            ):  # a folder that cannot be written, or a disk without locks: each compiles for itself
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(Path(folder, "compiling.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def forget_kernels(folder: str | None, *, module: str) -> None:
-    """Delete what numba kept of a module's kernels: a full disk or a power cut left half of it."""
+    """Delete what numba cached of a module's kernels: a full disk or a power cut has damaged it."""
     if folder is None:
         return
     _logger.warning("the compiled kernels in %s are damaged and will be rebuilt", folder)

@@ -17,7 +17,7 @@ from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Detector, Origin, build_detector
 from dssl.coco.results import Detection, Scores, require_pycocotools, score, to_results
 from dssl.config import OptimizerConfig
-from dssl.data.parallel import in_threads
+from dssl.data.pipeline import in_threads
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.files import write_text

@@ -36,7 +36,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Take recipe, --config and --method out of the words: they decide which settings exist, and their defaults."""
     rest = list(words)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
-    from dssl.data.sources import expanded
+    from dssl.data.source import expanded
 
     file, method = _take(rest, "--config"), _take(rest, "--method")
     if name is not None and file is not None:

@@ -1,9 +1,9 @@
-"""`shapes` and `figures`: labelled sets of small pictures that the program draws itself, to try things out without a download.
+"""`shapes` and `figures`: labelled sets of small images that the program draws itself, to try things without a download.
 
 Ten figures in random pose, size, texture and colour over clutter. An image is a patch of a loose lattice, randomly shifted and
 turned, of figures of one class, each with its own pose and paint: two crops of an image share its class and little else, and
 images of a class share no pixel. Colour, position and orientation say nothing about the class: they are drawn without looking
-at it. All images have the same ground, since its tint would be an easier way to tell images apart than the figures are.
+at it. All images have the same background, since its tint would tell images apart more easily than the figures do.
 In `figures`, the easier set, the figures are nearly upright and in plain, bright colours: a network learns it in a minute.
 
 Only +, -, *, / and square roots are used on pixels, all exactly rounded, so that every machine draws the same bytes.
@@ -16,18 +16,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
+from dssl.data.source import InMemory, Split
 from dssl.errors import DsslError
 from dssl.files import forget_kernels
-
-if TYPE_CHECKING:
-    from dssl.types import Image  # which imports torch, and a look at data does not need it
 
 CLASSES = ("disk", "ring", "square", "triangle", "cross", "star", "crescent", "bars", "dumbbell", "frame")
 SIDE = 32
@@ -38,7 +36,7 @@ VERSIONS: dict[Drawing, int] = {"shapes": 2, "figures": 1}
 _TEST_START = 1 << 40  # the index of the first test image of the same generator; no training count reaches it
 _CLUTTER, _FIGURES, _DRAWS = 6, 9, 20
 _GROUND = 128.0
-# by class: all figures cover the same area on average, or the amount of ground that one sees would give the class away
+# by class: all figures cover the same area on average, or the visible share of background would give the class away
 _SCALE = np.array([0.87, 0.95, 0.91, 1.13, 1.05, 1.03, 1.13, 1.01, 1.26, 1.04])
 _BLOCK = 500
 
@@ -49,45 +47,32 @@ KIND, X, Y, COS, SIN, SIZE, COLOUR, SHADE, TEXTURE, WAVE_X, WAVE_Y, PHASE = 0, 1
 FIELDS = 18
 
 
-class Shapes:
+class Shapes(InMemory):
     """A built-in set; `count` images of one split, all drawn when it is opened (30 MB for 10,000)."""
 
-    def __init__(
-        self, count: int | None = None, *, split: Literal["train", "test"] = "train", drawing: Drawing = "shapes"
-    ) -> None:
+    def __init__(self, count: int | None = None, *, split: Split = "train", drawing: Drawing = "shapes") -> None:
         count = count if count is not None else (TRAIN_COUNT if split == "train" else TEST_COUNT)
         if not 1 <= count <= 1_000_000:
             raise DsslError(f"{drawing}:{count}: the number of images must be between 1 and 1,000,000")
         start = 0 if split == "train" else _TEST_START
         indices = np.arange(start, start + count, dtype=np.int64)
-        self.name = f"{drawing} ({split}, {count:,} images)"
-        self.fingerprint = hashlib.sha256(f"{drawing} {VERSIONS[drawing]} {start} {count}".encode()).hexdigest()[:32]
-        self.classes: tuple[str, ...] | None = CLASSES
-        self.labels: NDArray[np.int64] | None = classes_of(indices)
-        self._images: NDArray[np.uint8] = draw(indices, drawing)
-        self._label = f"{drawing} {split}"
-
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self._images)
-
-    def image(self, index: int) -> Image:
-        """One image, 32 x 32 x 3."""
-        image: Image = self._images[index]
-        return image
-
-    def label_of(self, index: int) -> str:
-        """What to call this image on a page."""
-        return f"{self._label} {index}"
+        super().__init__(
+            draw(indices, drawing),
+            labels=classes_of(indices),
+            classes=CLASSES,
+            name=f"{drawing} ({split}, {count:,} images)",
+            caption=f"{drawing} {split}",
+            fingerprint=hashlib.sha256(f"{drawing} {VERSIONS[drawing]} {start} {count}".encode()).hexdigest()[:32],
+        )
 
 
 def classes_of(indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The class of each image of the generator: equally many of each in any ten neighbours."""
+    """The class of each image of the generator: each occurs once in any ten neighbours."""
     return indices % 10
 
 
 def draw(indices: NDArray[np.int64], drawing: Drawing = "shapes") -> NDArray[np.uint8]:
-    """The generator's images of these indices: N x 32 x 32 x 3."""
+    """The images of these indices: N x 32 x 32 x 3."""
     paint = load()
     images = np.empty((len(indices), SIDE, SIDE, 3), np.uint8)
 
@@ -120,7 +105,7 @@ def _plan(indices: NDArray[np.int64], drawing: Drawing) -> tuple[NDArray[np.floa
     objects[..., COS], objects[..., SIN] = np.round(np.cos(turn), 6), np.round(np.sin(turn), 6)
     objects[..., X : Y + 1] = SIDE * draws[..., 1:3]
     objects[:, figures, X : Y + 1] = _lattice(draws[:, 0], draws[:, figures, 1:3])
-    objects[:, 0, KIND] = -1  # the background covers all
+    objects[:, 0, KIND] = -1  # the background covers everything
     objects[:, clutter, KIND] = np.where(draws[:, clutter, 3] < 0.5, LINE, BLOB)
     objects[:, clutter, SIZE] = 3 + 7 * draws[:, clutter, 4]
     objects[:, figures, KIND] = classes_of(indices)[:, None]
@@ -174,7 +159,7 @@ def _field(kind: int, x: float, y: float) -> Any:
         return max(-y - 0.55, max(0.8660254 * x + 0.5 * y, -0.8660254 * x + 0.5 * y) - 0.55)
     if kind == 4:
         return min(max(ax - 1.0, ay - 0.27), max(ax - 0.27, ay - 1.0))
-    if kind == 5:  # a point is in a five-pointed star if at most one of the five lines has it outside
+    if kind == 5:  # a point is in a five-pointed star if it is outside at most one of the five lines
         largest, second = -9.0, -9.0
         for side in range(5):
             value = _STAR[side, 0] * x + _STAR[side, 1] * y - 0.40
@@ -253,15 +238,15 @@ def _paint(objects: NDArray[np.float64], noise: NDArray[np.uint8], strength: NDA
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function as machine code, kept for the next start wherever there is a place that can be written to."""
+    """The function as machine code, cached for the next start where some folder is writable."""
     try:
         return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # a read-only installation and no home
+    except RuntimeError:  # a read-only installation and no home folder
         return numba.njit(nogil=True)(function)
 
 
 def load() -> Callable[..., None]:
-    """The compiled ``_paint``; rebuilt where numba's cached copy is damaged."""
+    """The compiled ``_paint``; a damaged cache of it is rebuilt."""
     global _figure, _painter
     with _lock:
         if _painter is None:
@@ -269,7 +254,7 @@ def load() -> Callable[..., None]:
             nothing = np.zeros((0, 1, 1, 3), np.uint8)
             try:
                 painter(np.zeros((0, 1, FIELDS)), nothing, np.zeros(0), nothing.copy())
-            except Exception:  # a damaged cache fails in any way; without it a real error comes back
+            except Exception:  # a damaged cache can fail in any way; a real error comes back without it
                 forget_kernels(painter.stats.cache_path, module=Path(__file__).stem)
                 _figure, painter = compiled(_field), compiled(_paint)
             _painter = painter

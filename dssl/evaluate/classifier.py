@@ -20,8 +20,8 @@ from dssl import loop, rng
 from dssl.augment import Normalization, ViewMaker
 from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
-from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
-from dssl.data.loader import Batch, Batches
+from dssl.data.device import Batch
+from dssl.data.loader import CROP_RATIO, Batches, EvaluationBatches
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate.features import Progress

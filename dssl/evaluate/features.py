@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dssl.augment import Normalization
 from dssl.data import Source
-from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
+from dssl.data.loader import CROP_RATIO, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
 from dssl.models import evaluating, forward

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data import Source, require_labels
-from dssl.data.decode import printable
-from dssl.data.sources import skipped_files
+from dssl.data.source import skipped_files
 from dssl.errors import DsslError, memory_for
 from dssl.evaluate.protocols import PROTOCOLS, Task
 from dssl.evaluate.quality import Quality, quality
 from dssl.evaluate.references import Reference, references_for
 from dssl.evaluate.result import Result, frozen
+from dssl.files import printable
 from dssl.version import VERSION
 
 __all__ = ["Evaluation", "Task", "aligned_labels", "evaluate"]

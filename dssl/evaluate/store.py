@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dssl.data import Source
-from dssl.data.evaluation import CROP_RATIO
+from dssl.data.loader import CROP_RATIO
 from dssl.data.quarantine import Quarantine
 from dssl.evaluate.features import Features, Progress, compute_features
 from dssl.files import replacing

@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Source, UnreadableImage
-from dssl.data.sources import default_threads
+from dssl.data.pipeline import default_threads
 from dssl.errors import DsslError
 from dssl.graph import View
 from dssl.report.pictures import PICTURE_SIDE, shrunk, to_pillow

@@ -15,7 +15,7 @@ from typing import IO, Literal
 
 from dssl import config_io
 from dssl.config import RunConfig
-from dssl.data.sources import default_threads
+from dssl.data.pipeline import default_threads
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.reproduce import outcome

@@ -13,8 +13,7 @@ from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
-from dssl.data.evaluation import EvaluationBatches
-from dssl.data.loader import Maker
+from dssl.data.loader import EvaluationBatches, Maker
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
@@ -51,8 +50,7 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         assert source is not None
         # what may be unreadable is for the configuration to say; the run's own quarantine names the files
         allowed = Quarantine(source, max_share=config.bad_share)
-        measured = measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)
-        return Normalization(measured.mean, measured.std)
+        return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     if config.channels == 1:
         # the gray value is a weighted sum of the channels; their plain mean is near enough to normalise by

@@ -15,10 +15,10 @@ from dssl import config_io, loop
 from dssl.augment import Normalization
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
-from dssl.data.device import Feed
-from dssl.data.files import holds
-from dssl.data.loader import Batch, Batches, Maker
-from dssl.data.sources import earlier_fingerprints
+from dssl.data.device import Batch, Feed
+from dssl.data.folder import holds
+from dssl.data.loader import Batches, Maker
+from dssl.data.source import earlier_fingerprints
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
