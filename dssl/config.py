@@ -113,8 +113,12 @@ class RunConfig:
     """The network to train: whitened or small (for CPUs), resnet18-cifar, any torchvision classifier by name, or timm:NAME."""
     init: Path | None = None
     """Initialise the encoder from these weights: a file of dssl, torchvision or timm."""
+    teacher: Path | None = None
+    """Weights of the frozen teacher of edges such as s1->teacher(s1): a run, or a file of dssl, torchvision or timm."""
+    teacher_encoder: str | None = None
+    """The teacher's encoder, where its file does not say: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=_simsiam)
-    """simsiam, byol or simclr."""
+    """simsiam, byol, simclr, vicreg or barlowtwins."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"
@@ -166,6 +170,14 @@ class RunConfig:
         if self.compile and self.checkpoint_activations:
             raise DsslError("compile and checkpoint_activations are both on, and do not work together: choose one")
         graph = named_graph(self.graph)
+        taught = next((edge.name for edge in graph.active_edges if edge.is_taught), None)
+        if taught is not None and self.teacher is None:
+            raise DsslError(f"the graph has the edge {taught}: name the teacher's weights with --teacher")
+        if taught is None and (self.teacher or self.teacher_encoder) is not None:
+            raise DsslError(
+                f"teacher is {self.teacher or self.teacher_encoder}, but no edge of the graph ends at a teacher: "
+                "add one such as s1->teacher(s1), or leave the teacher out"
+            )
         parse(self.standard)
         parse(self.heavy)
         for view in graph.views:

@@ -161,7 +161,8 @@ def run(
             torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
             optimizer.zero_grad(set_to_none=True)
             with autocast(world.device, settings.precision):
-                loss = backward(task.objective, inputs, through=wrapped, scaler=scaler)
+                progress = step / max(total - 1, 1)
+                loss = backward(task.objective, inputs, progress=progress, through=wrapped, scaler=scaler)
             if settings.clip is not None:
                 scaler.unscale_(optimizer)  # the norm to clip is the true one; without fp16 this does nothing
                 nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip)
@@ -207,10 +208,12 @@ def run(
     return Ending(state.step, total, watch.opinion, keeper.newest(), stop.signal)
 
 
-def backward(objective: nn.Module, inputs: Any, *, through: nn.Module, scaler: torch.amp.GradScaler) -> Any:
+def backward(
+    objective: nn.Module, inputs: Any, *, progress: float, through: nn.Module, scaler: torch.amp.GradScaler
+) -> Any:
     """View by view where there are views; the loss of a detector or a classifier is one graph."""
     if isinstance(objective, Objective):
-        return objective.backward(inputs, through=through, scaler=scaler)
+        return objective.backward(inputs, progress=progress, through=through, scaler=scaler)
     loss = through(inputs)
     with torch.autocast(loss.total.device.type, enabled=False):
         scaler.scale(loss.total).backward()

@@ -59,7 +59,7 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig, *, nesterov: boo
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             small = parameter.dim() <= 1
-            fixed = config.fixed_predictor_rate and name.startswith("predictor.")
+            fixed = config.fixed_predictor_rate and name.startswith(("predictor.", "heavy_predictor."))
             groups.setdefault((small, fixed), []).append(parameter)
     described: list[dict[str, Any]] = [
         {

@@ -40,7 +40,7 @@ class Arguments:
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet or folder."""
     method: str = "simsiam"
-    """simsiam, byol or simclr."""
+    """simsiam, byol, simclr, vicreg or barlowtwins."""
     images: int | None = None
     """How many images the run would have; the recipe's usual number by default."""
     data: str | None = None

@@ -124,7 +124,7 @@ def measure_speed(
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with autocast(device, precision):
-            loss = backward(objective, views, through=objective, scaler=scaler)
+            loss = backward(objective, views, progress=0.0, through=objective, scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
         float(loss.total)

@@ -54,6 +54,8 @@ class Look:
     """Spread of the predictions."""
     target: dict[str, float]
     """Spread of the targets."""
+    regularisers: dict[str, float] = field(default_factory=dict)
+    """The method's term for each view that has one."""
 
 
 def rank_share(embedding: Tensor) -> float:
@@ -73,6 +75,7 @@ def look(step: int, report: LossReport) -> Look:
         rank={name: rank_share(value) for name, value in report.projections.items()},
         source={name: float(spread(value)) for name, value in report.predictions.items()},
         target={name: float(spread(value)) for name, value in report.targets.items()},
+        regularisers={name: float(value) for name, value in report.regularisers.items()},
     )
 
 
@@ -158,30 +161,28 @@ class Health:
         self.opinion = Opinion(state["verdict"], 0)
 
 
-def is_heavy(graph: ViewGraph, name: str) -> bool:
-    return not graph.view(name).policy.startswith("standard")
-
-
 def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
     """The edge to suspect first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
     edges = graph.active_edges
-    heavy = [edge for edge in edges if is_heavy(graph, edge.target)]
-    touching = [edge for edge in heavy or edges if view in (edge.predictor, edge.target)]
+    # a teacher is frozen: what it makes of a heavy view cannot collapse
+    heavy = [edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.targets)]
+    touching = [edge for edge in heavy or edges if view in (edge.predictor, *edge.target_views)]
     return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
 
 
 def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
     """Three things to try, the most likely first."""
-    if is_heavy(graph, cause.target):
+    heavy = [] if cause.is_taught else [name for name in cause.targets if graph.view(name).is_heavy]
+    if heavy:
         return (
-            f"give the edge a direction: with --graph dssl a heavy view such as {cause.target} is pulled and never pulls",
+            f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",
             "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
-            "use --method byol or simclr, which tolerate more than SimSiam does",
+            "add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg, which tolerate more",
         )
     return (
         "lower --optimizer.rate by half, or lengthen --optimizer.warmup-epochs",
         "inspect the views with `dssl views`: from blank or identical views only a constant can be learned",
-        "enlarge --batch-size, or use --method byol or simclr",
+        "enlarge --batch-size, add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg",
     )
 
 

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
+from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
-from dssl.data.loader import EvaluationBatches
+from dssl.data.loader import EvaluationBatches, Maker
 from dssl.distributed import World
-from dssl.graph import ViewGraph
-from dssl.methods import Method, declaration_of
-from dssl.models import build_encoder, feature_dim
+from dssl.errors import DsslError
+from dssl.graph import View, ViewGraph
+from dssl.methods import Method, Teacher, declaration_of
+from dssl.models import build_encoder, evaluating, feature_dim
 from dssl.models.for_cpus import WhitenedEncoder, whiten
+from dssl.objective import Objective
 from dssl.presets import named_graph
 
 logger = logging.getLogger("dssl")
@@ -56,16 +58,23 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     return known
 
 
-def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> ViewMaker:
+def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
     """What makes the views of the graph; without a normalisation, as uint8 to look at."""
-    return ViewMaker(
-        graph.made,
-        size=config.image_size,
-        seed=config.seed,
-        channels=config.channels,
-        policies={"standard": config.standard, "heavy": config.heavy},
-        normalization=normalization,
-    )
+    sizes: dict[int, list[View]] = {}
+    for view in graph.made:
+        sizes.setdefault(graph.size(view.name) or config.image_size, []).append(view)
+    makers = [
+        ViewMaker(
+            views,
+            size=size,
+            seed=config.seed,
+            channels=config.channels,
+            policies={"standard": config.standard, "heavy": config.heavy},
+            normalization=normalization,
+        )
+        for size, views in sizes.items()
+    ]
+    return makers[0] if len(makers) == 1 else SizedViewMaker(makers, [view.name for view in graph.made])
 
 
 def images_to_whiten(config: RunConfig, source: Source, normalization: Normalization) -> Tensor:
@@ -88,9 +97,58 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
         from dssl.weights.load import load_weights_into
 
         logger.info(load_weights_into(encoder, init).text())
+    check_sizes(config, encoder, dim)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
+    if config.teacher is not None:
+        method.add_module("teacher", _teacher(config, config.teacher, method))
+    Objective(
+        method, named_graph(config.graph)
+    )  # refuses a graph that the method cannot do, before anything is written
     return method
+
+
+def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
+    """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
+    from dssl.weights.load import open_weights
+
+    graph = named_graph(config.graph)
+    try:
+        loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
+        for name in graph.taught:  # refuses a size that it cannot see
+            size = graph.size(name) or config.image_size
+            features = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
+    except DsslError as error:
+        raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
+    if loaded.channels != config.channels:
+        raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
+    logger.info(f"teacher: {loaded.report.text()}")
+    assert isinstance(method, nn.Module)
+    with evaluating(method):
+        images = torch.zeros(2, config.channels, config.image_size, config.image_size)
+        width = method.predict(images).prediction.shape[1]
+    return Teacher(
+        loaded.encoder, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
+    )
+
+
+def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
+    """Refuse an encoder that cannot see one of the graph's views, or sees it with another number of features."""
+    graph = named_graph(config.graph)
+    for name in graph.encoded:
+        if (size := graph.size(name)) is None:
+            continue
+        try:
+            found = feature_dim(encoder, image_size=size, channels=config.channels)
+        except DsslError as error:
+            raise DsslError(
+                f"view {name} has {size} px and the encoder {config.encoder} cannot see it: {error}"
+            ) from None
+        if found != dim:
+            raise DsslError(
+                f"view {name} has {size} px, of which the encoder {config.encoder} makes {found} features and {dim} of "
+                f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +178,6 @@ def prepare(
         images = world.together(lambda: images_to_whiten(config, source, normalization))
         for encoder in whitened:
             whiten(encoder, images)
+    if isinstance(teacher := getattr(method, "teacher", None), Teacher):
+        teacher.expect(normalization)
     return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

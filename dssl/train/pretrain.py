@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dssl import config_io, loop
-from dssl.augment import Normalization, ViewMaker
+from dssl.augment import Normalization
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, Feed
 from dssl.data.folder import holds
-from dssl.data.loader import Batches
+from dssl.data.loader import Batches, Maker
 from dssl.data.source import earlier_fingerprints
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
-from dssl.methods import Method, declaration_of
+from dssl.methods import Method, Teacher, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
@@ -44,7 +44,7 @@ class RunResult(loop.Ending):
     knn: float | None
 
 
-Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
+Gallery = Callable[[Source, Maker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
 
@@ -86,6 +86,11 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
     header = _header(config, parts)
+    if kept is not None and kept.get("teacher") != header.get("teacher"):
+        raise DsslError(
+            f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
+            f"{kept['teacher'][:12]}): put it back, or choose another --out"
+        )
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
     opened.describe(header | {"precision": precision, "images": len(parts.source)})
@@ -214,7 +219,8 @@ def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
 
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    return {
+    teacher = getattr(parts.method, "teacher", None)
+    return ({"teacher": teacher.sha256} if isinstance(teacher, Teacher) else {}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
         "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},

@@ -34,13 +34,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Te
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", ["simsiam", "byol", "simclr"])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 0.05)]
-)
-def test_one_process_equals_two(
-    two: list[dict[str, dict[str, Tensor]]], name: str, dtype: torch.dtype, tolerance: float
-) -> None:
+@pytest.mark.parametrize(("name", "dtype"), worker.CASES)
+def test_one_process_equals_two(two: list[dict[str, dict[str, Tensor]]], name: str, dtype: torch.dtype) -> None:
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
     alone = worker.steps(name, dtype)
     for rank in range(2):
         other = two[rank][f"{name} {dtype}"]
