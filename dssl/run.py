@@ -16,7 +16,10 @@ _OURS, _NOT_YET_OURS = "config.json", "config.tmp"
 
 
 class RunFolder:
-    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``."""
+    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``.
+
+    ``start.safetensors`` is the encoder that a run with ``init`` started from.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,6 +29,7 @@ class RunFolder:
         self.quarantine_file = path / "quarantine.txt"
         self.views_file = path / "views.png"
         self.tensorboard = path / "tensorboard"
+        self.start_file = path / "start.safetensors"
 
     @property
     def has_run(self) -> bool:

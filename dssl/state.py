@@ -17,7 +17,7 @@ from dssl.run import RunFolder
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
-Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged"]
+Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
 Report_contra = TypeVar("Report_contra", contravariant=True)
 
 
@@ -77,6 +77,10 @@ class Watch(Protocol[Report_contra]):
     @property
     def opinion(self) -> Opinion: ...
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the weights as they are now may become the last healthy checkpoint, as far as the verdict allows."""
+
     def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
         """See and judge; ``first_bad`` is the first step whose loss was no number, or -1. This waits for the device."""
 
@@ -90,6 +94,8 @@ class Watch(Protocol[Report_contra]):
 
 class LossWatch:
     """The watch over a training that cannot collapse: its loss must stay a number."""
+
+    trusted = True
 
     def __init__(self) -> None:
         self.opinion = Opinion("healthy", 0)
@@ -202,7 +208,7 @@ class Keeper:
         assert self.folder is not None
         step = self.state.step
         verdict = self.state.watch.opinion.verdict
-        if verdict in ("healthy", "too early"):
+        if verdict in ("healthy", "too early") and self.state.watch.trusted:
             self.last_healthy = step
         path = checkpoint.path_at(self.folder.checkpoints, step)
         checkpoint.write(

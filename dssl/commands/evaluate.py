@@ -1,7 +1,6 @@
 """``dssl evaluate``: what an encoder has learnt, under protocols that say everything about themselves."""
 
 import json
-import os
 import re
 import sys
 import time
@@ -9,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dssl import files
 from dssl.commands.arguments import check_counts, command_line
 from dssl.commands.weights import default_folder, load
 from dssl.errors import DsslError
+from dssl.version import VERSION
 
 if TYPE_CHECKING:
     from dssl.data import Source
+    from dssl.evaluate.protocols import Task
     from dssl.weights.load import LoadedEncoder
 
 
@@ -47,6 +49,8 @@ class Arguments:
     """What pixels are normalised by, where the file does not say it."""
     seed: int = 0
     """Of splits and training; it does not touch the encoder."""
+    against: tuple[str, ...] = ()
+    """Compare with these instead, image by image: imagenet, start, untrained, supervised, a run or a file of weights."""
     epochs: int | None = None
     """Epochs of the trained protocols instead of their own, for trying out; it is part of what is written down."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -90,14 +94,13 @@ def run(arguments: Arguments) -> int:
         loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
         classes=classes, seed=arguments.seed, epochs=arguments.epochs, threads=arguments.threads, folder=out,
     )  # fmt: skip
+    if arguments.against:
+        return _compare(arguments, task, protocols, begun)
     policy = (loaded.header.get("config") or {}).get("standard")
     say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
     evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
-    out.mkdir(parents=True, exist_ok=True)
     written = out / "evaluation.json"
-    temporary = written.with_name(f".{written.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(evaluation.plain(), indent=2, default=_plain) + "\n", encoding="utf-8")
-    temporary.replace(written)
+    files.write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
     print(page.table(evaluation))
     print(f"\n{written}")
     if arguments.page:
@@ -106,6 +109,33 @@ def run(arguments: Arguments) -> int:
         )
         print(out / "evaluation.html")
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], begun: float) -> int:
+    from dssl.evaluate.against import evaluate_against, open_other
+    from dssl.report import comparison as page
+    from dssl.report import page as base_page
+
+    others = []
+    for word in arguments.against:
+        other = open_other(word, task.loaded, seed=arguments.seed)
+        if other is not None:
+            print(other.report.text())
+        others.append((word, other))
+    say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
+    found = evaluate_against(task, others, protocols, say=say)
+    assert task.folder is not None
+    written = task.folder / "comparison.json"
+    plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": [one.plain() for one in found]}
+    files.write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
+    print(page.table(found))
+    print(f"\n{written}")
+    if arguments.page:
+        target = task.folder / "comparison.html"
+        base_page.write(target, page.html(found, task, command=command_line("evaluate", arguments)))
+        print(target)
+    print(f"{time.perf_counter() - begun:.1f} s")
     return 0
 
 
@@ -139,7 +169,3 @@ def _reference_data(data: str, classes: tuple[str, ...]) -> str:
     if len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes):
         return "imagenet"
     return ""
-
-
-def _plain(value: object) -> object:
-    return str(value)

@@ -92,7 +92,10 @@ class Task:
             "cropped_test_images": cropped,
             "precision": "float32" if self.store.autocast is None else str(self.store.autocast).removeprefix("torch."),
         }
-        return Result(name=name, correct=count_correct(predicted, labels), total=len(labels), protocol=about | protocol)
+        correct = count_correct(predicted, labels)
+        return Result(
+            name=name, correct=correct, total=len(labels), protocol=about | protocol, predicted=predicted.cpu()
+        )
 
 
 _FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only then says so
@@ -152,9 +155,7 @@ def _linear(task: Task, optimizer: str) -> list[Result]:
 
 
 def _finetune(task: Task, share: float) -> list[Result]:
-    rows = classifier.share_of_labels(task.train_labels, share, seed=task.seed) if share < 1 else None
-    source = task.train if rows is None else Subset(task.train, rows)
-    labels = task.train_labels if rows is None else task.train_labels[rows]
+    source, labels = _labelled(task, share)
     encoder = deepcopy(task.loaded.encoder)  # the next protocol gets the weights as they were
     dim = task.store.of(task.test, allow_unreadable=False).values.shape[1]
     head = classifier.new_head(dim, len(task.classes), seed=task.seed)
@@ -169,7 +170,9 @@ def _finetune(task: Task, share: float) -> list[Result]:
     return [task.result(name, predicted, used=len(source), protocol=protocol)]
 
 
-def _supervised(task: Task) -> list[Result]:
+def supervised(task: Task, share: float = 1.0) -> list[Result]:
+    """The encoder of the task with random weights, trained with this share of the labels."""
+    source, labels = _labelled(task, share)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
         encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
@@ -177,13 +180,21 @@ def _supervised(task: Task) -> list[Result]:
     dim = task.store.of(task.test, allow_unreadable=False).values.shape[1]
     head = classifier.new_head(dim, len(task.classes), seed=task.seed)
     used = classifier.train_classifier(
-        encoder, head, task.train, labels=task.train_labels, training=_training(task, classifier.SUPERVISED),
+        encoder, head, source, labels=labels, training=_training(task, classifier.SUPERVISED),
         setting=task.setting, freeze=False, folder=task.folder,
     )  # fmt: skip
-    protocol = {"kind": "supervised", "labels_share": 1.0, "training": dataclasses.asdict(used), **_TRAINED}
+    protocol = {"kind": "supervised", "labels_share": share, "training": dataclasses.asdict(used), **_TRAINED}
     predicted = classifier.predict(encoder, head, task.test, setting=task.setting)
     name = "supervised from scratch (no pretraining)"
-    return [task.result(name, predicted, used=len(task.train), protocol=protocol)]
+    return [task.result(name, predicted, used=len(source), protocol=protocol)]
+
+
+def _labelled(task: Task, share: float) -> tuple[Source, NDArray[np.int64]]:
+    """A share of the training images, and their labels."""
+    if share == 1:
+        return task.train, task.train_labels
+    rows = classifier.share_of_labels(task.train_labels, share, seed=task.seed)
+    return Subset(task.train, rows), task.train_labels[rows]
 
 
 def _training(task: Task, training: Training) -> Training:
@@ -200,7 +211,7 @@ PROTOCOLS: dict[str, Callable[[Task], list[Result]]] = {
     "finetune-1": partial(_finetune, share=0.01),
     "finetune-10": partial(_finetune, share=0.1),
     "finetune": partial(_finetune, share=1.0),
-    "supervised": _supervised,
+    "supervised": supervised,
 }
 """The first four need only features; the others train on augmented images, which takes a GPU or patience."""
 

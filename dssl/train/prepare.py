@@ -19,6 +19,9 @@ from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.models.whitened import WhitenedEncoder, whiten
 from dssl.presets import named_graph
+from dssl.train.adaptation import keep_most
+from dssl.weights.load import load_weights_into
+from dssl.weights.pretrained import is_imagenet, load_imagenet
 from dssl.world import World
 
 logger = logging.getLogger("dssl")
@@ -57,6 +60,11 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     return known
 
 
+def evaluation_size(config: RunConfig) -> int:
+    """The size of whole images where the encoder is measured."""
+    return config.image_size if config.adapt is None else config.adapt.evaluation_size
+
+
 def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> ViewMaker:
     """What makes the views of the graph; without a normalisation, as uint8 to look at."""
     return ViewMaker(
@@ -86,11 +94,15 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
     dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     if init is not None:  # before the method copies the encoder, as BYOL does
-        from dssl.weights.load import load_weights_into
-
-        logger.info(load_weights_into(encoder, init).text())
+        if is_imagenet(init):
+            line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
+        else:
+            line = load_weights_into(encoder, init).text()
+        logger.info(line)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
+    if config.adapt is not None:
+        keep_most(method, config.adapt)
     return method
 
 
