@@ -29,6 +29,7 @@ _VERDICTS: dict[str, tuple[Colour, str]] = {
     "partial collapse": ("warn", "The embeddings of at least one view lost most of their spread or their rank."),
     "collapsed": ("bad", "The embeddings of at least one view shrank to nearly a point."),
     "diverged": ("bad", "The loss is no longer a number."),
+    "below where it started": ("bad", "The encoder is worse than the weights that it started from."),
 }
 _PANELS: tuple[tuple[Curve, str], ...] = (
     ("knn", "kNN accuracy, %"),

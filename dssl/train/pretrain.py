@@ -235,7 +235,7 @@ class Pretraining:
         if known and self.world.first and not finished:
             self.start = Start(self.config, self.parts, self.folder, header=self.header)
             if new:
-                log.start(0, self.start.record(), self.start.text())
+                log.start(0, self.start.record(None), self.start.text())
                 log.say(f"the start: {self.start.text()}")
         if self.gallery is not None and self.world.first and not self.folder.views_file.is_file():
             maker = view_maker(self.config, self.parts.graph, None)
@@ -266,12 +266,14 @@ class Pretraining:
         """Measure the encoder beside the weights that it started from; the opinion where it fell below them."""
         if self.start is None or step <= self.head_steps:  # it has not moved yet
             return None
-        self.start.measure(self.parts.method.encoder)
-        log.start(step, self.start.record(), self.start.text())
-        self.watch.trusted = self.start.standing.drift <= CLOSE
-        if self.config.adapt is not None and step < self.total:
-            return None  # these weights are on the way: the run ends on weights between them and the start
-        return self.start.judge(step, f"take the weights of the start: {self.folder.start_file}")
+        start = self.start
+        start.measure(self.parts.method.encoder)
+        self.watch.trusted = start.standing.drift <= CLOSE
+        opinion = None
+        if self.config.adapt is None or step == self.total:  # else the run ends on weights between these and the start
+            opinion = start.judge(step, f"take the weights of the start: {self.folder.start_file}")
+        log.start(step, start.record(opinion), start.text())
+        return opinion
 
 
 class HealthWatch:

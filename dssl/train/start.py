@@ -37,8 +37,6 @@ SURE = 0.01
 """Below this p-value of McNemar's test the held-out images have got worse, or better."""
 CLOSE = 0.2
 """Up to this drift a checkpoint counts as one to go back to: the measure that needs no labels."""
-UNRELATED = 0.8
-"""Without labels: from this share of the distance between two different images on, the features count as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +99,10 @@ class Start:
                 return None
             told = ", ".join(f"{name} {self.before[name]:.1f} -> {now.held_out[name]:.1f} %" for name in sure)
             reason = f"on held-out training images {told}"
-        elif now.drift < UNRELATED * self.apart:
+        elif now.drift < self.apart:
             return None
         else:
-            reason = "there are no labels to measure with"
+            reason = "images are no closer to what they were than to other images (there are no labels to measure with)"
         reason += (
             f"; features drifted by {now.drift:.2f} (0 is the start, two different images were {self.apart:.2f} apart)"
         )
@@ -122,9 +120,10 @@ class Start:
         """Accuracy of the start on the held-out images."""
         return self._accuracies(self._before)
 
-    def record(self) -> dict[str, Any]:
+    def record(self, opinion: Opinion | None) -> dict[str, Any]:
         """For metrics.jsonl."""
-        return {"start": {**asdict(self.standing), "apart": self.apart}}
+        below = {} if opinion is None else {"below": {"reason": opinion.reason, "remedies": opinion.remedies}}
+        return {"start": {**asdict(self.standing), "apart": self.apart, **below}}
 
     def text(self) -> str:
         """For the progress line."""

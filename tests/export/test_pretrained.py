@@ -73,9 +73,8 @@ def test_timms_weights_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("We couldn't connect to 'https://huggingface.co'")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(
-        DsslError, match=r"fetch https://huggingface.co/timm/test_resnet.r160_in1k/resolve/main/\S+ .*--init FILE"
-    ):
+    place = "https://huggingface.co/timm/test_resnet.r160_in1k/resolve/main/"
+    with pytest.raises(DsslError, match=rf"fetch {place}\S+ .*--init FILE"):
         load_imagenet(encoder, "timm:test_resnet", image_size=32, channels=3)
 
 
@@ -99,7 +98,8 @@ print(load_imagenet(encoder, "timm:test_resnet", image_size=64, channels={channe
 gray = torch.rand(2, 1, 64, 64)
 model.reset_classifier(0)
 with torch.no_grad():
-    print(float((encoder.eval()(gray.expand(-1, {channels}, -1, -1)) - model.eval()(gray.expand(-1, 3, -1, -1))).abs().max()) < 1e-4)
+    ours, theirs = encoder.eval()(gray.expand(-1, {channels}, -1, -1)), model.eval()(gray.expand(-1, 3, -1, -1))
+    print(float((ours - theirs).abs().max()) < 1e-4)
 """
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
