@@ -37,6 +37,8 @@ class Arguments:
     """The size of images, where the file does not say it, or another than it was trained with."""
     normalization: Literal["cifar10", "imagenet"] | None = None
     """What pixels are normalised by, where the file does not say it."""
+    dense: bool = False
+    """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
@@ -50,11 +52,16 @@ def run(arguments: Arguments) -> int:
 
     from dssl.data import open_source
     from dssl.evaluate.embed import Encoding, embed_file, embed_shards
+    from dssl.models.dense import DenseEncoder
     from dssl.world import pick_device
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
+    if arguments.dense and arguments.out.suffix == ".csv":
+        raise DsslError(
+            f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
+        )
     begun = time.perf_counter()
     loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
@@ -65,15 +72,23 @@ def run(arguments: Arguments) -> int:
         autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
         threads=arguments.threads,
         progress=show_progress if sys.stderr.isatty() else None,
+        dense=DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+        if arguments.dense
+        else None,
     )
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(encoding, source, arguments.out)
     else:
         done = embed_shards(encoding, source, arguments.out, shard=arguments.shard)
+    what = (
+        f"feature maps of {' x '.join(map(str, done.shape))}"
+        if arguments.dense
+        else f"embeddings of {done.shape[0]} numbers"
+    )
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
     kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
     print(
-        f"{arguments.out}: {done.images:,} embeddings of {done.dimensions} numbers in {done.files:,} "
+        f"{arguments.out}: {done.images:,} {what} in {done.files:,} "
         f"{'file' if done.files == 1 else 'shards'}{kept}{left_out}; {time.perf_counter() - begun:.1f} s"
     )
     return 0

@@ -19,6 +19,7 @@ from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
 from dssl.evaluate.features import NothingReadable, Progress, compute_features
 from dssl.models import feature_dim
+from dssl.models.dense import DenseEncoder
 from dssl.weights.load import LoadedEncoder
 
 SMALL = 100_000
@@ -30,7 +31,8 @@ class Embedded:
     """What was written."""
 
     images: int
-    dimensions: int
+    shape: tuple[int, ...]
+    """Of one row: its length, or channels, height and width."""
     unreadable: int
     computed: int
     """How many images went through the encoder this time; the others were there already."""
@@ -46,6 +48,8 @@ class Encoding:
     autocast: torch.dtype | None = None
     threads: int | None = None
     progress: Progress | None = None
+    dense: DenseEncoder | None = None
+    """Instead of the encoder's vectors its last feature maps: rows x channels x height x width."""
 
     def rows(
         self, source: Source, indices: NDArray[np.int64], quarantine: Quarantine, *, done: int = 0
@@ -58,7 +62,7 @@ class Encoding:
         loaded = self.loaded
         try:
             features = compute_features(
-                loaded.encoder,
+                loaded.encoder if self.dense is None else self.dense,
                 source,
                 image_size=loaded.image_size,
                 normalization=loaded.normalization,
@@ -75,12 +79,13 @@ class Encoding:
                 raise
             # a shard without rows: the others are still worth having
             size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
-            return np.empty((0, size), np.float32), []
-        return features.values.numpy(), [source.label_of(int(row)) for row in features.rows]
+            return np.empty((0, size) if self.dense is None else (0, *self.dense.shape), np.float32), []
+        values = features.values if self.dense is None else features.values.unflatten(1, self.dense.shape)
+        return values.numpy(), [source.label_of(int(row)) for row in features.rows]
 
 
 def embed_shards(encoding: Encoding, source: Source, folder: Path, *, shard: int) -> Embedded:
-    """Write ``embeddings-00000.npy`` (float32, rows x dimensions) and ``names-00000.txt`` for every ``shard`` images.
+    """Write ``embeddings-00000.npy`` (float32, a row for each image) and ``names-00000.txt`` for every ``shard`` images.
 
     The names come last, so a shard whose names are there is whole; another run with the same weights and images goes on after it.
     """
@@ -93,7 +98,8 @@ def embed_shards(encoding: Encoding, source: Source, folder: Path, *, shard: int
     folder.mkdir(parents=True, exist_ok=True)
     _check_manifest(manifest, about)
     quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
-    computed = images = dimensions = 0
+    computed = images = 0
+    shape: tuple[int, ...] = ()
     for number in range(about["shards"]):
         indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
@@ -103,12 +109,12 @@ def embed_shards(encoding: Encoding, source: Source, folder: Path, *, shard: int
             _write(names, partial(_write_lines, titles))
             computed += len(indices)
         stored = np.load(values, mmap_mode="r", allow_pickle=False)
-        images, dimensions = images + len(stored), stored.shape[1]
+        images, shape = images + len(stored), stored.shape[1:]
     if images == 0:
         raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
     return Embedded(
         images=images,
-        dimensions=dimensions,
+        shape=shape,
         unreadable=quarantine.total - images,
         computed=computed,
         files=about["shards"],
@@ -131,7 +137,7 @@ def embed_file(encoding: Encoding, source: Source, path: Path) -> Embedded:
         _write(path, lambda file: _csv(file, rows, names))
     return Embedded(
         images=len(rows),
-        dimensions=rows.shape[1],
+        shape=rows.shape[1:],
         unreadable=quarantine.total - len(rows),
         computed=len(source),
         files=1,
@@ -141,6 +147,7 @@ def embed_file(encoding: Encoding, source: Source, path: Path) -> Embedded:
 def _about(encoding: Encoding, source: Source) -> dict[str, Any]:
     loaded = encoding.loaded
     return {
+        **({} if encoding.dense is None else {"dense": list(encoding.dense.shape)}),
         "weights": loaded.sha256,
         "encoder": loaded.name,
         "image_size": loaded.image_size,
@@ -163,7 +170,8 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
     with suppress(OSError, ValueError):
         before = json.loads(manifest.read_text(encoding="utf-8"))
     if before != about:
-        changed = [key for key in about if not isinstance(before, dict) or before.get(key) != about[key]]
+        known = before if isinstance(before, dict) else {}
+        changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
         raise DsslError(
             f"{manifest.parent} holds embeddings of something else ({', '.join(changed)} differ): name another folder"
         )

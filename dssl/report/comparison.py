@@ -20,7 +20,7 @@ def table(found: Sequence[Against]) -> str:
     """The numbers for a terminal."""
     lines = []
     for one in found:
-        rows = [("protocol", one.name, "this", "difference", "95 % interval", "p", "draws", "")]
+        rows = [("protocol", "other", "this", "difference", "95 % interval", "p", "draws", "")]
         for row in one.rows:
             about = row.comparison
             cells = (f"{about.before:.2f}", f"{about.after:.2f}", _difference(row), _interval(row), _p_value(row))
