@@ -84,7 +84,12 @@ class Problem:
             )
         self.scaling = scaling_of(features, dtype=dtype)
         scaled = self.scaling(features)
-        values, axes = torch.linalg.eigh((scaled.T @ scaled).double() / len(scaled))
+        if len(scaled) < scaled.shape[1]:
+            # few labels: the optimum is a sum of the images, so that the axes of their span are enough
+            _, singular, rows = torch.linalg.svd(scaled.double(), full_matrices=False)
+            values, axes = singular.square() / len(scaled), rows.T
+        else:
+            values, axes = torch.linalg.eigh((scaled.T @ scaled).double() / len(scaled))
         self._axes = axes.to(dtype)
         self._variance = values.clamp(min=0).to(dtype)
         self._rotated = scaled @ self._axes

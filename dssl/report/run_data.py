@@ -62,6 +62,12 @@ class RunData:
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
+    def since_start(self, name: str) -> Points:
+        """(epoch, value) beside the weights that the run started from: drift, feature_rank, or kNN and probe where measured."""
+        records = [(float(record["epoch"]), record["start"]) for record in self.starts]
+        points = [(epoch, now[name] if name in now else now["held_out"].get(name)) for epoch, now in records]
+        return [(epoch, value) for epoch, value in points if value is not None]
+
     def thinned(self, name: Curve, count: int) -> Points:
         """At most ``count`` points of a curve, the last one included."""
         points = self.curve(name)

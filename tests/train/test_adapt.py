@@ -14,6 +14,7 @@ from dssl.config import AdaptConfig, CheckpointConfig, OptimizerConfig, RunConfi
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.recipes import recipe
+from dssl.report import run_report
 from dssl.report.run_data import read_run
 from dssl.train import train
 from dssl.train.adaptation import rate_shares, settle
@@ -136,6 +137,21 @@ def test_the_start_is_kept_and_the_size_of_whole_images_known(weights: Path, who
     assert standings[0][1]["drift"] == 0
     assert standings[-1][1]["drift"] > 0
     assert set(standings[0][1]["held_out"]) == {"kNN", "probe"}
+
+
+def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
+    run = read_run(whole)
+    drift = run.since_start("drift")
+    assert [epoch for epoch, _ in drift] == [0, 2, 3]
+    assert drift[0][1] == 0 < drift[1][1]
+    assert len(run.since_start("kNN")) == len(run.since_start("probe")) == 3
+    text = run_report.html([run], command="dssl report")
+    assert "Beside the weights that it started from" in text
+    plot = str(run_report.start_plot([run]).svg)
+    assert plot.count("stroke-dasharray") >= 4  # the dashed line of the start in each of the four panels
+    assert "not measured" not in plot
+    without = replace(run, starts=())
+    assert "Beside the weights" not in run_report.html([without], command="dssl report")
 
 
 def test_layers_further_from_the_output_learn_more_slowly() -> None:
