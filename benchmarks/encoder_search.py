@@ -30,9 +30,8 @@ from dssl.evaluate.knn import knn_accuracy
 from dssl.evaluate.probe import Problem
 from dssl.methods import SimCLR, SimSiam
 from dssl.objective import Objective
-from dssl.optim import build_optimizer, set_learning_rate
+from dssl.optim import build_optimizer, learning_rate, set_learning_rate
 from dssl.presets import named_graph
-from dssl.train.schedule import learning_rate
 
 HELD_OUT, BANK = 5_000, 10_000
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}

@@ -32,8 +32,7 @@ from dssl.data import open_source
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import DEFAULT_STRENGTH, Problem, choose_strength
-from dssl.models import build_encoder
-from dssl.models.inference import evaluating
+from dssl.models import build_encoder, evaluating
 from dssl.precision import choose_precision
 from dssl.weights.load import load_encoder
 

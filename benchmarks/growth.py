@@ -76,9 +76,9 @@ def index_point(count: int) -> record.Record:
             folder.mkdir(parents=True)
             for number in range(first, min(first + 1000, count)):
                 os.close(os.open(f"{folder}/image{number:07}.jpg", os.O_CREAT | os.O_WRONLY))
-        from dssl.data.files import Folder
+        from dssl.data.folder import Folder
         from dssl.data.index import open_index
-        from dssl.data.order import Order
+        from dssl.data.loader import Order
 
         def begin_epoch(seed: int) -> None:
             Order(count, batch_size=256, seed=seed).at(0)
@@ -88,7 +88,7 @@ def index_point(count: int) -> record.Record:
         reopen = [record.seconds(lambda: open_index(root)) for _ in range(3)]
         folder_open = [record.seconds(lambda: Folder(str(root))) for _ in range(3)]
         epochs = [record.seconds(functools.partial(begin_epoch, seed)) for seed in range(3)]
-        size = sum(file.stat().st_size for file in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.index")) / 2**20
+        size = sum(file.stat().st_size for file in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.npy")) / 2**20
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         assert size > 0, "the index was not kept"
         assert len(open_index(root)) == count

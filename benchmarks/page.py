@@ -19,19 +19,19 @@ How fast, how big, how it grows, against what one would use instead. Every numbe
 `benchmarks/results/`, which names the command that made it, all versions, and the load of the machine before and after.
 
 ```
-make bench-setup      # the peers, from PyPI, into a virtual environment of their own
+make bench-setup      # the peers, from PyPI, into a separate virtual environment
 make bench            # views, training steps, evaluation, start-up: about 25 minutes on two cores
 make bench-long       # growth, memory, time to quality: about half an hour
 make bench ONLY=train # one of them: {names}
-make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on one's own JPEG files and on CIFAR-10 instead of drawn images
+make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-10 instead of drawn images
 ```
 
 ## How to read it
 
-- Ratios are worth more than rates: everybody is measured in the same run, taking turns, and another machine has other rates.
+- Ratios say more than rates: all candidates are measured in turn in the same run, and rates differ between machines.
 - A number is the median of its rounds; the whiskers of a plot and "x to y" are the quartiles, "±" half their distance.
 - Thread counts are asserted: torch has as many threads as there are cores, or one where the row says "one core".
-- fp32 and bf16 rows tell precision and engineering apart: compare rows of the same precision.
+- fp32 and bf16 rows separate precision from engineering: compare rows of the same precision.
 - Where a peer is faster, [the list below](#where-somebody-else-is-faster) says so; it is made by the same program as the tables.
 """
 

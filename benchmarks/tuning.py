@@ -22,13 +22,12 @@ from dssl.data import Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
 from dssl.methods import METHODS
-from dssl.models.whitened import WhitenedEncoder, whiten
+from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
-from dssl.optim import build_optimizer, set_learning_rate
+from dssl.optim import build_optimizer, learning_rate, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.train.prepare import build_method, images_to_whiten
-from dssl.train.schedule import learning_rate
 
 
 def main() -> None:
@@ -70,6 +69,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     held_out, train = np.sort(order[-HELD_OUT:]), np.sort(order[:-HELD_OUT][: options.images])
     source = Subset(images, train)
     method = build_method(config)
+    assert isinstance(method, torch.nn.Module)
     for module in method.modules():
         if isinstance(module, WhitenedEncoder):
             whiten(module, images_to_whiten(config, source, CIFAR10))

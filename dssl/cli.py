@@ -1,4 +1,4 @@
-"""The command line: one table of commands, each imported only when it is asked for, so that help is instant."""
+"""The command line: one table of commands, each imported only when called, so that help is instant."""
 
 import contextlib
 import difflib
@@ -12,6 +12,7 @@ from typing import Any
 
 from dssl.commands import COMMANDS, module_name
 from dssl.errors import DsslError, Stopped, choices
+from dssl.text import columns
 from dssl.version import VERSION
 
 _HELP_WORDS = ("-h", "--help", "help")
@@ -71,7 +72,7 @@ def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -
     except SystemExit as leaving:
         if not leaving.code:
             raise
-        raise DsslError(f"{_what_was_wrong(said.getvalue())}; {program} --help lists what there is") from None
+        raise DsslError(f"{_what_was_wrong(said.getvalue())}; see {program} --help") from None
 
 
 def _what_was_wrong(box: str) -> str:
@@ -89,11 +90,10 @@ def _what_was_wrong(box: str) -> str:
 
 
 def _help() -> str:
-    width = max(len(name) for name in COMMANDS) + 2
-    lines = [f"  {name:<{width}}{text}" for name, text in COMMANDS.items()]
+    lines = [f"  {line}" for line in columns(list(COMMANDS.items()))]
     return "\n".join(
         [
-            "usage: dssl COMMAND [arguments]        (dssl COMMAND --help says more)",
+            "usage: dssl COMMAND [arguments]        (see dssl COMMAND --help)",
             "",
             "Pretrain a vision encoder on unlabelled images with any augmentation, without collapse.",
             "",
@@ -114,7 +114,7 @@ def entry() -> None:
     try:
         code = main()
     except BrokenPipeError:
-        # the reader of our output went away: leave without a word, and keep the interpreter from flushing again
+        # the reader of our output went away: exit silently, and keep the interpreter from flushing again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     sys.exit(code)

@@ -20,12 +20,12 @@ class OptimizerConfig:
     name: Literal["sgd", "lars", "adamw"] = "sgd"
     """SGD with momentum, LARS (large batches), or AdamW (vision transformers)."""
     rate: float = 0.03
-    """Base learning rate; the real one is this times batch size / 256."""
+    """Base learning rate; the peak rate is this times batch size / 256."""
     momentum: float = 0.9
     """Momentum of SGD and LARS; the first beta of AdamW."""
     weight_decay: float = 5e-4
     decay_norms_and_biases: bool = True
-    """Apply weight decay to norms and biases too, as SimSiam does; LARS then also adapts their rate only if this is on."""
+    """Also decay norms and biases, as SimSiam does; LARS adapts their rate only if this is on."""
     fixed_predictor_rate: bool = False
     """Keep the predictor's rate constant, as SimSiam's ImageNet code does; the paper does not."""
     warmup_epochs: float = 10.0
@@ -47,13 +47,13 @@ class CheckpointConfig:
     """When the run saves itself, and what it keeps. None of this changes a result."""
 
     every_epochs: int = 1
-    """Save at the end of every so many epochs; the last epoch is always saved."""
+    """Save every N epochs; the last epoch is always saved."""
     every_minutes: float = 15.0
-    """Save in the middle of an epoch too, when this many minutes have passed since the last time."""
+    """Also save within an epoch when this many minutes have passed since the last save."""
     keep: int = 2
-    """How many of the newest to keep."""
+    """Number of newest checkpoints to keep."""
     keep_every: int | None = None
-    """Keep those of every so many epochs for ever."""
+    """Also keep the checkpoint of every N-th epoch permanently."""
 
     def __post_init__(self) -> None:
         require(self.every_epochs >= 1, "checkpoint.every_epochs", self.every_epochs, "at least 1")
@@ -125,25 +125,25 @@ class RunConfig:
         "bad_share",
         "checkpoint_activations",
     )
-    """Settings that a run may change half-way, since no weight depends on them."""
+    """Settings that a resumed run may change, since no weight depends on them."""
 
     data: str = "shapes"
     """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, or a text file that lists them."""
     limit: int | None = None
-    """Use only so many of the images, chosen by the seed."""
+    """Use only N of the images, chosen by the seed."""
     image_size: int = 32
     """Width and height of a view, in pixels."""
     channels: Literal[1, 3] = 3
     """1 for gray images, 3 for colour."""
     normalization: str = "cifar10"
-    """What the pixels are normalised by: cifar10, imagenet, or measure (mean and deviation of one's own data)."""
+    """Pixel normalisation: cifar10, imagenet, or measure (mean and standard deviation of the data itself)."""
     bad_share: float = 0.01
-    """Stop when more than this share of the images cannot be read; up to it they are replaced and named in quarantine.txt."""
+    """Stop if more than this share of the images is unreadable; up to it they are replaced and listed in quarantine.txt."""
 
     encoder: str = "small"
-    """What is trained: whitened or small (for CPUs), resnet18-cifar, any classifier of torchvision by name, or timm:NAME."""
+    """The network to train: whitened or small (for CPUs), resnet18-cifar, any torchvision classifier by name, or timm:NAME."""
     init: Path | None = None
-    """Start the encoder from these weights: imagenet (those of torchvision or timm), or a file of dssl, torchvision or timm."""
+    """Initialise the encoder from these weights: imagenet (torchvision's or timm's), or a file of dssl, torchvision or timm."""
     method: MethodSettings = field(default_factory=_simsiam)
     """simsiam, byol or simclr."""
     graph: str = "dssl"
@@ -155,26 +155,26 @@ class RunConfig:
 
     epochs: int = 100
     batch_size: int = 256
-    """Images in a step over all processes together."""
+    """Images per step, over all processes."""
     seed: int = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     precision: Precision = "auto"
-    """auto measures whether bf16 is faster here, and says what it chose; fp16 scales the loss, for GPUs without bf16."""
+    """auto measures whether bf16 is faster here and reports its choice; fp16 scales the loss, for GPUs without bf16."""
     checkpoint_activations: bool = False
-    """Keep only what enters each block of the encoder and compute the rest again: less memory, about a third more time."""
+    """Keep only the input of each encoder block and recompute the rest: less memory, about a third more time."""
     compile: bool = False
     """Use torch.compile."""
     tf32: bool = False
     """Allow TF32 on GPUs that have it."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode images and make views; by default the cores, divided among the processes of the node."""
+    """Threads that decode images and make views; by default the node's cores, divided among its processes."""
     batchnorm_across_ranks: bool = True
-    """With several processes, let BatchNorm see the whole batch, so that the number of processes changes nothing."""
+    """With several processes, BatchNorm sees the global batch, so that results do not depend on their number."""
 
     knn_every: int = 5
-    """Measure kNN accuracy every so many epochs, where the data has labels and a test split; 0 never."""
+    """Measure kNN accuracy every N epochs if the data has labels and a test split; 0 for never."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     adapt: AdaptConfig | None = None

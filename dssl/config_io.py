@@ -1,4 +1,4 @@
-"""Configurations in and out: TOML and JSON, strict about every name and type, with the difference of two in words.
+"""Configurations in and out: TOML and JSON, strict about every name and type, and the difference between two in words.
 
 It reads and writes any frozen dataclass of settings: ``RunConfig``, and COCO's.
 """
@@ -61,7 +61,7 @@ def read(plain: Mapping[str, Any], *, default: T, where: str) -> T:
 def load(path: Path) -> RunConfig:
     """Read a TOML or JSON file."""
     if path.exists() and not path.is_file():
-        raise DsslError(f"{path} is no regular file: expected a TOML or JSON file of settings")
+        raise DsslError(f"{path} is not a regular file: expected a TOML or JSON file of settings")
     if path.exists() and path.stat().st_size > _LARGEST:
         raise DsslError(f"{path} has {path.stat().st_size:,} bytes: expected a TOML or JSON file of settings")
     try:
@@ -112,7 +112,7 @@ def difference(old: T, new: T) -> list[str]:
 
 
 def is_harmless(key: str, config: Settings) -> bool:
-    """Whether a run may change this setting half-way, since no result depends on it."""
+    """Whether a resumed run may change this setting, since no result depends on it."""
     return any(key.startswith(name) if name.endswith(".") else key == name for name in config.HARMLESS)
 
 

@@ -1,11 +1,167 @@
-"""What makes many processes compute what one process computes: a gather with gradient and a BatchNorm across ranks."""
+"""Who am I among the processes, how they agree, and what makes many compute what one computes: a gather with gradient and a
+BatchNorm across ranks.
+"""
 
-from typing import Any
+import datetime
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from dssl.errors import DsslError
+
+T = TypeVar("T")
+_PATIENCE = datetime.timedelta(minutes=30)
+"""How long a rank waits for the others: the first one measures kNN while they wait."""
+_POLL = 0.02
+"""Seconds between looks for processes that have started."""
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is CUDA, then Apple's GPU, then the CPU."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present.get(name, True):
+        raise DsslError(f"device is {name}, which this machine does not have: use auto, or see `dssl doctor`")
+    if name != "auto":
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """True on every process when it is true on one."""
+        if self.size == 1:
+            return flag
+        votes = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return bool(votes.item())
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do what may fail on any process: where it fails on one, all of them stop with its line, and none waits for it."""
+        if self.size == 1:
+            return work()
+        result, problem = None, None
+        try:
+            result = work()
+        except (DsslError, OSError) as error:
+            problem = str(error)
+        for rank, text in enumerate(self._gather(problem)):
+            if text is not None:
+                raise DsslError(text if rank == self.rank else f"process {rank} stopped: {text}")
+        return cast(T, result)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The first process of each node does it before the others, which then find what it has left in the node's cache."""
+        if self.size == 1:
+            return work()
+        leads = os.environ.get("LOCAL_RANK", str(self.rank)) == "0"
+        led = self.together(lambda: work() if leads else None)
+        followed = self.together(lambda: None if leads else work())
+        return cast(T, led if leads else followed)
+
+    def told(self, work: Callable[[], T]) -> T:
+        """What the first process finds, on all of them."""
+        if self.size == 1:
+            return work()
+        box = [self.together(lambda: work() if self.first else None)]
+        dist.broadcast_object_list(box, 0)
+        return cast(T, box[0])
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Stop if a process has different facts from the first: another folder, other data, other code."""
+        everyone = self._gather(dict(facts)) if self.size > 1 else []
+        for rank, theirs in enumerate(everyone):
+            for name, value in theirs.items():
+                if value != (first := everyone[0][name]):
+                    raise DsslError(
+                        f"process {rank} has {name} {value}, process 0 has {first}: give every node the same --out on a shared "
+                        "disk, the same data and the same version of dssl"
+                    )
+
+    def _gather(self, value: T) -> list[T]:
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, value)
+        return parts
+
+
+def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
+    """A name that this start of the processes shares, and that no earlier one had.
+
+    torchrun keeps its store when it restarts the processes, so without a new name they would talk to dead ones; and its count of
+    restarts is each node's own. So the first process invents the name and answers whoever asks. Every question is unique, so
+    nobody reads the answers to what an earlier start left in the store.
+    """
+    if rank > 0:
+        question = uuid.uuid4().hex
+        store.set(f"dssl/question {rank}", question)
+        name = str(store.get(f"dssl/answer {question}").decode())
+        store.add(f"dssl/{name} heard", 1)
+        return name
+    name, answered, deadline = uuid.uuid4().hex, set[str](), time.monotonic() + _PATIENCE.total_seconds()
+    while store.add(f"dssl/{name} heard", 0) < size - 1:
+        for other in range(1, size):
+            if not store.check([f"dssl/question {other}"]):
+                continue
+            question = store.get(f"dssl/question {other}").decode()
+            if question not in answered:
+                store.set(f"dssl/answer {question}", name)
+                answered.add(question)
+        if time.monotonic() > deadline:
+            raise DsslError(f"not all of the {size} processes have started within {_PATIENCE}: check the other nodes")
+        time.sleep(_POLL)
+    return name
+
+
+@contextmanager
+def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
+    """One process, or one of those that torchrun started (it sets RANK, WORLD_SIZE, LOCAL_RANK)."""
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if size == 1:
+        yield World(0, 1, pick_device(device_name))
+        return
+    if batch_size % size or batch_size // size < 2:
+        raise DsslError(
+            f"batch_size is {batch_size}, the global one, and there are {size} processes: expected a multiple of {size} "
+            f"with at least 2 images each, such as {max(2, round(batch_size / size)) * size}"
+        )
+    if torch.cuda.is_available() and device_name in ("auto", "cuda"):
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    device = pick_device(device_name)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    while isinstance(store, PrefixStore):  # of some versions of torch: a node's own count of restarts is in its name
+        store = store.underlying_store
+    attempt = PrefixStore(f"dssl/{agree_on_attempt(store, rank=rank, size=size)}", store)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=_PATIENCE)
+    try:
+        yield World(rank, size, device)
+    finally:
+        dist.destroy_process_group()
 
 
 def world_size() -> int:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class DsslError(ValueError):
-    """Anything that the person at the keyboard can mend; the command line prints it without a traceback."""
+    """A mistake that the user can fix; the command line prints it without a traceback."""
 
 
 class Stopped(Exception):
@@ -22,15 +22,15 @@ def choices(what: str, given: str, possible: Iterable[str]) -> DsslError:
     names = sorted(possible)
     near = difflib.get_close_matches(given, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return DsslError(f"unknown {what} {given!r}: {hint}possible are {', '.join(names)}")
+    return DsslError(f"unknown {what} {given!r}: {hint}choose from {', '.join(names)}")
 
 
 @contextmanager
 def memory_for(what: str, advice: str) -> Iterator[None]:
-    """Say in one line that the memory was not enough for ``what``, and what to do about it."""
+    """Report in one line that memory did not suffice for ``what``, and what to do about it."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for it on a CPU
+    except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
         raise DsslError(f"out of memory with {what}: {advice} ({' '.join(str(error).split())[:200]})") from error

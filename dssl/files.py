@@ -1,11 +1,16 @@
-"""Where derived files live, and how they are written so that nobody ever sees half of one."""
+"""Where derived files live, and how files are written so that no reader ever sees half of one."""
 
+import fcntl
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+_logger = logging.getLogger("dssl")
+_PARTIAL = ".part"
 
 
 def cache_folder() -> Path | None:
@@ -22,30 +27,46 @@ def cache_folder() -> Path | None:
     return home / ".cache" / "dssl"
 
 
-def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file by a temporary one in the same folder: after a crash there is the old file or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write that then takes the place of ``path``: after a crash there is the old file or the new one, whole.
+
+    It is the only way in which this program replaces a file.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
+    os.close(descriptor)
+    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the name without the content
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # noqa: PTH101  # mkstemp makes private files
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files, and so does safetensors
         os.replace(temporary, path)  # noqa: PTH105
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
+            temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write a file, whole or not at all, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write text atomically; a character that UTF-8 cannot hold, as in a file name in another encoding, becomes its escape."""
     write_atomically(path, [text.encode("utf-8", errors="backslashreplace")])
+
+
+def is_partial(path: Path, *, of: str) -> bool:
+    """Whether a kill while ``of`` was written left this file."""
+    return path.name.startswith(f".{of}.") and path.suffix == _PARTIAL
 
 
 def sync_folder(folder: Path) -> None:
@@ -55,3 +76,37 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def printable(text: str | bytes) -> str:
+    """The text without line breaks, terminal escapes or invalid UTF-8: each such character as a Python escape."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "surrogateescape")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+@contextmanager
+def first_alone(folder: str | None, *, kept: str) -> Iterator[None]:
+    """Let one process at a time fill numba's cache if no file in it is named like ``kept``: the next ones find its result.
+
+    Otherwise every process of a node would compile the same kernels at its first start, and all of them share its cores.
+    """
+    with ExitStack() as stack:
+        if folder is not None and not any(Path(folder).glob(kept)):
+            with suppress(
+                OSError
+            ):  # a folder that cannot be written, or a disk without locks: each compiles for itself
+                Path(folder).mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(Path(folder, "compiling.lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def forget_kernels(folder: str | None, *, module: str) -> None:
+    """Delete what numba cached of a module's kernels: a full disk or a power cut has damaged it."""
+    if folder is None:
+        return
+    _logger.warning("the compiled kernels in %s are damaged and will be rebuilt", folder)
+    for path in Path(folder).glob(f"{module}.*.nb[ci]"):
+        with suppress(OSError):
+            path.unlink()

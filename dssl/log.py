@@ -3,16 +3,20 @@
 import json
 import logging
 import math
+import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from dssl.board import Board
 from dssl.errors import DsslError
 from dssl.run import RunFolder
 from dssl.state import Pace, Sight
@@ -38,7 +42,7 @@ class Log:
             return
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start or None)
-        # where nobody watches (a pipe, a batch system) a line an epoch says enough
+        # without a terminal (a pipe, a batch system) one line per epoch is enough
         self._bar = tqdm(
             total=pace.total,
             initial=start,
@@ -55,7 +59,7 @@ class Log:
             self._bar.update(1)
 
     def look(self, now: Sight, *, rate: float) -> None:
-        """Write down what was seen; says a changed verdict aloud."""
+        """Record what was seen, and print a changed verdict."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
         images = steps * self.batch_size / max(seconds, 1e-9)
@@ -87,7 +91,7 @@ class Log:
         self.verdict = verdict
 
     def round(self, step: int) -> None:
-        """Where there is no progress bar, one line a round."""
+        """One line per round, unless there is a progress bar."""
         if self.active and self._bar.disable and (now := self._seen) is not None:
             where = self.pace.position(step)
             self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {self.verdict}{self._measured}")
@@ -122,7 +126,7 @@ class Log:
         except OSError as error:
             raise DsslError(
                 f"{self._file.name} could not be written ({error.strerror}): checkpoints are untouched; "
-                "make room or mend the disk and run the same command again"
+                "free disk space or fix the disk, and rerun the command"
             ) from error
 
     def say(self, *lines: str) -> None:
@@ -140,7 +144,7 @@ class Log:
         if self.active:
             self._bar.close()
             if self._file is not None:
-                with suppress(OSError):  # a line that could not be written has been complained about
+                with suppress(OSError):  # a line that could not be written has been reported
                     self._file.close()
             self._board.close()
 
@@ -150,3 +154,75 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _numbers(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Board:
+    """TensorBoard's event file: scalars and pictures by step. Without TensorBoard it does nothing.
+
+    torch's SummaryWriter writes in a thread that dies with a traceback when the disk is full or gone, and raises from then on.
+    This one writes in the caller's thread: a failing disk is reported once and costs the curves, never the run.
+    """
+
+    def __init__(self, folder: Path | None, *, purge_step: int | None) -> None:
+        """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
+        self._writer: Any = None
+        if folder is None:
+            return
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            return
+        self._event = Event
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / name).open("wb")
+            self._writer = RecordWriter(self._file)
+        except OSError as error:
+            self._give_up(error)
+        self._write(file_version="brain.Event:2")
+        if purge_step is not None:
+            self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        if self._writer is not None:
+            from torch.utils.tensorboard.summary import scalar
+
+            self._write(step=step, summary=scalar(name, value))
+
+    def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
+        """Height x width x 3."""
+        if self._writer is not None:
+            from torch.utils.tensorboard.summary import image
+
+            self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def close(self) -> None:
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, **content: Any) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        if self._writer is not None:
+            self._writer = None
+            with suppress(OSError):  # what is left in the buffer fails again
+                self._file.close()
+        logger.warning(
+            f"TensorBoard's curves can no longer be written ({error.strerror}); metrics.jsonl has all of them"
+        )

@@ -1,5 +1,6 @@
-"""Optimisers, their parameter groups, and their state under the names of the parameters."""
+"""Optimisers, their parameter groups and schedules, and their state under the names of the parameters."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -53,7 +54,12 @@ class LARS(torch.optim.Optimizer):
 
 
 def build_optimizer(
-    method: nn.Module, config: OptimizerConfig, *, shares: Mapping[str, float] | None = None, first_step: int = 0
+    module: nn.Module,
+    config: OptimizerConfig,
+    *,
+    nesterov: bool = False,
+    shares: Mapping[str, float] | None = None,
+    first_step: int = 0,
 ) -> torch.optim.Optimizer:
     """One group for each combination of decay and rate; ``set_learning_rate`` reads what the groups say of their rate.
 
@@ -61,7 +67,7 @@ def build_optimizer(
     """
     shares = shares or {}
     groups: dict[tuple[bool, bool, float | None], list[nn.Parameter]] = {}
-    for name, parameter in method.named_parameters():
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             small = parameter.dim() <= 1
             fixed = config.fixed_predictor_rate and name.startswith("predictor.")
@@ -82,7 +88,19 @@ def build_optimizer(
         return LARS(described, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name == "adamw":
         return torch.optim.AdamW(described, lr=config.rate, betas=(config.momentum, 0.999), fused=True)
-    return torch.optim.SGD(described, lr=config.rate, momentum=config.momentum, fused=True)
+    return torch.optim.SGD(described, lr=config.rate, momentum=config.momentum, nesterov=nesterov, fused=True)
+
+
+def learning_rate(step: int, *, peak: float, total: int, warmup: int) -> float:
+    """Linear warm-up to the peak over ``warmup`` steps, then half a cosine to zero at ``total``."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))
+
+
+def peak_rate(base: float, batch_size: int) -> float:
+    """The linear scaling rule: base rate x batch / 256."""
+    return base * batch_size / 256
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, *, fixed: float, step: int = 0) -> None:

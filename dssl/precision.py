@@ -4,11 +4,13 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dssl.config import Precision
+from dssl.distributed import World
 
 _MOST_IMAGES, _PIXELS = 16, 2**17
 """The measured batch: 16 small images, 2 of 224 pixels."""
@@ -17,6 +19,24 @@ _TURNS, _SECONDS = 5, 1.0
 
 Measure = Callable[[nn.Module, Tensor], tuple[float, float]]
 """Seconds of a step in fp32 and in bf16."""
+
+
+def precision_of(
+    asked: Precision,
+    kept: Mapping[str, Any] | None,
+    world: World,
+    *,
+    encoder: nn.Module,
+    image_size: int,
+    channels: int,
+) -> tuple[Precision, str]:
+    """What was asked for, what the run started with (``kept``), or what the first process measures; and the reason."""
+    if asked != "auto":
+        return asked, f"{asked}, as asked"
+    if kept is not None:
+        return kept["precision"], f"{kept['precision']}, as the run started"
+    # the first one alone: processes that measure at the same time slow each other down
+    return world.told(lambda: choose_precision(encoder, image_size=image_size, channels=channels, device=world.device))
 
 
 def choose_precision(
@@ -32,7 +52,7 @@ def choose_precision(
     count = max(2, min(_MOST_IMAGES, _PIXELS // image_size**2))
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(count, channels, image_size, image_size, generator=generator)
-    full, half = (measure or step_seconds)(encoder, images.contiguous(memory_format=torch.channels_last))
+    full, half = (measure or encoder_seconds)(encoder, images.contiguous(memory_format=torch.channels_last))
     choice: Precision = "bf16" if full > 1.1 * half else "fp32"
     return choice, (
         f"{choice}: a step of the encoder on {count} images of {image_size} px took {1000 * half:.0f} ms in bf16, "
@@ -55,7 +75,7 @@ def loss_scaler(device: torch.device, precision: Precision) -> torch.amp.GradSca
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
-def step_seconds(
+def encoder_seconds(
     encoder: nn.Module, images: Tensor, *, clock: Callable[[], float] = time.thread_time
 ) -> tuple[float, float]:
     """The best of a few turns of forward and backward in fp32, then in bf16, on a copy of the encoder.

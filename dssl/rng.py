@@ -20,7 +20,7 @@ def key(seed: int, *names: str | int) -> int:
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64: a bijection of 64 bits in which every input bit flips half of the output bits."""
-    shifted = values >> np.uint64(30)  # in place from here on: every batch draws some ten thousand numbers
+    shifted = values >> np.uint64(30)  # in place from here on: every batch draws about ten thousand numbers
     shifted ^= values
     shifted *= np.uint64(0xBF58476D1CE4E5B9)
     other = shifted >> np.uint64(27)

@@ -1,18 +1,31 @@
-"""A run's folder: refuses what is not ours, holds the lock, and keeps what a person looks at."""
+"""A run's folder (it refuses what is not ours, holds the lock, keeps what a person looks at), and how a run opens."""
 
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from dssl import config_io
+from dssl.distributed import World, join_world
 from dssl.errors import DsslError
+from dssl.files import is_partial, write_text
+from dssl.version import VERSION
+from dssl.weights import checkpoint
+from dssl.weights.checkpoint import Checkpoint
 
-_OURS, _NOT_YET_OURS = "config.json", "config.tmp"
+_OURS = "config.json"
+EVALUATION_FILE, EVALUATION_PAGE = "evaluation.json", "evaluation.html"
+"""What `dssl evaluate` and `dssl evaluate-coco` write."""
+Resumed = tuple[Path, Checkpoint, list[str]]
+"""A checkpoint to resume from, its path, and a complaint about each newer one that is damaged."""
+T = TypeVar("T", bound=config_io.Settings)
 
 
 class RunFolder:
@@ -25,7 +38,7 @@ class RunFolder:
         self.path = path
         self.config_file = path / _OURS
         self.metrics_file = path / "metrics.jsonl"
-        self.checkpoints = path / "checkpoints"
+        self.checkpoints = path / checkpoint.FOLDER
         self.quarantine_file = path / "quarantine.txt"
         self.views_file = path / "views.png"
         self.tensorboard = path / "tensorboard"
@@ -45,13 +58,18 @@ class RunFolder:
         if not self.has_run:
             entries = self.path.iterdir() if self.path.is_dir() else ()
             # what a run that was refused or killed before it began may have left
-            left = (".lock", self.quarantine_file.name, self.checkpoints.name, _NOT_YET_OURS)
-            others = [entry.name for entry in entries if entry.name not in left]
+            left = (
+                ".lock",
+                self.quarantine_file.name,
+                self.checkpoints.name,
+                "config.tmp",
+            )  # the last: earlier versions
+            others = [entry.name for entry in entries if entry.name not in left and not is_partial(entry, of=_OURS)]
             if self.checkpoints.is_dir():
                 others += [f"{self.checkpoints.name}/{entry.name}" for entry in self.checkpoints.iterdir()]
             if others:
                 raise DsslError(
-                    f"--out is {self.path}, which holds {len(others)} other things ({sorted(others)[0]!r} is one) and no run; "
+                    f"--out is {self.path}, which has other files ({len(others)}, such as {sorted(others)[0]!r}) and no run: "
                     "name a new or empty folder"
                 )
             return
@@ -59,7 +77,7 @@ class RunFolder:
         if changed:
             raise DsslError(
                 f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
-                "give the old values to continue it, or another --out"
+                "use the old values to resume it, or name another --out"
             )
 
     def read_config(self) -> dict[str, Any]:
@@ -70,19 +88,14 @@ class RunFolder:
                 f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
             ) from None
         if not isinstance(plain, dict) or "config" not in plain:
-            raise DsslError(f"{self.config_file} is no configuration of a dssl run; name another --out")
+            raise DsslError(f"{self.config_file} is not the configuration of a dssl run; name another --out")
         return plain
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """Written once, whole or not at all: from then on the folder is a run."""
         with _naming(self.config_file):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            temporary = self.config_file.with_name(_NOT_YET_OURS)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(plain, indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())  # else a power cut could leave the name without the content
-            temporary.replace(self.config_file)
+            write_text(self.config_file, json.dumps(plain, indent=2) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records of metrics.jsonl; a null, which the log writes for what is not a number, is NaN."""
@@ -101,18 +114,16 @@ class RunFolder:
                 yield line, record
 
     def drop_metrics_after(self, step: int) -> None:
-        """A resumed run says again what comes after its checkpoint, so the old lines go."""
+        """A resumed run repeats the steps after its checkpoint, so their old lines are dropped."""
         if not self.metrics_file.is_file():
             return
         kept = [line + "\n" for line, record in self._lines() if record["step"] <= step]
         with _naming(self.metrics_file):
-            temporary = self.metrics_file.with_suffix(".tmp")
-            temporary.write_text("".join(kept), encoding="utf-8")
-            temporary.replace(self.metrics_file)
+            write_text(self.metrics_file, "".join(kept))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process a folder. The system releases the lock when the process dies, so there is no stale one."""
+        """One process per folder. The system releases the lock when the process dies, so locks are never stale."""
         self.path.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -121,7 +132,7 @@ class RunFolder:
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise DsslError(
-                        f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that knows locks"
+                        f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that supports locks"
                     ) from None
                 raise DsslError(
                     f"{self.path} is in use by another dssl; wait for it, stop it, or name another --out"
@@ -129,6 +140,67 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run that may start or resume: its folder is checked and locked, its processes have met."""
+
+    folder: RunFolder
+    world: World
+    kept: dict[str, Any] | None
+    """What config.json says; None in a new run."""
+    resumed: Resumed | None
+    """The newest checkpoint that can be trusted."""
+
+    def describe(self, plain: dict[str, Any]) -> None:
+        """The first process writes config.json, once; the others wait for it."""
+        folder, world = self.folder, self.world
+        world.agree({"images with the fingerprint": str(plain["fingerprint"])[:12]})
+        world.together(lambda: folder.write_config(plain) if world.first and not folder.has_run else None)
+
+
+@contextmanager
+def open_run(
+    folder: RunFolder, config: T, *, default: Callable[[], T], task: str | None = None, device: str, batch_size: int
+) -> Iterator[OpenRun]:
+    """Join the other processes; the first one checks and locks the folder before any of them reads it.
+
+    ``default()`` has the settings that the configuration of an earlier start may lack. ``task`` is None for pretraining, whose
+    config.json names none.
+    """
+
+    def changes(kept: dict[str, Any]) -> list[str]:
+        if kept.get("task") != task:
+            other = kept.get("task", "pretraining")
+            raise DsslError(f"{folder.path} holds a run of another kind ({other}); name another --out")
+        return config_io.difference(
+            config_io.read(kept["config"], default=default(), where=str(folder.config_file)), config
+        )
+
+    with join_world(device, batch_size=batch_size) as world, ExitStack() as held:
+
+        def take() -> None:
+            folder.check(changes)  # before the lock, which creates the folder
+            held.enter_context(folder.locked())
+            folder.check(changes)  # what another process did before it let the lock go
+
+        world.together(lambda: take() if world.first else None)
+        yield found_run(folder, world)
+
+
+def found_run(folder: RunFolder, world: World) -> OpenRun:
+    """What an earlier start left, the same on all processes: where a node sees another disk, all of them stop with a line."""
+    kept = world.together(lambda: folder.read_config() if folder.has_run else None)
+    resumed = world.together(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
+    found, started = "no checkpoint", "no run"
+    if resumed is not None:
+        header = resumed[1].header
+        found = f"step {header.get('step')} ({header['sha256'][:12]})"
+    if kept is not None:
+        started = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+    world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": found})
+    return OpenRun(folder, world, kept, resumed)
 
 
 def _numbers(value: Any) -> Any:
@@ -144,5 +216,5 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DsslError(
-            f"{path} could not be written ({error.strerror}): make room or mend the disk and run the same command again"
+            f"{path} could not be written ({error.strerror}): free disk space or fix the disk, and rerun the command"
         ) from error

@@ -12,7 +12,7 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
 
 
 LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
-"""Above these a value is a slip of the finger, and the machine would fail in a less polite way."""
+"""A larger value is a typing mistake, and the machine would fail with a worse message."""
 
 
 def finite(name: str, value: float, *, least: float = 0.0, strictly: bool = False) -> None:

@@ -1,10 +1,14 @@
-"""All that must survive a kill: weights, optimiser, step, and the watch's memory."""
+"""All that must survive a kill (weights, optimiser, step, the watch's memory), and the signals that announce one."""
 
 import math
+import os
+import signal
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -13,7 +17,7 @@ from torch import Tensor, nn
 from dssl.config import CheckpointConfig
 from dssl.errors import DsslError
 from dssl.optim import load_optimizer_tensors, optimizer_tensors
-from dssl.run import RunFolder
+from dssl.run import Resumed, RunFolder
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
@@ -42,7 +46,7 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long a run is, and after how many steps it pauses for breath."""
+    """How long a run is, and how many steps make a round."""
 
     total: int
     """Steps in all."""
@@ -72,7 +76,7 @@ class Sight:
 
 
 class Watch(Protocol[Report_contra]):
-    """Looks at a run every few steps and says how it is; its memory travels with the checkpoint."""
+    """Looks at a run every few steps and judges it; its memory is saved in the checkpoint."""
 
     @property
     def opinion(self) -> Opinion: ...
@@ -92,26 +96,41 @@ class Watch(Protocol[Report_contra]):
     def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss and, where it is a sum, its parts by name."""
+
+    total: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
 class LossWatch:
-    """The watch over a training that cannot collapse: its loss must stay a number."""
+    """The watch over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
 
     trusted = True
 
-    def __init__(self) -> None:
-        self.opinion = Opinion("healthy", 0)
+    def __init__(self, *, remedies: tuple[str, ...] = ()) -> None:
+        self.opinion, self.remedies = Opinion("healthy", 0), remedies
 
-    def look(self, step: int, report: Any, *, first_bad: int) -> Sight:
+    def look(self, step: int, report: Loss, *, first_bad: int) -> Sight:
         loss = float(report.total.detach())
+        parts = {name: float(value.detach()) for name, value in report.parts.items()}
         if first_bad >= 0 or not math.isfinite(loss):
             self.divergence(step, report, first_bad=first_bad)
-        return Sight(step=step, loss=loss, record={"step": step, "loss": loss}, text="", opinion=self.opinion)
+        record = {"step": step, "loss": loss} | ({"parts": parts} if parts else {})
+        text = "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
+        return Sight(step=step, loss=loss, record=record, text=text, opinion=self.opinion)
 
-    def divergence(self, step: int, report: Any, *, first_bad: int) -> None:
-        first = first_bad if first_bad >= 0 else step
-        self.opinion = Opinion("diverged", first, reason="the loss is no longer a number")
+    def divergence(self, step: int, report: Loss, *, first_bad: int) -> None:
+        broken = ", ".join(name for name, value in report.parts.items() if not math.isfinite(float(value.detach())))
+        reason = f"the loss is no longer a number{f' ({broken})' if broken else ''}"
+        if math.isfinite(float(report.total.detach())):
+            reason = "the weights are no longer numbers"
+        began = first_bad if first_bad >= 0 else step
+        self.opinion = Opinion("diverged", began, reason=reason, remedies=self.remedies)
 
     def state(self) -> dict[str, Any]:
-        """Nothing that a healthy run would have to remember."""
+        """A healthy run has nothing to remember."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -153,7 +172,7 @@ class TrainState:
                 self.scaler.load_state_dict(saved.header["scaler"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DsslError(
-                f"the checkpoint lacks what a run needs to go on ({type(error).__name__}: {error}): use an older one, "
+                f"the checkpoint lacks what a run needs to resume ({type(error).__name__}: {error}): use an older one, "
                 "or start again in another --out"
             ) from None
 
@@ -177,17 +196,17 @@ class Keeper:
         self._saved_at = time.monotonic()
         self._rounds_since = 0
 
-    def restore(self, resumed: tuple[Path, Checkpoint, list[str]], *, data: str) -> None:
+    def restore(self, resumed: Resumed, *, data: str) -> None:
         path, saved, complaints = resumed
         fingerprint = self.header["fingerprint"]
         if saved.header["fingerprint"] != fingerprint:
             raise DsslError(
                 f"the images of {data} are not those that {path} was trained on "
-                f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): put them back, or take another --out"
+                f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): restore them, or name another --out"
             )
         self.state.load(saved)
         self.last_healthy = saved.header.get("last_healthy")
-        self.complaints = [f"{line}; continuing from {path.name}" for line in complaints]
+        self.complaints = [f"{line}; resuming from {path.name}" for line in complaints]
 
     def due(self, *, round_ends: bool, last: bool) -> bool:
         if self.folder is None:
@@ -200,7 +219,7 @@ class Keeper:
         )
 
     def begin_again(self) -> None:
-        """Count from here to the next time that is due; processes that do not save call this where the first one saves."""
+        """Restart the countdown to the next save; processes that do not save call this when the first one saves."""
         self._saved_at, self._rounds_since = time.monotonic(), 0
 
     def save(self) -> Path:
@@ -248,3 +267,31 @@ class Keeper:
         if self.last_healthy is None or self.folder is None:
             return "no healthy checkpoint was written"
         return f"the last healthy checkpoint is {checkpoint.path_at(self.folder.checkpoints, self.last_healthy)}"
+
+
+class Stop:
+    """SIGTERM, SIGINT and SIGUSR1 (from batch systems) end a run after it has saved; a second signal ends it at once.
+
+    Within the ``with`` block, ``signal`` is the number of the first one, or None.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number

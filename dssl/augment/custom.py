@@ -1,4 +1,4 @@
-"""Operations of one's own: a numba kernel on planes, or any function on a uint8 array."""
+"""Custom operations: a numba kernel on planes, or any function on a uint8 array."""
 
 import re
 from collections.abc import Callable
@@ -19,11 +19,11 @@ _runners: list[tuple[str, Runner]] = []
 
 def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None, unit: str) -> None:
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
-        raise DsslError(f"an operation cannot be named {name!r}: letters, digits, '-' and '_', beginning with a letter")
+        raise DsslError(f"operation name {name!r}: expected letters, digits, '-' and '_', starting with a letter")
     from dssl.augment import text
 
     if name in OPERATIONS or name in text.RESERVED:
-        raise DsslError(f"there is an operation or policy {name!r} already; choose another name")
+        raise DsslError(f"an operation or policy named {name!r} already exists; choose another name")
     number = len(_runners)
 
     _runners.append((name, runner))
@@ -72,6 +72,6 @@ def add_function(name: str, function: Callable[[NDArray[np.uint8]], NDArray[np.u
 
 
 def run_custom(numbers: Floats, source: Planes, target: Planes) -> None:
-    """Runs the operation that the numbers of a plan name."""
+    """Run the operation that the numbers of a plan select."""
     _, runner = _runners[int(numbers[0])]
     runner(source, target, float(numbers[1]), float(numbers[2]), float(numbers[3]))

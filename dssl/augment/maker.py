@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dssl.graph import View
 
 DEFAULT_POLICIES: Mapping[str, str] = {"standard": "standard", "heavy": "0.9*ra(2,5) | 0.1*jigsaw(4)"}
-"""What the symbolic names of a graph mean where a run does not say: the paper's main table."""
+"""What the symbolic names of a graph mean unless a run says otherwise: the policies of the paper's main table."""
 
 
 _LINE = 256  # pixels that are normalised at a time
@@ -44,7 +44,7 @@ class Normalization:
             )
 
     def scale_and_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """What a byte is multiplied by, and what is added then, for each channel."""
+        """The factor for a byte and the offset added afterwards, for each channel."""
         mean, std = np.array(self.mean), np.array(self.std)
         return (1.0 / (255.0 * std)).astype(np.float32), (-mean / std).astype(np.float32)
 
@@ -62,7 +62,7 @@ class Buffers(dict[str, NDArray[Any]]):
 
 
 class _Scratch(threading.local):
-    """What a thread needs to work: planes for the views and a spare, and room for a half-resized image."""
+    """The working memory of a thread: planes for the views and a spare, and room for a half-resized image."""
 
     def __init__(self, views: int, channels: int, size: int) -> None:
         self.planes = np.zeros((views + 1, channels, size, size), np.uint8)
@@ -88,14 +88,16 @@ class ViewMaker:
         normalization: Normalization | None = None,
     ) -> None:
         if not isinstance(size, int) or not 1 <= size <= 4096:
-            raise DsslError(f"views of {size!r} pixels cannot be made; the size is a whole number from 1 to 4096")
+            raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
         if channels not in (1, 3):
-            raise DsslError(f"images of {channels} channels are not supported; convert them to 1 or 3")
+            raise DsslError(f"images with {channels} channels are not supported; convert them to 1 or 3")
         if normalization is not None and len(normalization.mean) != channels:
-            raise DsslError(f"the normalisation has {len(normalization.mean)} channels and the images {channels}")
+            raise DsslError(f"the normalisation has {len(normalization.mean)} channels, but the images have {channels}")
         self.names = tuple(view.name for view in views)
         if len(set(self.names)) != len(self.names) or not self.names:
-            raise DsslError(f"views need names, each used once, not {', '.join(self.names) or 'none at all'}")
+            raise DsslError(
+                f"view names: expected at least one and no duplicates, got {', '.join(self.names) or 'none'}"
+            )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
         meanings = {name: parse(text) for name, text in {**DEFAULT_POLICIES, **(policies or {})}.items()}
         ordered = _in_order(views)
@@ -116,7 +118,7 @@ class ViewMaker:
     def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
         """Buffers for ``count`` images: N x H x W x C, float32 where a normalisation is set, else uint8.
 
-        ``pinned`` memory is what CUDA copies from without a detour.
+        CUDA copies directly from ``pinned`` memory.
         """
         kind = np.uint8 if self.normalization is None else np.float32
         shape = (len(self.names), count, self.size, self.size, self.channels)
@@ -129,16 +131,16 @@ class ViewMaker:
         return Buffers(self._program.names, self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
-        """Draws the parameters of every view of these images."""
+        """Draw the parameters of every view of these images."""
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
 
     def apply(
         self, plan: Plan, row: int, image: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
     ) -> None:
-        """Makes all views of one image into row ``out_row`` of each buffer; threads may do so side by side."""
+        """Write all views of one image to row ``out_row`` of each buffer; several threads may do so at once."""
         self._check(image)
         if not 0 <= row < len(plan):
-            raise DsslError(f"the plan has {len(plan)} rows, there is no row {row}")
+            raise DsslError(f"row {row} is not in the plan, which has {len(plan)} rows")
         self._run(plan, row, _read_only(np.ascontiguousarray(image)[None]), out, out_row)
 
     def apply_many(
@@ -149,7 +151,7 @@ class ViewMaker:
             raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
         self._check(images[0])
         if not 0 <= row <= row + len(images) <= len(plan):
-            raise DsslError(f"the plan has {len(plan)} rows, not rows {row} to {row + len(images) - 1}")
+            raise DsslError(f"rows {row} to {row + len(images) - 1} are not in the plan, which has {len(plan)} rows")
         self._run(plan, row, _read_only(np.ascontiguousarray(images).view()), out, out_row)
 
     def _check(self, image: NDArray[np.uint8]) -> None:
@@ -161,7 +163,7 @@ class ViewMaker:
             raise DsslError(f"an image must be {expected}, not of shape {image.shape}; convert its channels first")
         if image.shape[0] == 0 or image.shape[1] == 0 or max(image.shape) > 32767:
             raise DsslError(
-                f"an image of {image.shape[0]} x {image.shape[1]} pixels has no views; 1 to 32767 are possible"
+                f"an image of {image.shape[0]} x {image.shape[1]} pixels cannot be used; each side must have 1 to 32767"
             )
 
     def _run(
@@ -200,7 +202,7 @@ class ViewMaker:
     def _run_apart(
         self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
     ) -> None:
-        """For buffers that are not ours: through a block of our own."""
+        """For buffers not made by ``allocate``: make the views in a block that is, then copy."""
         own = self.allocate(len(images))
         for name in self.names:
             if name not in out:
@@ -212,7 +214,7 @@ class ViewMaker:
                     f"it must be {own[name].dtype} of shape N x {self.size} x {self.size} x {self.channels}"
                 )
             if not 0 <= out_row <= len(target) - len(images):
-                raise DsslError(f"the buffer of view {name} has {len(target)} rows, there is no row {out_row}")
+                raise DsslError(f"row {out_row} is not in the buffer of view {name}, which has {len(target)} rows")
         self._run(plan, row, images, own, 0)
         for name in self.names:
             out[name][out_row : out_row + len(images)] = own[name]
@@ -220,19 +222,19 @@ class ViewMaker:
 
 @functools.cache
 def _loader() -> Callable[[], "Kernels"]:
-    from dssl.augment.kernels.program import load  # imports numba, which a mere look at policies does not need
+    from dssl.augment.kernels.program import load  # imports numba, which reading policies does not need
 
     return load
 
 
 def _read_only(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The kernel is compiled for images that may not be written to, such as NumPy makes of Pillow's."""
+    """The kernel is compiled for read-only images, such as those that NumPy makes of Pillow's."""
     images.flags.writeable = False
     return images
 
 
 def _in_order(views: Sequence["View"]) -> list["View"]:
-    """The views so that each comes after the one it is derived from."""
+    """The views in an order in which each follows the one it is derived from."""
     known = {view.name for view in views}
     for view in views:
         if view.source is not None and view.source not in known:
@@ -249,17 +251,17 @@ def _in_order(views: Sequence["View"]) -> list["View"]:
 
 
 def _complete(policy: Policy, view: "View", standard: Policy) -> Policy:
-    """A policy on the image that never crops or resizes comes after the standard policy, as in the paper."""
+    """A policy on the image that never crops or resizes follows the standard policy, as in the paper."""
     if view.source is not None:
         return policy
     kind = sizing(policy)
     if kind == "never":
         if sizing(standard) != "first":
-            raise DsslError(f"the standard policy {show(standard)!r} must begin with crop, center or resize")
+            raise DsslError(f"the standard policy {show(standard)!r} must start with crop, center or resize")
         return Chain((standard, policy))
     if kind == "unsure":
         raise DsslError(
-            f"policy {show(policy)!r} of view {view.name} does not always begin with crop, center or resize; "
-            f"begin it with one, or leave them out and it follows the standard policy"
+            f"policy {show(policy)!r} of view {view.name} does not always start with crop, center or resize; "
+            f"start it with one of them, or leave them out so that it follows the standard policy"
         )
     return policy

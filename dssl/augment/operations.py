@@ -11,7 +11,7 @@ from dssl.augment.kernels import codes as code
 Floats: TypeAlias = NDArray[np.float64]
 
 VALUES = 6
-"""How many numbers an operation of a table may hand to its kernel."""
+"""How many numbers an operation of a table may pass to its kernel."""
 
 DRAWS = 2
 """How many random numbers an operation may use besides its value."""
@@ -28,11 +28,11 @@ class Operation:
     high: float
     one_channel: str = "the same"
     encoding: int
-    """How its value, and maybe two draws, become the numbers of its kernel: a code of ``kernels.codes``."""
+    """How its value, and up to two draws, become the numbers of its kernel: a code of ``kernels.codes``."""
     number: int = 0
     """Which of the custom operations it is."""
     default: float | None = None
-    """The value where none is written: ``equalize`` is ``equalize(1)``."""
+    """The default value: ``equalize`` is ``equalize(1)``."""
 
 
 def _operation(

@@ -21,7 +21,7 @@ class Plan:
     codes: NDArray[np.int32]
     values: Floats
     custom: bool
-    """Whether an operation of one's own is among the steps."""
+    """Whether a custom operation is among the steps."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -43,11 +43,11 @@ class Program:
     numbers: Floats
     operations: Floats
     bounds: NDArray[np.int64]
-    """Where the script of each view begins, and at last where that of the last one ends."""
+    """Where the script of each view begins, then where the last one ends."""
 
     @classmethod
     def of(cls, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> "Program":
-        """Lays out the steps of these views one after the other."""
+        """Lay out the steps of these views one after the other."""
         widths = [policy.widths() for policy in policies]
         stops = np.cumsum([len(part) for part in widths])
         starts = stops - [len(part) for part in widths]
@@ -73,13 +73,13 @@ class Program:
         )
 
     def plan(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> Plan:
-        """Draws every number that these images need; the numbers of an image do not depend on the others."""
-        from dssl.augment.kernels.program import load  # imports numba, which a mere look at policies does not need
+        """Draw every number that these images need; the numbers of an image do not depend on the others."""
+        from dssl.augment.kernels.program import load  # imports numba, which reading policies does not need
 
         codes = np.zeros((len(indices), len(self.offsets) - 1), np.int32)
         values = np.zeros((len(indices), max(1, int(self.offsets[-1]))))
         streams = np.array([rng.key(seed, "view", epoch, name) for name in self.names], np.uint64)
-        own = np.array(indices, np.int64)  # the kernel is compiled for an array that may be written to
+        own = np.array(indices, np.int64)  # the kernel is compiled for a writable array
         custom = load().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
                              self.size, codes, values)  # fmt: skip
         return Plan(indices=indices, epoch=epoch, codes=codes, values=values, custom=custom)

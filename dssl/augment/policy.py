@@ -1,4 +1,4 @@
-"""Policies: steps one after the other, maybe, or one of several; each decision is drawn per image."""
+"""Policies: a chain of steps, a step with a probability, or one of several; each decision is drawn per image."""
 
 import itertools
 import math

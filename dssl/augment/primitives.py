@@ -35,25 +35,25 @@ class Script:
     def add(
         self, what: int, *, slot: int = 0, step: int = 0, whole: Sequence[int] = (), numbers: Sequence[float] = ()
     ) -> int:
-        """Writes one row and returns its place: what happens, its first draw, its step, and what it needs to know."""
+        """Append one row and return its place: what happens, its first draw, its step, and its parameters."""
         row = [what, slot, step, *whole]
         self._rows.append(row + [0] * (_WHOLE - len(row)))
         self._numbers.append([*numbers] + [0.0] * (_NUMBERS - len(numbers)))
         return len(self) - 1
 
     def lead_here(self, leap: int) -> None:
-        """Lets the row at ``leap`` lead to whatever is written next."""
+        """Make the row at ``leap`` jump to whatever is written next."""
         self._rows[leap][3] = len(self)
 
     @contextmanager
     def only_if(self, what: int, *, slot: int, number: float = 0.0) -> Iterator[None]:
-        """What is written inside happens only where the draw says so."""
+        """Whatever is written inside happens only if the draw says so."""
         leap = self.add(what, slot=slot, numbers=(number,))
         yield
         self.lead_here(leap)
 
     def add_operation(self, name: str, *, low: float = 0.0, high: float = 0.0, sign: Sign = "none") -> int:
-        """Writes an operation and its values at both ends of the magnitudes down, and returns its place."""
+        """Append an operation with its values at both ends of the magnitudes, and return its place."""
         known = operation(name)
         self._operations.append([known.encoding, known.kernel, known.number, low, high, _SIGNS[sign]])
         return len(self._operations) - 1
@@ -68,9 +68,9 @@ class Script:
 
 
 def check_number(what: str, value: float, low: float, high: float) -> None:
-    """Refuses a number outside a range."""
+    """Refuse a number outside a range."""
     if not low <= value <= high:  # NaN compares false, and so is refused
-        raise DsslError(f"{what} is {value:g}; it must lie between {low:g} and {high:g}")
+        raise DsslError(f"{what} is {value:g}: expected a number between {low:g} and {high:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Jigsaw:
     def write(self, script: Script, *, step: int, slot: int) -> None:
         if self.tiles > script.size:
             raise DsslError(
-                f"jigsaw({self.tiles}) needs views of at least {self.tiles} pixels, they have {script.size}"
+                f"jigsaw({self.tiles}) needs views of at least {self.tiles} pixels; these have {script.size}"
             )
         script.add(code.DRAW_JIGSAW, slot=slot, step=step, whole=(int(self.tiles),))
 

@@ -1,4 +1,4 @@
-"""RandAugment and its kin: operations drawn per image from a table."""
+"""RandAugment and its relatives: operations drawn per image from a table."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ def _check_magnitude(magnitude: float) -> None:
 
 
 def _add_rows(script: Script, rows: Table) -> int:
-    """Writes the operations of a table down; returns the place of the first."""
+    """Append the operations of a table, and return the place of the first."""
     places = [script.add_operation(row.operation, low=row.low, high=row.high, sign=row.sign) for row in rows]
     return places[0]
 

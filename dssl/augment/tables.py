@@ -1,4 +1,4 @@
-"""Tables of operations for RandAugment and its kin, as data."""
+"""Tables of operations for RandAugment and its relatives, as data."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Row:
 
 Table = tuple[Row, ...]
 
-# the ranges of the published code; magnitude is no strength here: most factors are neutral at 15
+# the ranges of the published code; magnitude does not mean strength here: most factors are neutral at 15
 _DSSL16: Table = (
     Row("autocontrast", 1, 1),
     Row("equalize", 1, 1),

@@ -22,7 +22,7 @@ NAMED: dict[str, Policy] = {
     "standard-cifar": Chain((*_COLOUR, _GRAY)),
     "standard-ablation": Chain(_COLOUR),
 }
-"""Policies with a name of their own; they print as that name."""
+"""Named policies; they print as their name."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)(?![\w-])|(?P<name>[A-Za-z][\w-]*)|(?P<mark>[|>*?(),]))"
@@ -44,7 +44,7 @@ _MAKERS: dict[str, tuple[int, int, Callable[..., Policy]]] = {
     "op": (2, 3, AtMagnitude),
 }
 RESERVED = frozenset({*_MAKERS, *NAMED, "heavy"})
-"""Names that an operation of one's own cannot have."""
+"""Names that a custom operation cannot have."""
 
 _TEXT_ARGUMENTS = {("ra", 2), ("ua", 1), ("ta", 0), ("op", 0), ("op", 2)}
 
@@ -77,7 +77,7 @@ class _Reader:
         )
 
     def next(self, kind: str, text: str | None = None) -> str | None:
-        """Takes the next token if it is of this kind (and text)."""
+        """Take the next token if it is of this kind (and text)."""
         if self.place < len(self.tokens):
             found, value = self.tokens[self.place]
             if found == kind and text in (None, value):
@@ -168,9 +168,9 @@ class _Reader:
 
 
 def parse(text: str, *, names: Mapping[str, Policy] | None = None) -> Policy:
-    """The policy that a text describes; ``names`` adds names or gives others a new meaning."""
+    """The policy that a text describes; ``names`` adds names or redefines them."""
     if not isinstance(text, str) or not text.strip():
-        raise DsslError(f"a policy is a text such as 'standard' or 'ra(2,5)', not {text!r}")
+        raise DsslError(f"a policy is a string such as 'standard' or 'ra(2,5)', not {text!r}")
     reader = _Reader(text, {**NAMED, **(names or {})})
     policy = reader.choice()
     if reader.place < len(reader.tokens):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dssl.data.decode import printable
 from dssl.errors import DsslError
+from dssl.files import printable
 
 Segmentation = list[list[float]] | dict[str, Any]
 """Polygons (x, y, x, y, ... in pixels), or a run-length encoding."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from dssl import rng
 from dssl.coco.annotations import CocoImage, Segmentation, run_lengths
 from dssl.coco.config import CocoConfig
 from dssl.data.decode import read_image
-from dssl.data.pipeline import Pipeline
-from dssl.data.sources import default_threads
+from dssl.data.pipeline import Piped, Pipeline, default_threads
 from dssl.errors import DsslError
 
 _AHEAD = 2
@@ -139,7 +137,7 @@ class Choices:
         return index, config.sizes[int(draws[0] * len(config.sizes))], config.flip and bool(draws[1] < 0.5)
 
 
-class CocoBatches:
+class CocoBatches(Piped):
     """The batches of a run from any step on, made by threads ahead of it."""
 
     def __init__(
@@ -170,11 +168,3 @@ class CocoBatches:
         """One rank's part of a global batch."""
         _, samples = self._pipeline.take(step)
         return tuple(one for one in samples if one is not None)
-
-    def __enter__(self) -> "CocoBatches":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pipeline.close()

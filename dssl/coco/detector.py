@@ -17,6 +17,7 @@ from dssl.coco.batches import Sample
 from dssl.coco.config import SCRATCH, CocoConfig
 from dssl.errors import DsslError
 from dssl.models import build_encoder
+from dssl.state import Loss
 from dssl.weights.load import LoadedEncoder, open_weights
 
 _COUNTER = "num_batches_tracked"
@@ -45,16 +46,8 @@ class Origin:
         return plain
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionLoss:
-    """The five losses of Mask R-CNN; the total is their sum."""
-
-    total: Tensor
-    parts: dict[str, Tensor]
-
-
 class Detector(nn.Module):
-    """``detector(samples) -> DetectionLoss``; ``detect`` gives boxes, masks and scores.
+    """``detector(samples) -> Loss``; ``detect`` gives boxes, masks and scores.
 
     Which anchors and proposals it trains on is drawn by torchvision from torch's generator, which the loop seeds by the step.
     """
@@ -65,12 +58,12 @@ class Detector(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, samples: Sequence[Sample]) -> DetectionLoss:
+    def forward(self, samples: Sequence[Sample]) -> Loss:
         targets = [{"boxes": one.boxes, "labels": one.labels, "masks": one.masks} for one in samples]
         losses = self.network([one.pixels.float() / 255 for one in samples], targets)
         parts = {name.removeprefix("loss_"): value for name, value in losses.items()}
         first, *others = parts.values()
-        return DetectionLoss(sum(others, first), {name: one.detach() for name, one in parts.items()})
+        return Loss(sum(others, first), {name: one.detach() for name, one in parts.items()})
 
     @torch.no_grad()
     def detect(self, image: Tensor, *, size: tuple[int, int]) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """From an encoder to box and mask AP on COCO: fine-tuning for the training loop, then detections and scores."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,19 +14,19 @@ from dssl import config_io, loop
 from dssl.coco.annotations import CocoData, CocoImage, read_split
 from dssl.coco.batches import CocoBatches, Sample, read_scaled, scaled_size
 from dssl.coco.config import CocoConfig
-from dssl.coco.detector import DetectionLoss, Detector, Origin, build_detector
+from dssl.coco.detector import Detector, Origin, build_detector
 from dssl.coco.results import Detection, Scores, require_pycocotools, score, to_results
-from dssl.data.parallel import in_threads
-from dssl.distributed import batchnorm_across_ranks
+from dssl.config import OptimizerConfig
+from dssl.data.pipeline import in_threads
+from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
-from dssl.files import write_atomically
-from dssl.log import Log
-from dssl.precision import autocast
-from dssl.run import RunFolder
-from dssl.state import Opinion, Pace, Sight
+from dssl.files import write_text
+from dssl.optim import build_optimizer
+from dssl.precision import autocast, precision_of
+from dssl.run import EVALUATION_FILE, OpenRun, RunFolder, open_run
+from dssl.state import LossWatch, Pace
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-from dssl.world import World
 
 TASK = "coco"
 _MEASURED_SIZE = 224
@@ -68,24 +67,23 @@ class CocoResult:
 def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
     """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split."""
     require_pycocotools()
-    folder = RunFolder(Path(out))
+    with open_run(
+        RunFolder(Path(out)),
+        config,
+        default=lambda: config,
+        task=TASK,
+        device=config.device,
+        batch_size=config.batch_size,
+    ) as opened:
+        return _run(config, opened)
 
-    def changes(kept: dict[str, Any]) -> list[str]:
-        if kept.get("task") != TASK:
-            raise DsslError(f"{folder.path} holds a run of another kind (pretraining); name another --out")
-        before = config_io.read(kept["config"], default=config, where=str(folder.config_file))
-        return config_io.difference(before, config)
 
-    with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
-        return _run(config, folder, world)
-
-
-def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
-    kept, resumed = loop.what_is_there(folder, world)
+def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
+    folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     train, test = _data(config)
     known = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
     detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
-    precision, why = loop.precision_of(
+    precision, why = precision_of(
         config.precision, kept, world,
         # part of an image is enough: which precision is faster hardly depends on the size
         encoder=detector.network.backbone, image_size=min(config.test_size, _MEASURED_SIZE), channels=3,
@@ -100,9 +98,9 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
     }
     images = train.trainable()
     about = {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
-    loop.describe(folder, world, header | about)
+    opened.describe(header | about)
     per_epoch = len(images) / config.batch_size
-    settings = loop.Settings(
+    settings = loop.LoopSettings(
         pace=Pace(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step"),
         batch_size=config.batch_size,
         data=f"{config.data} {config.train}",
@@ -123,48 +121,15 @@ def _run(config: CocoConfig, folder: RunFolder, world: World) -> CocoResult:
         return CocoResult(ending=ending)
     scores = score(test, results)
     protocol = _protocol(config, train, test, origin, ending)
-    _write_json(folder.path / "results.json", results)
-    _write_json(folder.path / "evaluation.json", {"scores": scores.plain(), "protocol": protocol}, indent=2)
+    write_text(folder.path / "results.json", json.dumps(results) + "\n")
+    written = {"scores": scores.plain(), "protocol": protocol}
+    write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")
     findings = Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
     return CocoResult(ending=ending, scores=scores, findings=findings)
 
 
-class LossWatch:
-    """A detector cannot collapse as an encoder can, but its loss can diverge: this names the part that did so first."""
-
-    def __init__(self) -> None:
-        self.opinion = Opinion("healthy", 0)
-
-    def look(self, step: int, report: DetectionLoss, *, first_bad: int) -> Sight:
-        parts = _floats(report)
-        loss = float(report.total.detach())
-        if first_bad >= 0 or not math.isfinite(loss):
-            self.divergence(step, report, first_bad=first_bad)
-        return Sight(
-            step=step,
-            loss=loss,
-            record={"step": step, "loss": loss, "parts": parts},
-            text="  ".join(f"{name} {value:.3f}" for name, value in parts.items()),
-            opinion=self.opinion,
-        )
-
-    def divergence(self, step: int, report: DetectionLoss, *, first_bad: int) -> None:
-        broken = [name for name, value in _floats(report).items() if not math.isfinite(value)]
-        named = f"the loss is no longer a number ({', '.join(broken)})"
-        reason = named if broken else "the weights are no longer numbers"
-        began = first_bad if first_bad >= 0 else step
-        self.opinion = Opinion("diverged", began, reason=reason, remedies=_REMEDIES)
-
-    def state(self) -> dict[str, Any]:
-        """A healthy run has nothing to remember."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.opinion = Opinion("healthy", 0)
-
-
-class Finetuning:
-    """Mask R-CNN on annotated images, as the loop trains it."""
+class Finetuning(loop.Trainable[tuple[Sample, ...]]):
+    """Mask R-CNN as the loop trains it. Only the last weights are scored: choosing a checkpoint would use the test split."""
 
     name = "detector"
 
@@ -181,14 +146,9 @@ class Finetuning:
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
         self.module = self.objective = detector.to(world.device).train()
-        self.fixed_rate = config.rate_at(0)  # no parameter group has a fixed rate
-        self.optimizer = torch.optim.SGD(
-            [parameter for parameter in detector.parameters() if parameter.requires_grad],
-            lr=config.rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
-        self.watch = LossWatch()
+        optimizer = OptimizerConfig(rate=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.optimizer = build_optimizer(detector, optimizer)
+        self.watch = LossWatch(remedies=_REMEDIES)
 
     def batches(self, start: int) -> AbstractContextManager[CocoBatches]:
         return CocoBatches(self.images, self.config, start=start, rank=self.world.rank, world_size=self.world.size)
@@ -198,15 +158,6 @@ class Finetuning:
 
     def rate(self, step: int) -> float:
         return self.config.rate_at(step)
-
-    def after_step(self, step: int) -> None:
-        """The weights need nothing more."""
-
-    def begin(self, log: Log) -> None:
-        """There is nothing to show before the first step."""
-
-    def after_round(self, step: int, log: Log) -> None:
-        """Only the last weights are scored: a checkpoint chosen on the test split would score too high."""
 
 
 def detect_all(detector: Detector, data: CocoData, config: CocoConfig, *, world: World) -> list[Detection]:
@@ -275,14 +226,5 @@ def _protocol(
     }
 
 
-def _write_json(path: Path, plain: Any, *, indent: int | None = None) -> None:
-    write_atomically(path, [json.dumps(plain, indent=indent).encode(), b"\n"])
-
-
 def _losses(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
-    lines = [json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines()]
-    return [(line["step"], line["loss"], line["parts"]) for line in lines if "parts" in line]
-
-
-def _floats(report: DetectionLoss) -> dict[str, float]:
-    return {name: float(value) for name, value in report.parts.items()}
+    return [(record["step"], record["loss"], record["parts"]) for record in folder.metrics() if "parts" in record]

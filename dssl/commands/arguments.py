@@ -1,14 +1,17 @@
-"""What all commands do with their arguments: check counts, expand paths, and turn them back into a command line."""
+"""What commands do with their arguments: check counts, expand paths, open weights, and turn them back into a command line."""
 
 import dataclasses
 import os
 import shlex
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from dssl.errors import DsslError
 from dssl.settings import LARGEST
+
+if TYPE_CHECKING:
+    from dssl.weights.load import LoadedEncoder
 
 T = TypeVar("T")
 
@@ -35,6 +38,46 @@ def with_home(arguments: T) -> T:
         if (expanded := _expanded(value)) != value:
             changes[field.name] = expanded
     return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]
+
+
+class NamesWeights(Protocol):
+    """The arguments by which an encoder is found, and told what its file does not say."""
+
+    @property
+    def weights(self) -> Path: ...
+    @property
+    def encoder(self) -> str | None: ...
+    @property
+    def stem(self) -> Literal["cifar", "padding2", "norelu"] | None: ...
+    @property
+    def image_size(self) -> int | None: ...
+    @property
+    def normalization(self) -> Literal["cifar10", "imagenet"] | None: ...
+
+
+def load(arguments: NamesWeights) -> "LoadedEncoder":
+    """The encoder; what was loaded and what was not is printed."""
+    from dssl.augment import CIFAR10, IMAGENET
+    from dssl.weights.load import open_weights
+
+    loaded = open_weights(
+        arguments.weights,
+        encoder=arguments.encoder,
+        stem=arguments.stem,
+        image_size=arguments.image_size,
+        normalization={"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}[arguments.normalization],
+    )
+    print(loaded.report.text())
+    return loaded
+
+
+def default_folder(weights: Path) -> Path:
+    """The run's folder for a run or a checkpoint in it; the current folder for any other file."""
+    from dssl.weights.checkpoint import FOLDER
+
+    if weights.is_dir():
+        return weights.parent if weights.name == FOLDER else weights
+    return weights.parent.parent if weights.parent.name == FOLDER else Path()
 
 
 def command_line(command: str, arguments: Any, *, always: Container[str] = (), leave_out: Container[str] = ()) -> str:

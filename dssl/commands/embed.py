@@ -1,14 +1,14 @@
 """``dssl embed``: the encoder's vectors of any images, in files."""
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.arguments import check_counts
+from dssl.commands.arguments import check_counts, load
 from dssl.commands.evaluate import show_progress
-from dssl.commands.weights import load
 from dssl.errors import DsslError
 
 
@@ -16,7 +16,7 @@ from dssl.errors import DsslError
 class Arguments:
     """Write the embeddings of images: shards in a folder, or one .npz or .csv.
 
-    The same command again goes on where it stopped.
+    Rerunning the command resumes where it stopped.
     """
 
     weights: Path  # positional
@@ -26,17 +26,17 @@ class Arguments:
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz or .csv."""
     shard: int = 10_000
-    """Images in a shard; one shard is in memory at a time."""
+    """Images per shard; one shard is in memory at a time."""
     split: Literal["train", "test"] = "train"
-    """Which split of the source."""
+    """Split of the source."""
     encoder: str | None = None
-    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
     stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """How a CIFAR ResNet's 3x3 stem runs, where the file does not show it; padding2 is solo-learn's."""
+    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
     image_size: int | None = None
-    """The size of images, where the file does not say it, or another than it was trained with."""
+    """Image size, if the file does not state it or another one is wanted."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """What pixels are normalised by, where the file does not say it."""
+    """Pixel normalisation, if the file does not state it."""
     dense: bool = False
     """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
@@ -44,16 +44,17 @@ class Arguments:
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode images; as many as there are cores by default."""
+    """Threads that decode images; by default one per core."""
 
 
 def run(arguments: Arguments) -> int:
     import torch
 
     from dssl.data import open_source
-    from dssl.evaluate.embed import Encoding, embed_file, embed_shards
+    from dssl.distributed import pick_device
+    from dssl.evaluate.embed import embed_file, embed_shards
+    from dssl.evaluate.store import FeatureStore
     from dssl.models.dense import DenseEncoder
-    from dssl.world import pick_device
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv"):
@@ -65,21 +66,21 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
+    if arguments.dense:
+        maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+        loaded = dataclasses.replace(loaded, encoder=maps)
     source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
-    encoding = Encoding(
-        loaded=loaded,
+    store = FeatureStore(
+        loaded,
         batch_size=arguments.batch_size,
         autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
         threads=arguments.threads,
         progress=show_progress if sys.stderr.isatty() else None,
-        dense=DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
-        if arguments.dense
-        else None,
     )
     if arguments.out.suffix in (".npz", ".csv"):
-        done = embed_file(encoding, source, arguments.out)
+        done = embed_file(store, source, arguments.out)
     else:
-        done = embed_shards(encoding, source, arguments.out, shard=arguments.shard)
+        done = embed_shards(store, source, arguments.out, shard=arguments.shard)
     what = (
         f"feature maps of {' x '.join(map(str, done.shape))}"
         if arguments.dense

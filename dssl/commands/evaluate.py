@@ -1,4 +1,4 @@
-"""``dssl evaluate``: what an encoder has learnt, under protocols that say everything about themselves."""
+"""``dssl evaluate``: what an encoder has learned, each number with its full protocol."""
 
 import json
 import re
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dssl import files
-from dssl.commands.arguments import check_counts, command_line
-from dssl.commands.weights import default_folder, load
+from dssl.commands.arguments import check_counts, command_line, default_folder, load
 from dssl.errors import DsslError
+from dssl.files import write_text
 from dssl.version import VERSION
 
 if TYPE_CHECKING:
@@ -34,30 +33,30 @@ class Arguments:
     data: str | None = None
     """Labelled images: cifar10:FOLDER, shapes, a folder with train and val in it; by default those of the run."""
     test: str | None = None
-    """Test images, where --data has no test split."""
+    """Test images, if --data has no test split."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
     """The folder for evaluation.json, evaluation.html and the features; by default evaluation in the run's folder."""
     encoder: str | None = None
-    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
     stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """How a CIFAR ResNet's 3x3 stem runs, where the file does not show it; padding2 is solo-learn's."""
+    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
     image_size: int | None = None
-    """The size of images, where the file does not say it, or another than it was trained with."""
+    """Image size, if the file does not state it or another one is wanted."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """What pixels are normalised by, where the file does not say it."""
+    """Pixel normalisation, if the file does not state it."""
     seed: int = 0
-    """Of splits and training; it does not touch the encoder."""
+    """Seed of splits and training; it does not affect the encoder."""
     against: tuple[str, ...] = ()
     """Compare with these instead, image by image: imagenet, start, untrained, supervised, a run or a file of weights."""
     epochs: int | None = None
-    """Epochs of the trained protocols instead of their own, for trying out; it is part of what is written down."""
+    """Epochs of the trained protocols instead of their own, for quick trials; recorded with the result."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
-    """Threads that decode images; as many as there are cores by default."""
+    """Threads that decode images; by default one per core."""
     page: bool = True
     """Write the page with the map of the embedding and the nearest neighbours."""
 
@@ -70,12 +69,13 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     import torch
 
+    from dssl.distributed import pick_device
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels, evaluate
     from dssl.evaluate.store import FeatureStore
     from dssl.report import evaluation as page
     from dssl.report import page as base_page
-    from dssl.world import pick_device
+    from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
     loaded = load(arguments)
     train, test, data = _sources(arguments, loaded)
@@ -99,15 +99,13 @@ def run(arguments: Arguments) -> int:
     policy = (loaded.header.get("config") or {}).get("standard")
     say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
     evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
-    written = out / "evaluation.json"
-    files.write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
+    written = out / EVALUATION_FILE
+    write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
     print(page.table(evaluation))
     print(f"\n{written}")
     if arguments.page:
-        base_page.write(
-            out / "evaluation.html", page.html(evaluation, task, command=command_line("evaluate", arguments))
-        )
-        print(out / "evaluation.html")
+        base_page.write(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
+        print(out / EVALUATION_PAGE)
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
     return 0
 
@@ -128,7 +126,7 @@ def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], beg
     assert task.folder is not None
     written = task.folder / "comparison.json"
     plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": [one.plain() for one in found]}
-    files.write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
+    write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
     print(page.table(found))
     print(f"\n{written}")
     if arguments.page:
@@ -149,7 +147,9 @@ def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, So
 
     data = arguments.data or (loaded.header.get("config") or {}).get("data")
     if data is None:
-        raise DsslError("which images? expected --data, such as cifar10:FOLDER or a folder with train and val in it")
+        raise DsslError(
+            "no images are named: expected --data, such as cifar10:FOLDER or a folder with train and val in it"
+        )
     train = open_source(data, split="train", channels=loaded.channels)
     if arguments.test is not None:
         try:

@@ -29,7 +29,7 @@ def run(arguments: Arguments) -> int:
     import logging
     import os
 
-    from dssl.data.sources import expanded
+    from dssl.data.source import expanded
 
     config = dataclasses.replace(arguments.config, weights=expanded(arguments.config.weights))
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dssl.commands.arguments import check_counts
-from dssl.commands.weights import default_folder, load
+from dssl.commands.arguments import check_counts, default_folder, load
 from dssl.errors import DsslError
+from dssl.files import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
 
-    Each file is loaded back (by its real client, but for Detectron2) and the features are compared. A format whose client has no
-    such encoder (nobody has the small one or a CIFAR stem) is refused with the lines of code that rebuild it.
+    Each file is loaded back (by its real client, except for Detectron2's) and the features are compared. A format whose client
+    lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
     """
 
     weights: Path  # positional
@@ -24,22 +24,23 @@ class Arguments:
     out: Path | None = None
     """The folder for the files; by default export in the run's folder."""
     encoder: str | None = None
-    """The encoder, where the file does not say it: resnet50, resnet18-cifar, timm:NAME."""
+    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
     stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """How a CIFAR ResNet's 3x3 stem runs, where the file does not show it; padding2 is solo-learn's."""
+    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
     image_size: int | None = None
-    """The size of images, where the file does not say it."""
+    """Image size, if the file does not state it."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """What pixels are normalised by, where the file does not say it."""
+    """Pixel normalisation, if the file does not state it."""
 
 
 def run(arguments: Arguments) -> int:
+    from dssl.run import EVALUATION_FILE
     from dssl.weights.card import card, evaluation_of
     from dssl.weights.formats import export
 
     check_counts(arguments, ("image_size",))
     if not arguments.formats:
-        raise DsslError("--formats is empty: expected some, such as safetensors torchvision")
+        raise DsslError("--formats is empty: expected names such as safetensors torchvision")
     loaded = load(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
@@ -48,7 +49,7 @@ def run(arguments: Arguments) -> int:
         print(one.text())
         for line in one.code:
             print(f"    {line}")
-    evaluation = evaluation_of(loaded, base / "evaluation" / "evaluation.json")
-    (out / "README.md").write_text(card(loaded, exported, evaluation=evaluation), encoding="utf-8")
+    evaluation = evaluation_of(loaded, base / "evaluation" / EVALUATION_FILE)
+    write_text(out / "README.md", card(loaded, exported, evaluation=evaluation))
     print(f"{out / 'README.md'}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
     return 0

@@ -7,7 +7,7 @@ from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
 from dssl.methods import METHODS
 from dssl.presets import PRESETS, named_graph
-from dssl.report.text import columns
+from dssl.text import columns
 
 _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without gradient"
 
@@ -29,9 +29,9 @@ def run(arguments: Arguments) -> int:
     if arguments.out is not None:
         if arguments.out.suffix not in (".png", ".svg", ".pdf"):
             raise DsslError(f"--out is {arguments.out}: expected a name that ends in .png, .svg or .pdf")
-        from dssl.report.graph_figure import draw
+        from dssl.report.graph_figure import draw_graph
 
-        draw(graph, arguments.out)
+        draw_graph(graph, arguments.out)
         print(f"\ndrawn to {arguments.out}")
     return 0
 

@@ -158,8 +158,9 @@ def _duration(seconds: float) -> str:
 
 def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
     from dssl.run import RunFolder
+    from dssl.text import columns
 
-    wide = max(len(job.name) for job in jobs)
+    rows = []
     for job in jobs:
         state = "finished" if job.name in done else "to run"
         if job.name not in done:
@@ -167,7 +168,8 @@ def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
                 state = f"skipped: no {job.config.data}"
             elif RunFolder(place.runs / job.name).has_run:
                 state = "to resume"
-        print(f"{job.name:<{wide}}  {state}")
+        rows.append((job.name, state))
+    print(*columns(rows), sep="\n")
 
 
 def _no_data(arguments: Arguments, jobs: "list[Job]") -> str:

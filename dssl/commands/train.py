@@ -11,12 +11,13 @@ import tyro
 from dssl import config_io
 from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
+from dssl.files import write_text
 from dssl.recipes import RECIPES, recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. The same command again continues the run.
+    """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. Rerunning the command resumes the run.
 
     Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
     adapt (your own images, starting from ImageNet weights or --init FILE).
@@ -28,14 +29,14 @@ class Arguments:
     out: Path = Path("runs")
     """The run's folder: checkpoints, metrics.jsonl, views.png; runs/RECIPE by default."""
     write_config: Path | None = None
-    """Only write the configuration to this JSON file, to edit it and give it back with --config."""
+    """Only write the configuration to this JSON file, for editing and use with --config."""
 
 
 def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
-    """Take recipe, --config and --method out of the words: they decide which settings exist and what they are."""
+    """Take recipe, --config and --method out of the words: they decide which settings exist, and their defaults."""
     rest = list(words)
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
-    from dssl.data.sources import expanded
+    from dssl.data.source import expanded
 
     file, method = _take(rest, "--config"), _take(rest, "--method")
     if name is not None and file is not None:
@@ -51,7 +52,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:
-        raise DsslError(f"what should be trained? expected a recipe ({', '.join(RECIPES)}) or --config FILE")
+        raise DsslError(f"nothing to train is named: expected a recipe ({', '.join(RECIPES)}) or --config FILE")
     return Arguments(config=config, out=out), rest
 
 
@@ -60,7 +61,7 @@ def run(arguments: Arguments) -> int:
     if arguments.write_config is not None:
         import json
 
-        arguments.write_config.write_text(json.dumps(config_io.to_dict(config), indent=2) + "\n", encoding="utf-8")
+        write_text(arguments.write_config, json.dumps(config_io.to_dict(config), indent=2) + "\n")
         print(f"configuration written to {arguments.write_config}")
         return 0
     if config.data in ("cifar10", "imagenet", "folder") and not Path(config.data).exists():

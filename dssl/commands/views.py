@@ -1,4 +1,4 @@
-"""``dssl views``: look at the views, and measure what the policies do to your images."""
+"""``dssl views``: see the views, and measure what the policies do to your images."""
 
 import sys
 import time
@@ -11,13 +11,13 @@ from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
 if TYPE_CHECKING:
-    from dssl.report.survey import Features, FeatureSpace, Pixels
+    from dssl.report.survey import FeatureRows, FeatureSpace, Pixels
     from dssl.weights.load import LoadedEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Show originals, standard views and heavy views of a source on one page, with the measured strength of each policy."""
+    """Show originals, standard views and heavy views on one page, with the measured strength of each policy."""
 
     source: str  # positional
     """Images: a folder, a list of files, cifar10:FOLDER, shapes, or shapes:2000."""
@@ -36,9 +36,9 @@ class Arguments:
     show: int = 8
     """Images on the page."""
     sample: int = 1000
-    """Images to measure, at most."""
+    """Images to measure at most."""
     table: str | None = None
-    """The table whose operations are shown one by one over their magnitudes; by default those that the policies use."""
+    """Show the operations of this table one by one over their magnitudes; by default, of the tables that the policies use."""
     seed: int = 0
     """Selects the images and their views."""
     weights: Path | None = None
@@ -109,17 +109,17 @@ def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
     """The encoder's features of uint8 images, normalised as in its training."""
     import torch
 
-    from dssl.models.inference import evaluating, forward
+    from dssl.models import evaluating, forward
     from dssl.report.survey import FeatureSpace
 
     mean, deviation = (
         torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.normalization.mean, loaded.normalization.std)
     )
 
-    def embed(images: "Pixels") -> "Features":
+    def embed(images: "Pixels") -> "FeatureRows":
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
         with evaluating(loaded.encoder):
-            features: Features = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
+            features: FeatureRows = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
         return features
 
     return FeatureSpace(f"{loaded.name} in {loaded.path.name}", embed)
@@ -130,14 +130,14 @@ def _check(arguments: Arguments) -> None:
         raise DsslError('--policies is empty: expected at least one, such as "ra(2,5)"')
     if arguments.out.suffix != ".html":
         raise DsslError(
-            f"--out is {arguments.out}: expected a name that ends in .html; the contact sheet is written next to it"
+            f"--out is {arguments.out}: expected a name ending in .html; the contact sheet is written next to it"
         )
     check_counts(arguments, ("show", "sample", "size"))
     if arguments.encoder is not None and arguments.weights is None:
         raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
     if arguments.show > arguments.sample:
         raise DsslError(
-            f"--show {arguments.show} is more than --sample {arguments.sample}: shown images are among those measured"
+            f"--show {arguments.show} is more than --sample {arguments.sample}: the images shown are among those measured"
         )
 
 

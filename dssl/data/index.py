@@ -1,20 +1,19 @@
-"""The list of a folder's images: scanned in parallel once, kept in the user's cache, reopened while no folder has changed.
+"""The index of a data set: one record for each image, scanned once in parallel, kept in the user's cache, mapped when reopened.
 
-An index is flat arrays (folders, file names end to end, offsets, sizes), never pickled objects: a million paths are some
-30 MB and open in a fraction of a second. Paths are bytes, so that names that are no valid UTF-8 are files like all others.
+The file is a plain ``.npy`` of the records, which ``np.load(path, mmap_mode="r")`` opens; behind it come all names end to end,
+a description in JSON and a checksum. Names are bytes, so that one that is not valid UTF-8 is a file like any other.
 """
 
 import hashlib
+import io
 import json
 import os
 import stat
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,62 +21,54 @@ from numpy.typing import NDArray
 from dssl.data.decode import EXTENSIONS, kind_of
 from dssl.files import cache_folder, write_atomically
 
-_MAGIC = b"DSSLIDX2"
+RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("name_end", "<i8")])
+"""Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
+ends; it begins where that of the record before it ends."""
+_DIGEST = 16
 _ENDINGS = frozenset(ending.encode() for ending in EXTENSIONS)
 _YOUNG = 2_000_000_000  # ns; a folder younger than this at the scan may change again without a new time stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The images below a root, in the order of their paths' bytes, folder by folder."""
+    """The images below a root, in the order of their paths' bytes, container by container."""
 
     root: bytes
-    folders: list[bytes]
-    """Relative to the root, with / between parts; the root itself is empty."""
-    folder_times: NDArray[np.int64]
-    folder_of: NDArray[np.int32]
-    names: bytes
+    containers: list[bytes]
+    """The folders that were scanned, relative to the root with / between parts; the root itself is empty."""
+    times: list[int]
+    """When each container was last modified, in ns."""
+    classes: list[bytes]
+    """The first part of the path of each image that is not in the root itself, sorted: what ``label`` counts."""
+    records: NDArray[np.void]
+    names: NDArray[np.uint8]
     """All file names end to end."""
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
     skipped: list[tuple[bytes, str]]
-    """What looks like an image and is none, or a folder that cannot be read: relative path and reason."""
+    """What is named like an image but is not a file, and folders that cannot be read: relative path and reason."""
     ignored: int
-    """How many files have no ending of an image format."""
+    """How many files do not have the ending of an image format."""
+    fingerprint: str
+    """Of relative paths and sizes: the same on every machine that holds the same files, new when one comes or goes."""
     reusable: bool
-    """False where a folder was changed so shortly before the scan that its time stamp proves nothing."""
+    """False where a folder changed so shortly before the scan that its time stamp proves nothing."""
 
     def __len__(self) -> int:
         """The number of images."""
-        return len(self.folder_of)
+        return len(self.records)
 
     def relative(self, position: int) -> bytes:
         """The path of one image below the root."""
-        folder = self.folders[self.folder_of[position]]
-        name = self.names[self.offsets[position] : self.offsets[position + 1]]
-        return folder + b"/" + name if folder else name
+        record = self.records[position]
+        begin = self.records[position - 1]["name_end"] if position else 0
+        return os.path.join(self.containers[record["container"]], self.names[begin : record["name_end"]].tobytes())  # noqa: PTH118
 
     def path(self, position: int) -> bytes:
         """The full path of one image."""
         return os.path.join(self.root, self.relative(position))  # noqa: PTH118 (bytes)
 
-    def fingerprint(self) -> str:
-        """Of relative paths and sizes: the same on every machine that holds the same files, new when one comes or goes."""
-        digest = hashlib.blake2b(digest_size=16)
-        for part in (
-            b"\0".join(self.folders),
-            self.names,
-            _bytes(self.folder_of),
-            _bytes(self.offsets),
-            _bytes(self.sizes),
-        ):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        return digest.hexdigest()
-
 
 def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True) -> Index:
-    """The index of a folder: from the cache where nothing has changed, else scanned (and kept, where that is possible)."""
+    """The index of a folder: from the cache where nothing has changed, else scanned (and kept where possible)."""
     root = os.path.realpath(os.fsencode(root))
     place = _place(root) if cache else None
     if place is not None:
@@ -109,21 +100,41 @@ def scan(root: bytes, *, threads: int = 8) -> Index:
                 results.append(folder)
                 level += folder.subfolders
     results.sort(key=lambda folder: folder.path.split(b"/"))
-    lengths = np.concatenate([[0], *(folder.lengths for folder in results)]).astype(np.int64)
     counts = [len(folder.lengths) for folder in results]
-    times = np.array([folder.time for folder in results], np.int64)
+    tops = [folder.path.partition(b"/")[0] for folder in results]
+    classes = sorted({top for top, count in zip(tops, counts, strict=True) if top and count})
+    number = {name: place for place, name in enumerate(classes)}
+    records = np.zeros(sum(counts), RECORD)
+    records["container"] = np.repeat(np.arange(len(results)), counts)
+    records["label"] = np.repeat([number.get(top, -1) for top in tops], counts)
+    records["size"] = np.concatenate([folder.sizes for folder in results])
+    records["name_end"] = np.cumsum(np.concatenate([folder.lengths for folder in results]))
+    containers, names = [folder.path for folder in results], b"".join(folder.names for folder in results)
     return Index(
         root=root,
-        folders=[folder.path for folder in results],
-        folder_times=times,
-        folder_of=np.repeat(np.arange(len(results), dtype=np.int32), counts),
-        names=b"".join(folder.names for folder in results),
-        offsets=np.cumsum(lengths),
-        sizes=np.concatenate([np.empty(0, np.int64), *(folder.sizes for folder in results)]),
+        containers=containers,
+        times=[folder.time for folder in results],
+        classes=classes,
+        records=records,
+        names=np.frombuffer(names, np.uint8),
         skipped=[entry for folder in results for entry in folder.skipped],
         ignored=sum(folder.ignored for folder in results),
-        reusable=bool((times < started - _YOUNG).all()) and not any(folder.failed for folder in results),
+        fingerprint=_fingerprint(containers, names, records),
+        reusable=not any(folder.failed or folder.time >= started - _YOUNG for folder in results),
     )
+
+
+def _fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    ends = np.concatenate([[0], records["name_end"]]).astype("<i8")
+    for part in (
+        b"\0".join(containers),
+        names,
+        *(column.tobytes() for column in (records["container"], ends, records["size"])),
+    ):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -150,7 +161,7 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
     ignored, failed = 0, False
     modified, identity = 0, None
     try:
-        before = os.stat(full)  # noqa: PTH116  # before reading, so that a later change is noticed at the next start
+        before = os.stat(full)  # noqa: PTH116  # before reading, so that the next start notices a later change
         modified, identity = before.st_mtime_ns, (before.st_dev, before.st_ino)
         with os.scandir(full) as entries:
             for entry in entries:
@@ -171,7 +182,7 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
                         subfolders.append(prefix + name)
                     else:
                         ignored += 1
-                except OSError as error:  # a broken link, a loop of links, a file that has just vanished
+                except OSError as error:  # a broken link, a loop of links, a file that has just been deleted
                     if image:
                         skipped.append((prefix + name, error.strerror or "cannot be read"))
     except OSError as error:
@@ -187,10 +198,10 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
 
 
 def _is_current(index: Index) -> bool:
-    """True where no folder of the index has another time stamp than at the scan."""
+    """True where every container has the time stamp that it had at the scan."""
     try:
-        for folder, modified in zip(index.folders, index.folder_times.tolist(), strict=True):
-            if os.stat(os.path.join(index.root, folder) if folder else index.root).st_mtime_ns != modified:  # noqa: PTH116, PTH118
+        for container, modified in zip(index.containers, index.times, strict=True):
+            if os.stat(os.path.join(index.root, container)).st_mtime_ns != modified:  # noqa: PTH116, PTH118
                 return False
     except OSError:
         return False
@@ -199,64 +210,63 @@ def _is_current(index: Index) -> bool:
 
 def _place(root: bytes) -> Path | None:
     folder = cache_folder()
-    return None if folder is None else folder / "index" / f"{hashlib.sha256(root).hexdigest()[:32]}.index"
+    return None if folder is None else folder / "index" / f"{hashlib.sha256(root).hexdigest()[:32]}.npy"
 
 
-def _bytes(array: NDArray[np.int64] | NDArray[np.int32]) -> bytes:
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
 
 
-def _hash(about: dict[str, Any], body: Iterable[bytes | memoryview]) -> str:
-    digest = hashlib.blake2b(json.dumps(about).encode(), digest_size=16)
-    for part in body:
-        digest.update(part)
-    return digest.hexdigest()
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _save(place: Path, index: Index) -> None:
-    """Write header and arrays; two processes may do so at once, since each replaces the file as a whole."""
-    skipped = b"\0".join(part for path, reason in index.skipped for part in (path, reason.encode()))
-    body = [
-        index.root, b"\0".join(index.folders), _bytes(index.folder_times), _bytes(index.folder_of), index.names,
-        _bytes(index.offsets), _bytes(index.sizes), skipped,
-    ]  # fmt: skip
-    about = {"lengths": [len(part) for part in body], "ignored": index.ignored, "folders": len(index.folders)}
-    text = json.dumps({"about": about, "hash": _hash(about, body)}).encode()
-    write_atomically(place, [_MAGIC, len(text).to_bytes(8, "little"), text, *body])
+    """Write an index; several processes may do so at once, since each replaces the file as a whole."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(index.records))
+    about = {
+        "root": _text(index.root), "containers": [*map(_text, index.containers)], "times": index.times,
+        "classes": [*map(_text, index.classes)], "skipped": [(_text(path), reason) for path, reason in index.skipped],
+        "ignored": index.ignored, "fingerprint": index.fingerprint,
+    }  # fmt: skip
+    text = json.dumps(about).encode()
+    parts = [header.getvalue(), index.records.tobytes(), index.names.tobytes(), text, len(text).to_bytes(8, "little")]
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        digest.update(part)
+    write_atomically(place, [*parts, digest.digest()])
+    place.with_suffix(".index").unlink(missing_ok=True)  # the format of earlier versions
 
 
 def _load(place: Path, root: bytes) -> Index | None:
-    """The kept index, or None where there is none, it is damaged, or it belongs to another root."""
+    """The kept index, mapped; None where there is none, it is damaged, or it belongs to another root."""
     try:
-        content = memoryview(place.read_bytes())
-        if content[:8] != _MAGIC:
+        with place.open("rb") as file:  # opened once: another process may replace it at any time
+            content: NDArray[np.uint8] = np.asarray(np.memmap(file, np.uint8, mode="r"))
+            if hashlib.blake2b(content[:-_DIGEST].data, digest_size=_DIGEST).digest() != content[-_DIGEST:].tobytes():
+                return None
+            file.seek(0)
+            np.lib.format.read_magic(file)
+            (count,), _, kind = np.lib.format.read_array_header_1_0(file)
+            begin = file.tell()
+        end = begin + count * RECORD.itemsize
+        stop = len(content) - _DIGEST - 8
+        text = stop - int.from_bytes(content[stop : stop + 8].tobytes(), "little")
+        about = json.loads(content[text:stop].tobytes())
+        if kind != RECORD or _bytes(about["root"]) != root:
             return None
-        start = 16 + int.from_bytes(content[8:16], "little")
-        outside = json.loads(bytes(content[16:start]))
-        header = outside["about"]
-        lengths = [int(length) for length in header["lengths"]]
-        if len(lengths) != 8 or start + sum(lengths) != len(content):
-            return None
-        if _hash(header, [content[start:]]) != outside["hash"]:
-            return None
-        parts = []
-        for length in lengths:
-            parts.append(content[start : start + length])
-            start += length
-        if bytes(parts[0]) != root:
-            return None
-        pieces = bytes(parts[7]).split(b"\0") if parts[7] else []
         return Index(
             root=root,
-            folders=bytes(parts[1]).split(b"\0") if header["folders"] else [],
-            folder_times=np.frombuffer(parts[2], "<i8").astype(np.int64, copy=False),
-            folder_of=np.frombuffer(parts[3], "<i4").astype(np.int32, copy=False),
-            names=bytes(parts[4]),
-            offsets=np.frombuffer(parts[5], "<i8").astype(np.int64, copy=False),
-            sizes=np.frombuffer(parts[6], "<i8").astype(np.int64, copy=False),
-            skipped=[(path, reason.decode()) for path, reason in zip(pieces[::2], pieces[1::2], strict=True)],
-            ignored=int(header["ignored"]),
+            containers=[*map(_bytes, about["containers"])],
+            times=about["times"],
+            classes=[*map(_bytes, about["classes"])],
+            records=content[begin:end].view(RECORD),
+            names=content[end:text],
+            skipped=[(_bytes(path), reason) for path, reason in about["skipped"]],
+            ignored=about["ignored"],
+            fingerprint=about["fingerprint"],
             reusable=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None

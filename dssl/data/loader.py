@@ -1,32 +1,33 @@
-"""Batches of views for training, made by threads ahead of the step, and plain batches for evaluation."""
+"""Batches: of views for training, made by threads ahead of the step, and of plain images for evaluation."""
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image as Pillow
 from torch import Tensor
 
-from dssl.data.order import Order
-from dssl.data.pipeline import Pipeline
+from dssl import rng
+from dssl.augment import Normalization
+from dssl.data.decode import UnreadableImage
+from dssl.data.device import Batch, Pool
+from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
-from dssl.data.sources import Source, thread_count
+from dssl.data.source import Source
 from dssl.errors import DsslError
 from dssl.types import Image
 
-if TYPE_CHECKING:
-    from typing import Self
-
 _SMALL = 64 * 64  # pixels; images up to this size are handed to the kernels many at a time
 _CHUNK = 64
+_LONG = 16  # times its shorter side: longer images are not resized whole
+CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
 
 
 class Maker(Protocol):
@@ -47,27 +48,43 @@ class Maker(Protocol):
         """All views of images of one size."""
 
 
-class Event(Protocol):
-    """Something that happens on a device, such as the end of a copy: a `torch.cuda.Event`."""
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What one global step trains on."""
 
-    def query(self) -> bool:
-        """Whether it has happened."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One rank's part of a global batch; it stays untouched for as long as somebody holds one of its tensors."""
-
-    step: int
     epoch: int
     indices: NDArray[np.int64]
-    views: dict[str, Tensor]
-    """N x C x H x W, in channels_last memory."""
-    readers: list[Event] = field(default_factory=list)
-    """Whoever lets a device read the tensors without waiting adds the event of its end: they stay untouched until then, too."""
+
+
+class Order:
+    """The order of `count` images: reshuffled for each epoch and cut into global batches, without the last, partial one.
+
+    A pure function of seed, epoch and step, which any rank can compute from any start.
+    """
+
+    def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
+        if batch_size < 1:
+            raise DsslError(f"batch size {batch_size}: expected at least 1")
+        if count < batch_size:
+            raise DsslError(
+                f"the data set has {count:,} image{'s' if count != 1 else ''}, fewer than the batch size of {batch_size:,}: "
+                "use a smaller batch or more data"
+            )
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.steps_per_epoch = count // batch_size
+        self._shuffles: dict[int, NDArray[np.int64]] = {}
+        self._lock = threading.Lock()
+
+    def at(self, step: int) -> Position:
+        """The indices of one global step, counted from 0 over all epochs."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        with self._lock:
+            if epoch not in self._shuffles:
+                for old in [known for known in self._shuffles if known < epoch - 1 or known > epoch + 1]:
+                    del self._shuffles[old]
+                self._shuffles[epoch] = rng.permutation(rng.key(self.seed, "order", epoch), self.count)
+            shuffle = self._shuffles[epoch]
+        return Position(epoch, shuffle[position * self.batch_size : (position + 1) * self.batch_size])
 
 
 @dataclass(slots=True)
@@ -80,70 +97,11 @@ class _Content:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-_Free = deque[tuple[Any, list[Event]]]
-
-
-def _settle(free: _Free) -> None:
-    """Waits until no device reads the buffers any more, so that their memory may go."""
-    while free:
-        for event in free.pop()[1]:
-            event.synchronize()
-
-
-class _Pool:
-    """Buffers that are used again once every tensor on them is gone and no device reads them any more."""
-
-    def __init__(self, maker: Maker, count: int, *, keep: int, pinned: bool) -> None:
-        self._maker, self._count, self._keep, self._pinned = maker, count, keep, pinned
-        self._free: _Free = deque()
-        self._finalizer = weakref.finalize(self, _settle, self._free)
-
-    def take(self) -> Any:
-        free, found = self._free, None
-        for _ in range(len(free)):
-            buffers, readers = free.popleft()
-            if not all(event.query() for event in readers):
-                free.append((buffers, readers))  # never waited for: the consumer may be asking for a batch right now
-            elif found is None:
-                found = buffers
-            elif len(free) < self._keep:
-                free.append((buffers, []))
-        if found is not None:
-            return found
-        return self._maker.allocate(self._count, pinned=True) if self._pinned else self._maker.allocate(self._count)
-
-    def lend(self, buffers: Any) -> tuple[dict[str, Tensor], list[Event]]:
-        """The buffers as tensors, without a copy, and the list for the events of their readers."""
-        tokens = deque(range(len(buffers) - 1))
-        free, finalizer = self._free, self._finalizer
-        readers: list[Event] = []
-
-        def gone() -> None:
-            try:
-                tokens.pop()  # one step, since the last two tensors may die in two threads at once
-            except IndexError:
-                free.append((buffers, readers))
-                if not finalizer.alive:  # the loader is closed or forgotten, and the memory goes now
-                    _settle(free)
-
-        tensors = {}
-        for name in self._maker.names:
-            array = buffers[
-                name
-            ].view()  # an object of its own, which lives exactly as long as the tensor's memory is in use
-            weakref.finalize(array, gone).atexit = False
-            tensors[name] = torch.from_numpy(array).permute(0, 3, 1, 2)
-        return tensors, readers
-
-    def close(self) -> None:
-        self._finalizer()
-
-
-class Batches:
+class Batches(Piped):
     """The batches of a training run, from any step on: `for batch in batches`, or `batches.at(step)`.
 
-    Order, views and position depend on seed, epoch and step alone, so that neither the number of threads, nor the start step, nor
-    the number of ranks changes an image. `batch_size` is the global one; a rank gets its slice of it.
+    Order and views depend on seed, epoch and step alone, so that neither the number of threads, nor the start step, nor the
+    number of ranks changes an image. `batch_size` is the global one; a rank gets its slice of it.
     """
 
     def __init__(
@@ -164,12 +122,14 @@ class Batches:
         pinned: bool = False,
     ) -> None:
         if len(source) < 2:
-            raise DsslError(f"{source.name}: one image is not enough: self-supervision compares images with each other")
+            raise DsslError(
+                f"{source.name}: one image is not enough: self-supervised training compares images with each other"
+            )
         order = Order(len(source), batch_size=batch_size, seed=seed)
         if batch_size % world_size:
             raise DsslError(f"batch size {batch_size}: expected a multiple of the {world_size} processes that share it")
         if (epochs is None) == (steps is None):
-            raise DsslError("the length of a run is given by epochs or by steps: expected one of them")
+            raise DsslError("expected either epochs or steps for the length of a run")
         threads = thread_count(threads)
         if ahead < 0:
             raise DsslError(f"ahead {ahead}: expected at least 0 batches")
@@ -180,7 +140,8 @@ class Batches:
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
         self._next = start_step
         count = batch_size // world_size
-        self._pool = pool = _Pool(maker, count, keep=ahead + 2, pinned=pinned)
+        allocate = partial(maker.allocate, count, pinned=True) if pinned else partial(maker.allocate, count)
+        self._pool = pool = Pool(maker.names, allocate, keep=ahead + 2)
         reader = Reader(source, seed=seed, quarantine=self.quarantine)
 
         def start(step: int) -> tuple[_Content, int]:
@@ -200,15 +161,10 @@ class Batches:
             chunk=max(1, min(_CHUNK, -(-count // (2 * threads)))),
         )
 
-    @property
-    def waited(self) -> float:
-        """Seconds that the consumer has waited for data so far."""
-        return self._pipeline.waited
-
     def at(self, step: int) -> Batch:
-        """The batch of a step: at once where the threads have made it ahead, which they do for the step after the last asked."""
+        """The batch of a step; the threads prepare the steps that follow it, so that asking for the next one hardly waits."""
         if not 0 <= step < self.steps:
-            raise DsslError(f"step {step}: the run has the steps 0 to {self.steps - 1}")
+            raise DsslError(f"step {step}: expected 0 to {self.steps - 1}")
         content = self._pipeline.take(step)
         self._next = step + 1
         views, readers = self._pool.lend(content.buffers)
@@ -221,23 +177,13 @@ class Batches:
 
     def close(self) -> None:
         """Stop the threads."""
-        self._pipeline.close()
+        super().close()
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        """The batches themselves."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the threads."""
-        self.close()
 
 
 def _fill(reader: Reader, maker: Maker, content: _Content, rows: range, is_stopped: Callable[[], bool]) -> None:
     """Read some images of a batch and make their views."""
-    with content.lock:  # once for the whole batch: a plan costs a millisecond, however few its images
+    with content.lock:  # once per batch: a plan costs a millisecond, however few the images
         if content.plan is None:
             content.plan = maker.plan(content.indices, epoch=content.epoch)
     plan = content.plan
@@ -274,3 +220,121 @@ def _fill(reader: Reader, maker: Maker, content: _Content, rows: range, is_stopp
             first = first if pending else row
             pending.append(image)
     flush()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationBatch:
+    """Images without augmentation, and their indices in the source."""
+
+    indices: NDArray[np.int64]
+    images: Tensor
+    """N x C x H x W in channels_last memory; float32 and normalised, or uint8 without a normalisation."""
+
+
+@dataclass(slots=True)
+class _Plain:
+    indices: NDArray[np.int64]
+    images: NDArray[Any]
+    good: NDArray[np.bool_]
+    cropped: NDArray[np.bool_]
+
+
+class EvaluationBatches(Piped):
+    """Every image of a source, or those of `indices`, once and in order: `for batch in batches`; the last batch may be smaller.
+
+    An unreadable file is an error that names it; with a `quarantine` it is recorded and left out of its batch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        size: int,
+        batch_size: int = 256,
+        channels: int = 3,
+        normalization: Normalization | None = None,
+        crop_ratio: float = CROP_RATIO,
+        indices: NDArray[np.int64] | None = None,
+        threads: int | None = None,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise DsslError(f"batch size {batch_size}: expected at least 1")
+        if not 0 < crop_ratio <= 1:
+            raise DsslError(f"crop ratio {crop_ratio}: expected more than 0 and at most 1")
+        chosen = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(source):
+            raise DsslError(f"indices from {chosen.min()} to {chosen.max()}: the source has {len(source):,} images")
+        self.count = len(chosen)
+        self.cropped = 0
+        """How many images so far were cropped."""
+        self.steps = -(-len(chosen) // batch_size)
+        scales = None if normalization is None else normalization.scale_and_offset()
+        kind = np.uint8 if normalization is None else np.float32
+
+        def start(step: int) -> tuple[_Plain, int]:
+            part = chosen[step * batch_size : (step + 1) * batch_size]
+            images = np.empty((len(part), size, size, channels), kind)
+            return _Plain(part, images, np.ones(len(part), np.bool_), np.zeros(len(part), np.bool_)), len(part)
+
+        def fill(content: _Plain, rows: range, is_stopped: Callable[[], bool]) -> None:
+            for row in rows:
+                if is_stopped():
+                    return
+                index = int(content.indices[row])
+                try:
+                    image = source.image(index)
+                except UnreadableImage as error:
+                    if quarantine is None:
+                        raise
+                    quarantine.record(index, error)
+                    content.good[row] = False
+                    continue
+                if image.shape[2] != channels:
+                    raise DsslError(f"{source.label_of(index)}: {image.shape[2]} channels, expected {channels}")
+                content.cropped[row] = image.shape[:2] != (size, size)
+                image = centre_crop(image, size=size, crop_ratio=crop_ratio)
+                content.images[row] = image if scales is None else image * scales[0] + scales[1]
+
+        threads = thread_count(threads)
+        self._pipeline = Pipeline(start, fill, first=0, steps=self.steps, threads=threads, ahead=2,
+                                  chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[EvaluationBatch]:
+        """All batches, from the first."""
+        for step in range(self.steps):
+            content = self._pipeline.take(step)
+            indices, images = content.indices, content.images
+            self.cropped += int(content.cropped.sum())
+            if not content.good.all():
+                indices, images = indices[content.good], images[content.good]
+            if len(indices):
+                yield EvaluationBatch(indices=indices, images=torch.from_numpy(images).permute(0, 3, 1, 2))
+
+
+def centre_crop(image: Image, *, size: int, crop_ratio: float = CROP_RATIO) -> Image:
+    """The centre of an image at size x size: the shorter side is resized to size / crop_ratio, bilinearly, then cropped.
+
+    An image that already has the size is returned as it is: small benchmark images are evaluated whole.
+    """
+    height, width = image.shape[:2]
+    if height == size and width == size:
+        return image
+    target = round(size / crop_ratio)
+    whole = [int(target * length / min(height, width)) for length in (width, height)]
+    first = [round((length - size) / 2) for length in whole]
+    picture = Pillow.fromarray(image if image.shape[2] == 3 else image[:, :, 0])
+    if max(whole) <= _LONG * target:
+        resized = picture.resize((whole[0], whole[1]), Pillow.Resampling.BILINEAR)
+        kept = resized.crop((first[0], first[1], first[0] + size, first[1] + size))
+    else:
+        # a very long image would not fit into memory when resized: only the part that is kept is
+        scale = [length / resized for length, resized in zip((width, height), whole, strict=True)]
+        ends = [(begin + size) * factor for begin, factor in zip(first, scale, strict=True)]
+        box = (first[0] * scale[0], first[1] * scale[1], ends[0], ends[1])
+        kept = picture.resize((size, size), Pillow.Resampling.BILINEAR, box=box)
+    return np.array(kept).reshape(size, size, image.shape[2])

@@ -1,7 +1,7 @@
-"""A packed copy of a data set: decoded once, made no larger than needed, memory-mapped; for slow disks and few cores.
+"""A packed copy of a data set: decoded once, no larger than needed, memory-mapped; for slow disks and few cores.
 
-One file for each split. Pixels come first, each image after the other; then the tables; the head of the file says where they are.
-Every image carries a checksum that is verified whenever it is read, so that a damaged one is named like any unreadable file.
+One file for each split. The pixels come first, one image after the other, then the tables; the head of the file says where they
+are. The checksum of an image is verified whenever it is read, so that a damaged one is named like any unreadable file.
 """
 
 from __future__ import annotations
@@ -9,27 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from dssl.data.decode import UnreadableImage, printable
-from dssl.data.files import NoSplitError
-from dssl.data.parallel import in_threads
+from dssl.data.decode import UnreadableImage
+from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
-from dssl.data.sources import Source
+from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
-from dssl.files import sync_folder
+from dssl.files import printable, replacing
 
 if TYPE_CHECKING:
-    from dssl.types import Image  # which imports torch, and a look at data does not need it
+    from dssl.types import Image
 
 _MAGIC = b"DSSLPCK1"
 _DIGEST = 16
@@ -39,15 +36,15 @@ _TABLES = {"heights": "<u4", "widths": "<u4", "offsets": "<u8", "checksums": "<u
 class Packed:
     """One split of a packed data set."""
 
-    def __init__(self, place: str, *, split: Literal["train", "test"] = "train") -> None:
+    def __init__(self, place: str, *, split: Split = "train") -> None:
         path = Path(place)
         if path.is_dir():
             path /= f"{split}.pack"
             if split == "test" and not path.exists():
-                raise NoSplitError(f"packed:{printable(place)}: it has no test split: test.pack is missing")
+                raise NoSplitError(f"packed:{printable(place)}: no test split: test.pack is missing")
         elif split == "test":
             raise NoSplitError(
-                f"packed:{printable(place)}: one file has no test split: name the folder that holds both"
+                f"packed:{printable(place)}: a single file has no test split: give the folder that holds both"
             )
         header, tables, self._names = _read_tables(path)
         self._heights, self._widths = tables["heights"], tables["widths"]
@@ -55,7 +52,7 @@ class Packed:
         self._name_ends = np.concatenate([[0], tables["name_ends"]])
         self.channels = int(header["channels"])
         self._path = path
-        # copy on write, so that the arrays are writable memory for the kernels while the file is safe
+        # copy on write: writable memory for the kernels, while the file cannot change
         self._pixels = np.memmap(path, np.uint8, mode="c")
         self.name = f"packed {header['name']}"
         self.fingerprint = str(header["fingerprint"])
@@ -91,38 +88,25 @@ def pack(
     """Write a packed copy with no shorter side above `side`; returns its bytes. Unreadable files are left out and recorded."""
     if side < 1:
         raise DsslError(f"side {side}: expected at least 1 pixel")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    done = 0
+    done = written = 0
     try:
-        with os.fdopen(descriptor, "w+b") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
             file.write(_MAGIC + bytes(8))
             kept: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
             for index, image in _shrunk(source, side, quarantine, threads):
-                done = index + 1
                 kept.append((index, image.shape[0], image.shape[1], zlib.crc32(image.data)))
                 file.write(image.data)
+                done, written = index + 1, written + image.nbytes
                 if progress is not None:
                     progress(done)
             if not kept:
                 raise DsslError(f"{source.name}: no readable image to pack")
-            channels = image.shape[2]
-            _write_tables(file, source, kept, side=side, channels=channels)
-            size = file.tell()
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException as error:
-        written = 0
-        with suppress(OSError):
-            written = os.path.getsize(temporary)  # noqa: PTH202
-            os.unlink(temporary)  # noqa: PTH108
-        if isinstance(error, OSError):
-            needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if done else ""
-            raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
-        raise
-    sync_folder(path.parent)
-    return size
+            _write_tables(file, source, kept, side=side, channels=image.shape[2])
+            return file.tell()
+    except OSError as error:
+        needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if done else ""
+        raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
 
 
 def _shrunk(source: Source, side: int, quarantine: Quarantine, threads: int | None) -> Iterator[tuple[int, Image]]:
@@ -143,7 +127,7 @@ def _shrunk(source: Source, side: int, quarantine: Quarantine, threads: int | No
 
 
 def shrink_to(image: Image, *, side: int) -> Image:
-    """The image with its shorter side brought down to `side` (Pillow's bicubic filter); a smaller one stays as it is."""
+    """The image with its shorter side reduced to `side` (Pillow's bicubic filter); a smaller one stays as it is."""
     height, width, channels = image.shape
     shorter = min(height, width)
     if shorter <= side:
@@ -186,14 +170,14 @@ def _write_tables(
 
 
 def _read_tables(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]], bytes]:
-    """Header, tables and names of a packed file; anything odd about them is one error."""
+    """Header, tables and names of a packed file; any damage is an error of one line."""
     try:
         with path.open("rb") as file:
             if file.read(8) != _MAGIC:
                 raise ValueError("not a packed data set")
             position, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
             if not 16 <= position < size:
-                raise ValueError("cut short")
+                raise ValueError("truncated")
             file.seek(position)
             digest, tail = file.read(_DIGEST), file.read()
         if (
@@ -210,13 +194,13 @@ def _read_tables(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64
             tables[name] = np.frombuffer(body, kind, count, begin).astype(np.int64)
             begin += tables[name].size * np.dtype(kind).itemsize
         if tables["offsets"][-1] != position:
-            raise ValueError("its tables do not fit its pixels")
+            raise ValueError("its tables do not match its pixels")
         return header, tables, body[begin:]
     except OSError as error:
         raise DsslError(
-            f"{printable(str(path))}: {error.strerror}; `dssl data pack SOURCE --out FOLDER` makes one"
+            f"{printable(str(path))}: {error.strerror}; `dssl data pack SOURCE --out FOLDER` creates one"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise DsslError(
-            f"{printable(str(path))}: {error}; `dssl data pack SOURCE --out FOLDER` makes a new one"
+            f"{printable(str(path))}: {error}; `dssl data pack SOURCE --out FOLDER` creates a new one"
         ) from error

@@ -1,50 +1,75 @@
-"""Threads that fill batches ahead of whoever consumes them, in order, without worker processes, hangs or orphans."""
+"""Threads that work ahead of their consumer, in order, without worker processes, hangs or orphans."""
 
+import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from dssl.errors import DsslError
 
 T = TypeVar("T")
-_PATIENCE = 5.0  # seconds; a thread that a dead network disk holds for longer is left behind: it is a daemon
+_PATIENCE = 5.0  # seconds; a thread that a dead network disk blocks for longer is left behind: it is a daemon
+_WINDOW = 256
 
 
+def thread_count(threads: int | None) -> int:
+    """The number asked for, or by default one for each core that this process may use."""
+    if threads is not None and threads < 1:
+        raise DsslError(f"threads {threads}: expected at least 1")
+    return default_threads() if threads is None else threads
+
+
+def default_threads() -> int:
+    """One thread for each core of this process; torchrun says how many processes share a node's cores (LOCAL_WORLD_SIZE)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    neighbours = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, cores // max(1, int(neighbours) if neighbours.isdecimal() else 1))
+
+
+def in_threads(function: Callable[[int], T], items: Sequence[int], *, threads: int | None = None) -> Iterator[T]:
+    """``map(function, items)`` in threads, at most 256 items ahead; an error ends it at once."""
+    with ThreadPoolExecutor(max_workers=thread_count(threads), thread_name_prefix="dssl-map") as pool:
+        for begin in range(0, len(items), _WINDOW):
+            yield from pool.map(function, items[begin : begin + _WINDOW])
+
+
+@dataclass(slots=True)
 class _Slot(Generic[T]):
     """A batch in the making: rows are claimed by threads and then finished."""
 
-    def __init__(self, content: T, count: int) -> None:
-        self.content, self.count = content, count
-        self.claimed = 0
-        self.finished = 0
+    content: T
+    count: int
+    claimed: int = 0
+    finished: int = 0
 
 
+@dataclass(slots=True)
 class _Shared(Generic[T]):
     """What threads and consumer share; the threads hold only this, so that a forgotten pipeline can be collected."""
 
-    def __init__(
-        self,
-        start: Callable[[int], tuple[T, int]],
-        fill: Callable[[T, range, Callable[[], bool]], None],
-        *,
-        first: int,
-        steps: int,
-        ahead: int,
-        chunk: int,
-    ) -> None:
-        self.start, self.fill, self.steps, self.ahead, self.chunk = start, fill, steps, ahead, chunk
-        self.changed = threading.Condition()
-        self.slots: dict[int, _Slot[T]] = {}
-        self.wanted = first
-        self.error: BaseException | None = None
-        self.stopped = False
+    start: Callable[[int], tuple[T, int]]
+    fill: Callable[[T, range, Callable[[], bool]], None]
+    wanted: int
+    steps: int
+    ahead: int
+    chunk: int
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    slots: dict[int, _Slot[T]] = field(default_factory=dict)
+    error: BaseException | None = None
+    stopped: bool = False
 
     def is_stopped(self) -> bool:
         """Asked between images, so that closing does not wait for a batch."""
         return self.stopped
 
     def claim(self) -> tuple[_Slot[T], range] | None:
-        """The next rows to fill, oldest batch first; None where all within reach is taken. The lock is held."""
+        """The next rows to fill, oldest batch first; None where all of them are claimed. The lock is held."""
         for step in range(self.wanted, min(self.wanted + self.ahead + 1, self.steps)):
             slot = self.slots.get(step)
             if slot is None:
@@ -56,7 +81,7 @@ class _Shared(Generic[T]):
         return None
 
     def work(self) -> None:
-        """The life of one thread; whatever goes wrong in it is raised at the consumer."""
+        """The life of one thread; any error in it is raised at the consumer."""
         try:
             while True:
                 with self.changed:
@@ -86,15 +111,17 @@ def _stop(shared: _Shared[T], threads: list[threading.Thread]) -> None:
         shared.changed.notify_all()
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
-        if thread is not threading.current_thread() and thread.is_alive():  # not where the system refused to start it
+        if (
+            thread is not threading.current_thread() and thread.is_alive()
+        ):  # a thread that the system refused to start is not
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class Pipeline(Generic[T]):
     """Contents by step, made by threads ahead of the step that is asked for.
 
-    `start(step)` gives an empty content and its number of rows; `fill(content, rows, is_stopped)` fills some rows and returns
-    early where it is told to stop. A content belongs to the consumer once it has been handed over.
+    `start(step)` returns an empty content and its number of rows; `fill(content, rows, is_stopped)` fills some rows and returns
+    early when told to stop. A content belongs to the consumer once it has been handed over.
     """
 
     def __init__(
@@ -109,8 +136,8 @@ class Pipeline(Generic[T]):
         chunk: int,
     ) -> None:
         self.waited = 0.0
-        """Seconds that the consumer has waited, in all."""
-        self._shared: _Shared[T] = _Shared(start, fill, first=first, steps=steps, ahead=ahead, chunk=chunk)
+        """Seconds that the consumer has waited in total."""
+        self._shared: _Shared[T] = _Shared(start, fill, first, steps, ahead, chunk)
         workers = [
             threading.Thread(target=self._shared.work, name=f"dssl-loader-{number}", daemon=True)
             for number in range(threads)
@@ -121,12 +148,12 @@ class Pipeline(Generic[T]):
             worker.start()
 
     def take(self, step: int) -> T:
-        """The content of a step; asking for another one than the next makes the threads start there."""
+        """The content of a step; asking for any but the next one makes the threads start over there."""
         shared = self._shared
         begin = time.perf_counter()
         with shared.changed:
             if step != shared.wanted:
-                shared.slots.clear()  # what is in the making is left to its threads and thrown away
+                shared.slots.clear()  # unfinished contents are left to their threads and thrown away
                 shared.wanted = step
                 shared.changed.notify_all()
             while shared.error is None and not shared.stopped:
@@ -145,3 +172,28 @@ class Pipeline(Generic[T]):
     def close(self) -> None:
         """Stop the threads and wait for them; a second call does nothing."""
         self._finalizer()
+
+
+class Piped:
+    """What batches from a pipeline have in common: a ``with`` block that stops the threads, and the time spent waiting."""
+
+    _pipeline: Pipeline[Any]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the consumer has waited for data so far."""
+        return self._pipeline.waited
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pipeline.close()
+
+    def __enter__(self) -> Self:
+        """The batches themselves."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the threads."""
+        self.close()

@@ -1,33 +1,38 @@
-"""What to do with files that give no image: name them, replace them, and stop when they are too many."""
+"""Data sets with unreadable files in them: name each, replace it, stop when there are too many; sample and measure the rest."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dssl import rng
+from dssl.augment import Normalization
 from dssl.data.decode import UnreadableImage
-from dssl.data.parallel import in_threads
-from dssl.data.sources import Source, skipped_files
+from dssl.data.pipeline import in_threads
+from dssl.data.source import Source, skipped_files
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
-    from dssl.types import Image  # which imports torch, and a look at data does not need it
+    from dssl.types import Image
 
+T = TypeVar("T")
 MAX_SHARE = 0.05
+_SMALLEST = 1 / 255  # constant images have no deviation to divide by
 _ATTEMPTS = 64
 
 
 class Quarantine:
-    """The unreadable files of one run: each is written once to a file (path, tab, reason), also by several processes.
+    """The unreadable files of a run: each is written once to a file (path, tab, reason), also by several processes.
 
-    More of them than `max_share` of the data set raise an error. Without a path they are only counted.
+    More than `max_share` of the data set is an error. Without a path they are only counted.
     """
 
     def __init__(self, source: Source, *, path: Path | None = None, max_share: float = MAX_SHARE) -> None:
@@ -40,7 +45,7 @@ class Quarantine:
         self._lock = threading.Lock()
         skipped = skipped_files(source)
         self.total = len(source) + len(skipped)
-        """All that looks like an image of the source, readable or not."""
+        """Everything in the source that looks like an image, readable or not."""
         self._skipped = len(skipped)
         for name, reason in skipped:
             self._add(name, reason)
@@ -55,7 +60,7 @@ class Quarantine:
         return self._skipped + len(self._bad_indices)
 
     def record(self, index: int, error: UnreadableImage) -> None:
-        """Take note of an unreadable image; raises where there are too many of them."""
+        """Record an unreadable image; raises an error when there are too many."""
         with self._lock:
             self._bad_indices.add(index)
             self._add(error.path, error.reason)
@@ -70,12 +75,12 @@ class Quarantine:
                 self._append(self.path, name, reason)
             except OSError as error:
                 raise DsslError(
-                    f"{self.path}: {error.strerror}: cannot note that {name} is unreadable ({reason})"
+                    f"{self.path}: {error.strerror}: cannot record that {name} is unreadable ({reason})"
                 ) from error
 
     def _append(self, path: Path, name: str, reason: str) -> None:
         with path.open("a+b") as file:
-            with suppress(OSError):  # some network disks have no locks; then a line may be repeated
+            with suppress(OSError):  # some network disks have no locks, and a line may be repeated there
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             known = {line.partition(b"\t")[0] for line in file.read().split(b"\n")}
@@ -85,7 +90,7 @@ class Quarantine:
                 os.fsync(file.fileno())
 
     def _check(self) -> None:
-        """Stop the run where the known bad files alone are too many."""
+        """Stop the run when the known bad files alone are too many."""
         if len(self) > self.max_share * self.total:
             raise self.too_many(len(self), self.total)
 
@@ -100,7 +105,7 @@ class Quarantine:
 
 
 class Reader:
-    """Reads images by index; a bad one is replaced by another, chosen by seed and index alone."""
+    """Reads images by index; an unreadable one is replaced by another, chosen by seed and index alone."""
 
     def __init__(self, source: Source, *, seed: int, quarantine: Quarantine) -> None:
         self.source, self.quarantine = source, quarantine
@@ -133,20 +138,60 @@ def check_sample(
 ) -> list[tuple[int, ...]]:
     """Decode some images before a run starts, and return their shapes.
 
-    Raises where so many are unreadable that the whole set must have more than the allowed share of them.
+    Raises an error where so many are unreadable that the whole set must exceed the allowed share.
     """
     chosen = rng.permutation(rng.key(seed, "sample"), len(source))[:count]
-
-    def shape_of(index: int) -> tuple[int, ...] | None:
-        try:
-            return source.image(index).shape
-        except UnreadableImage as error:
-            quarantine.record(index, error)
-            return None
-
-    shapes = [shape for shape in in_threads(shape_of, chosen.tolist(), threads=threads) if shape is not None]
+    shapes = _over(source, chosen, lambda image: image.shape, quarantine=quarantine, threads=threads)
     # as many as would surprise by three standard deviations if the set had just the allowed share
     share, tried, bad = quarantine.max_share, len(chosen), len(chosen) - len(shapes)
     if bad > share * tried + 3 * (share * (1 - share) * tried) ** 0.5:
         raise quarantine.too_many(bad, tried)
     return shapes
+
+
+def measure(
+    source: Source,
+    *,
+    sample: int | None = 10_000,
+    seed: int = 0,
+    quarantine: Quarantine | None = None,
+    threads: int | None = None,
+) -> tuple[Normalization, int]:
+    """Mean and standard deviation over `sample` images drawn by the seed (None: all), and how many of them were readable.
+
+    Each image has the same weight, since a view has the same number of pixels whatever the size of its image.
+    """
+    quarantine = quarantine if quarantine is not None else Quarantine(source)
+    chosen = np.arange(len(source), dtype=np.int64)
+    if sample is not None and sample < len(source):
+        chosen = np.sort(rng.permutation(rng.key(seed, "statistics"), len(source))[:sample])
+
+    def moments(pixels: Image) -> NDArray[np.float64]:
+        # exact: from the counts of each value, so that the order of additions within an image does not matter
+        counts = np.stack([np.bincount(pixels[:, :, c].ravel(), minlength=256) for c in range(pixels.shape[2])])
+        values = np.arange(256) / 255
+        both: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
+        return both
+
+    found = _over(source, chosen, moments, quarantine=quarantine, threads=threads)
+    if not found:
+        raise DsslError(f"{source.name}: no readable image to measure")
+    first, second = np.mean(found, axis=0)
+    std = np.maximum(np.sqrt(np.maximum(second - first**2, 0)), _SMALLEST)
+    return Normalization(tuple(first.tolist()), tuple(std.tolist())), len(found)
+
+
+def _over(
+    source: Source, chosen: NDArray[np.int64], function: Callable[[Image], T], *, quarantine: Quarantine,
+    threads: int | None,
+) -> list[T]:  # fmt: skip
+    """The function of each chosen image that can be read, in order; the others are recorded."""
+
+    def one(index: int) -> T | None:
+        try:
+            return function(source.image(index))
+        except UnreadableImage as error:
+            quarantine.record(index, error)
+            return None
+
+    return [value for value in in_threads(one, chosen.tolist(), threads=threads) if value is not None]

@@ -18,21 +18,20 @@ from torch import Tensor, nn
 
 from dssl import loop, rng
 from dssl.augment import Normalization, ViewMaker
-from dssl.config import CheckpointConfig
+from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
-from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
-from dssl.data.loader import Batch, Batches
+from dssl.data.device import Batch
+from dssl.data.loader import CROP_RATIO, Batches, EvaluationBatches
+from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate.features import Progress
 from dssl.evaluate.result import frozen, weights_hash
 from dssl.graph import View
-from dssl.log import Log
-from dssl.models.inference import evaluating, forward
-from dssl.optim import LARS
+from dssl.models import evaluating, forward
+from dssl.optim import build_optimizer
 from dssl.run import RunFolder
-from dssl.state import LossWatch, Pace
+from dssl.state import Loss, LossWatch, Pace
 from dssl.weights import checkpoint
-from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +82,14 @@ class Setting:
     threads: int | None = None
 
 
-def build_optimizer(parameters: list[nn.Parameter], training: Training, *, rate: float) -> torch.optim.Optimizer:
-    """SGD, or LARS that adapts the rate of matrices and leaves biases and norms alone."""
-    if training.optimizer == "lars":
-        groups = [
-            {"params": [one for one in parameters if (one.dim() > 1) == adapt], "adapt": adapt}
-            for adapt in (True, False)
-        ]
-        return LARS(groups, lr=rate, momentum=training.momentum, weight_decay=training.weight_decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=rate,
+def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
+    """Its settings; LARS adapts the rate of matrices, and leaves biases and norms alone."""
+    return OptimizerConfig(
+        name=training.optimizer,
+        rate=peak,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
-        nesterov=training.nesterov,
+        decay_norms_and_biases=training.optimizer != "lars",
     )
 
 
@@ -134,18 +127,13 @@ def train_classifier(
     removed at the end. Returns the settings as they were used.
     """
     if len(labels) != len(source):
-        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected as many")
+        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder) if freeze else nullcontext():
         head.to(next(encoder.parameters(), head.weight).device)
         _fit(_Fitting(encoder, head, source, labels, used, setting, freeze=freeze, progress=progress), folder)
     encoder.eval()
     return used
-
-
-@dataclass(frozen=True, slots=True)
-class _Loss:
-    total: Tensor
 
 
 class _Classifier(nn.Module):
@@ -155,15 +143,15 @@ class _Classifier(nn.Module):
         super().__init__()
         self.encoder, self.head, self.freeze = encoder, head, freeze
 
-    def forward(self, inputs: tuple[Tensor, Tensor]) -> _Loss:
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Loss:
         images, labels = inputs
         with torch.set_grad_enabled(not self.freeze):
             feature = self.encoder(images)
-        return _Loss(F.cross_entropy(self.head(feature).float(), labels))
+        return Loss(F.cross_entropy(self.head(feature).float(), labels))
 
 
-class _Fitting:
-    """What the loop trains for a classifier (``loop.Task``)."""
+class _Fitting(loop.Trainable[Batch]):
+    """A classifier, as the loop trains it. Accuracy is measured once: a checkpoint chosen on the test split would flatter."""
 
     name = "classifier"
 
@@ -173,13 +161,15 @@ class _Fitting:
     ) -> None:  # fmt: skip
         self.source, self.training, self.setting, self.progress = source, training, setting, progress
         self.device = head.weight.device
-        self.peak = self.fixed_rate = training.rate * training.batch_size / 256
+        self.peak = training.rate * training.batch_size / 256
         self.steps_per_epoch = len(source) // training.batch_size
         self.total = self.steps_per_epoch * training.epochs
         self.objective = _Classifier(encoder, head, freeze=freeze)
         encoder.train(not freeze)
-        self.module: nn.Module = head if freeze else self.objective
-        self.optimizer = build_optimizer(list(self.module.parameters()), training, rate=self.peak)
+        self.module = head if freeze else self.objective
+        self.optimizer = build_optimizer(
+            self.module, optimizer_of(training, peak=self.peak), nesterov=training.nesterov
+        )
         self.watch = LossWatch()
         self.labels = torch.from_numpy(labels)
         about = [dataclasses.asdict(training), dataclasses.asdict(setting), freeze, weights_hash(self.objective)]
@@ -211,15 +201,9 @@ class _Fitting:
         if self.progress is not None:
             self.progress(step + 1, self.total)
 
-    def begin(self, log: Log) -> None:
-        """Nothing is drawn before the first step."""
-
-    def after_round(self, step: int, log: Log) -> None:
-        """Accuracy is measured once, from the last weights: a checkpoint chosen on the test split would flatter."""
-
 
 def _fit(task: _Fitting, folder: Path | None) -> None:
-    settings = loop.Settings(
+    settings = loop.LoopSettings(
         pace=Pace(total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"),
         batch_size=task.training.batch_size,
         data=task.source.name,
@@ -230,7 +214,7 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
     )
     world = World(0, 1, task.device)
     if folder is None:
-        ending = loop.run(task, settings, folder=None, world=world)
+        ending = loop.run(task, settings, world=world)
     else:
         # what is there may be of other weights or other images: the name tells them apart
         kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from dssl.augment import Normalization
 from dssl.data import Source
-from dssl.data.evaluation import CROP_RATIO, EvaluationBatches
+from dssl.data.loader import CROP_RATIO, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
-from dssl.models.inference import evaluating, forward
+from dssl.models import evaluating, forward
 
 Progress = Callable[[int, int], None]
 """Called with how many images are done, and of how many."""

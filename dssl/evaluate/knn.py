@@ -63,7 +63,7 @@ def knn_predict(
     """Predicted classes of the test rows; a list of predictions for several ``k``, which share one search."""
     if len(train_labels) != len(train_features):
         raise DsslError(
-            f"there are {len(train_features)} training features and {len(train_labels)} labels: expected as many"
+            f"there are {len(train_features)} training features and {len(train_labels)} labels: expected equal numbers"
         )
     counts = [k] if isinstance(k, int) else list(k)
     similarities, indices = neighbours(train_features, test_features, k=max(counts), block=block)
@@ -88,7 +88,7 @@ def knn_accuracy(
     """The share of test rows that get their own label, from 0 to 1; with fewer than ``k`` training rows all of them vote."""
     if len(test_labels) != len(test_features) or len(test_labels) == 0:
         raise DsslError(
-            f"there are {len(test_features)} test features and {len(test_labels)} labels: expected as many, at least 1"
+            f"there are {len(test_features)} test features and {len(test_labels)} labels: expected equal numbers, at least 1"
         )
     predicted = knn_predict(
         train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, block=block
@@ -143,5 +143,5 @@ def _check(train: Tensor, test: Tensor, *, k: int) -> None:
     for name, features in (("training", train), ("test", test)):
         if not bool(torch.isfinite(features).all()):
             raise DsslError(
-                f"the {name} features hold NaN or infinite values: the encoder is broken, look at its training"
+                f"the {name} features hold NaN or infinite values: the encoder is broken; check its training"
             )

@@ -68,7 +68,7 @@ def mcnemar(won: int, lost: int) -> float:
     changed, fewer = won + lost, min(won, lost)
     if won == lost:
         return 1.0
-    # in logarithms: the binomial coefficients of some thousand images exceed any float
+    # in logarithms: the binomial coefficients of a few thousand images exceed any float
     logs = [
         math.lgamma(changed + 1) - math.lgamma(heads + 1) - math.lgamma(changed - heads + 1)
         for heads in range(fewer + 1)

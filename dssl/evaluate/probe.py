@@ -66,7 +66,7 @@ class Choice:
 def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32) -> Scaling:
     """Centre, and one scale for all dimensions, so that a rotation of the features changes nothing."""
     if not bool(torch.isfinite(features).all()):
-        raise DsslError("the features hold NaN or infinite values: the encoder is broken, look at its training")
+        raise DsslError("the features hold NaN or infinite values: the encoder is broken; check its training")
     mean = features.double().mean(dim=0)
     scale = float((features.double() - mean).square().sum(dim=1).mean().sqrt())
     return Scaling(mean=mean.to(dtype), scale=scale if scale > 0 else 1.0)
@@ -77,7 +77,7 @@ class Problem:
 
     def __init__(self, features: Tensor, labels: Tensor, *, classes: int, dtype: torch.dtype = torch.float32) -> None:
         if len(features) != len(labels) or len(labels) == 0:
-            raise DsslError(f"{len(features)} features and {len(labels)} labels: expected as many, and at least one")
+            raise DsslError(f"{len(features)} features and {len(labels)} labels: expected equal numbers, at least one")
         if classes < 2:
             raise DsslError(
                 f"the labels have {classes} class: expected at least 2, since one class leaves nothing to tell apart"

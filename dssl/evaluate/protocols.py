@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dssl import rng
 from dssl.data import Source, Subset
@@ -99,7 +99,6 @@ class Task:
 
 
 _FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only then says so
-_TRAINED = {"backbone": "trained"}
 
 
 def _knn(task: Task) -> list[Result]:
@@ -142,63 +141,59 @@ def _linear(task: Task, optimizer: str) -> list[Result]:
         "sgd": (classifier.LINEAR_CIFAR_SGD, classifier.LINEAR_IMAGENET_SGD),
         "lars": (classifier.LINEAR_CIFAR_LARS, classifier.LINEAR_IMAGENET_LARS),
     }[optimizer]
-    test = task.store.of(task.test, allow_unreadable=False).values
-    head = classifier.new_head(test.shape[1], len(task.classes), seed=task.seed)
-    training = _training(task, small if task.is_small else large)
-    used = classifier.train_classifier(
-        task.loaded.encoder, head, task.train, labels=task.train_labels, training=training, setting=task.setting,
-        freeze=True, folder=task.folder,
-    )  # fmt: skip
-    protocol = {"kind": "linear", "labels_share": 1.0, "training": dataclasses.asdict(used), **_FROZEN}
     name = f"linear, {optimizer.upper()}, augmented"
-    return [task.result(name, classifier.predict_features(head, test), used=len(task.train), protocol=protocol)]
+    training = small if task.is_small else large
+    return _trained(task, task.loaded.encoder, training, name=name, kind="linear", freeze=True)
 
 
 def _finetune(task: Task, share: float) -> list[Result]:
-    source, labels = _labelled(task, share)
     encoder = deepcopy(task.loaded.encoder)  # the next protocol gets the weights as they were
-    dim = task.store.of(task.test, allow_unreadable=False).values.shape[1]
-    head = classifier.new_head(dim, len(task.classes), seed=task.seed)
-    base = classifier.FINETUNE if share > 0.01 else dataclasses.replace(classifier.FINETUNE, epochs=60)
-    used = classifier.train_classifier(
-        encoder, head, source, labels=labels, training=_training(task, base), setting=task.setting, freeze=False,
-        folder=task.folder,
-    )  # fmt: skip
-    protocol = {"kind": "fine-tuned", "labels_share": share, "training": dataclasses.asdict(used), **_TRAINED}
+    training = classifier.FINETUNE if share > 0.01 else dataclasses.replace(classifier.FINETUNE, epochs=60)
     name = "fine-tuned" if share == 1 else f"fine-tuned, {share:.0%} of the labels"
-    predicted = classifier.predict(encoder, head, task.test, setting=task.setting)
-    return [task.result(name, predicted, used=len(source), protocol=protocol)]
+    return _trained(task, encoder, training, name=name, kind="fine-tuned", share=share)
 
 
 def supervised(task: Task, share: float = 1.0) -> list[Result]:
     """The encoder of the task with random weights, trained with this share of the labels."""
-    source, labels = _labelled(task, share)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
         encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
     encoder.to(next(task.loaded.encoder.parameters()).device)
-    dim = task.store.of(task.test, allow_unreadable=False).values.shape[1]
-    head = classifier.new_head(dim, len(task.classes), seed=task.seed)
-    used = classifier.train_classifier(
-        encoder, head, source, labels=labels, training=_training(task, classifier.SUPERVISED),
-        setting=task.setting, freeze=False, folder=task.folder,
-    )  # fmt: skip
-    protocol = {"kind": "supervised", "labels_share": share, "training": dataclasses.asdict(used), **_TRAINED}
-    predicted = classifier.predict(encoder, head, task.test, setting=task.setting)
     name = "supervised from scratch (no pretraining)"
-    return [task.result(name, predicted, used=len(source), protocol=protocol)]
+    return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised", share=share)
 
 
-def _labelled(task: Task, share: float) -> tuple[Source, NDArray[np.int64]]:
-    """A share of the training images, and their labels."""
-    if share == 1:
-        return task.train, task.train_labels
-    rows = classifier.share_of_labels(task.train_labels, share, seed=task.seed)
-    return Subset(task.train, rows), task.train_labels[rows]
-
-
-def _training(task: Task, training: Training) -> Training:
-    return training if task.epochs is None else dataclasses.replace(training, epochs=task.epochs)
+def _trained(
+    task: Task,
+    encoder: nn.Module,
+    training: Training,
+    *,
+    name: str,
+    kind: str,
+    share: float = 1.0,
+    freeze: bool = False,
+) -> list[Result]:
+    """Train a classifier on augmented images, of its head alone (``freeze``) or of everything, and measure it once."""
+    source, labels = task.train, task.train_labels
+    if share < 1:
+        rows = classifier.share_of_labels(labels, share, seed=task.seed)
+        source, labels = Subset(source, rows), labels[rows]
+    if task.epochs is not None:
+        training = dataclasses.replace(training, epochs=task.epochs)
+    test = task.store.of(task.test, allow_unreadable=False).values
+    head = classifier.new_head(test.shape[1], len(task.classes), seed=task.seed)
+    used = classifier.train_classifier(
+        encoder, head, source, labels=labels, training=training, setting=task.setting, freeze=freeze, folder=task.folder
+    )
+    # a frozen encoder's features of the test images are those that every other protocol uses
+    predicted = (
+        classifier.predict_features(head, test)
+        if freeze
+        else classifier.predict(encoder, head, task.test, setting=task.setting)
+    )
+    protocol = {"kind": kind, "labels_share": share, "training": dataclasses.asdict(used)}
+    about = protocol | (_FROZEN if freeze else {"backbone": "trained"})
+    return [task.result(name, predicted, used=len(source), protocol=about)]
 
 
 PROTOCOLS: dict[str, Callable[[Task], list[Result]]] = {
@@ -226,5 +221,5 @@ def chosen_protocols(names: Sequence[str]) -> tuple[str, ...]:
             raise choices("protocol", name, (*PROTOCOLS, "quick", "all"))
         wanted |= set({"quick": QUICK, "all": tuple(PROTOCOLS)}.get(name, (name,)))
     if not wanted:
-        raise DsslError("no protocol is named: expected some, such as knn probe, or quick, or all")
+        raise DsslError("--protocols is empty: expected names such as knn probe, or quick, or all")
     return tuple(name for name in PROTOCOLS if name in wanted)

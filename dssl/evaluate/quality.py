@@ -15,7 +15,7 @@ from dssl.data import Subset
 from dssl.data.loader import Batches
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, spread
-from dssl.models.inference import evaluating, forward
+from dssl.models import evaluating, forward
 
 if TYPE_CHECKING:
     from dssl.evaluate.protocols import Task
@@ -59,7 +59,7 @@ def uniformity(features: Tensor, *, block: int = 512) -> float:
         part = unit[start : start + block]
         squared = (2 - 2 * part @ unit.T).clamp(min=0)
         total += float((-2 * squared).exp().sum())
-    # a row with itself has distance zero and is no pair
+    # a row paired with itself has distance zero and does not count
     return math.log((total - count) / (count * (count - 1)))
 
 

@@ -1,4 +1,4 @@
-"""Published results for the same tasks, each with what is known of its protocol, to stand beside one's own."""
+"""Published results for the same tasks, each with what is known of its protocol, for comparison."""
 
 from dataclasses import dataclass
 

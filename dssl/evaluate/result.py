@@ -17,7 +17,7 @@ _NORMAL_95 = 1.959963984540054
 def wilson(correct: int, total: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson's score), from 0 to 1; honest also for one image or for none right."""
     if not 0 <= correct <= total or total < 1:
-        raise DsslError(f"{correct} right of {total}: expected a part of at least one image")
+        raise DsslError(f"{correct} correct of {total}: expected a count from 0 to the total, which is at least 1")
     share, z2 = correct / total, _NORMAL_95**2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = _NORMAL_95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
@@ -79,5 +79,5 @@ def frozen(encoder: nn.Module) -> Iterator[str]:
     if weights_hash(encoder) != before:
         raise DsslError(
             "the backbone changed while it was evaluated (its weights or running statistics have another hash): "
-            "it was not frozen, so the number is void"
+            "it was not frozen, so the number is invalid"
         )

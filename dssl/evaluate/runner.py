@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data import Source, require_labels
-from dssl.data.decode import printable
-from dssl.data.sources import skipped_files
+from dssl.data.source import skipped_files
 from dssl.errors import DsslError, memory_for
 from dssl.evaluate.protocols import PROTOCOLS, Task
 from dssl.evaluate.quality import Quality, quality
 from dssl.evaluate.references import Reference, references_for
 from dssl.evaluate.result import Result, frozen
+from dssl.files import printable
 from dssl.version import VERSION
 
 __all__ = ["Evaluation", "Task", "aligned_labels", "evaluate"]
@@ -61,7 +61,7 @@ def aligned_labels(train: Source, test: Source) -> tuple[NDArray[np.int64], NDAr
         )
     absent = [name for name in used if not (train_labels == position[name]).any()]
     if absent:
-        raise DsslError(f"no training image has the class {absent[0]!r} of the test set: nothing could learn it")
+        raise DsslError(f"no training image has the class {absent[0]!r} of the test set: it cannot be learned")
     of_test = np.array([position.get(name, -1) for name in test.classes], np.int64)
     return train_labels, of_test[test.labels], classes
 
@@ -82,7 +82,7 @@ def evaluate(
         f"image_size {task.loaded.image_size}, the encoder {task.loaded.name} and {len(task.train):,} training images"
     )
     results: list[Result] = []
-    with memory_for(needed, "take a smaller image size or fewer images"):
+    with memory_for(needed, "use a smaller image size or fewer images"):
         for name in protocols:
             if say is not None:
                 say(name)
@@ -114,7 +114,7 @@ def _notes(task: Task) -> list[str]:
     notes = []
     if len(task.test) < 100:
         count = "only 1 image" if len(task.test) == 1 else f"only {len(task.test)} images"
-        notes.append(f"the test set has {count}: see the width of the intervals before believing any number")
+        notes.append(f"the test set has {count}: check the width of the intervals before trusting any number")
     if len(np.unique(task.test_labels)) == 1:
         only = printable(task.classes[int(task.test_labels[0])])
         notes.append(f"every test image is of the class {only!r}: the accuracy is that class's recall")

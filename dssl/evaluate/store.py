@@ -2,38 +2,40 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dssl.data import Source
-from dssl.data.evaluation import CROP_RATIO
+from dssl.data.loader import CROP_RATIO
 from dssl.data.quarantine import Quarantine
 from dssl.evaluate.features import Features, Progress, compute_features
+from dssl.files import replacing
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import LoadedEncoder
 
 
 class FeatureStore:
-    """Features of sources under one encoder: in memory, and in ``folder`` where one is given."""
+    """An encoder, how it is run, and the features that it gave: in memory, and in ``folder`` where one is given."""
 
     def __init__(
         self,
         loaded: LoadedEncoder,
         *,
         folder: Path | None = None,
+        batch_size: int = 256,
         crop_ratio: float = CROP_RATIO,
         autocast: torch.dtype | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.loaded, self.folder, self.crop_ratio, self.autocast = loaded, folder, crop_ratio, autocast
-        self.threads, self.progress = threads, progress
+        self.threads, self.progress, self.batch_size = threads, progress, batch_size
         self.computed = 0
         """How many images went through the encoder; the rest came from memory or from a file."""
         self._known: dict[str, Features] = {}
@@ -46,23 +48,32 @@ class FeatureStore:
             path = None if self.folder is None else self.folder / f"features-{key}.safetensors"
             found = None if path is None else _read(path, about)
             if found is None:
-                found = compute_features(
-                    self.loaded.encoder,
-                    source,
-                    image_size=self.loaded.image_size,
-                    normalization=self.loaded.normalization,
-                    channels=self.loaded.channels,
-                    crop_ratio=self.crop_ratio,
-                    autocast=self.autocast,
-                    threads=self.threads,
-                    quarantine=Quarantine(source, max_share=1.0) if allow_unreadable else None,
-                    progress=self.progress,
-                )
+                found = self.compute(source, quarantine=Quarantine(source, max_share=1.0) if allow_unreadable else None)
                 self.computed += len(found.rows)
                 if path is not None:
                     _write(path, about, found)
             self._known[key] = found
         return self._known[key]
+
+    def compute(
+        self, source: Source, *, indices: NDArray[np.int64] | None = None, quarantine: Quarantine | None = None
+    ) -> Features:
+        """Features of all images, or of those at ``indices``; progress counts the images of the whole source."""
+        progress, first = self.progress, 0 if indices is None or len(indices) == 0 else int(indices[0])
+        return compute_features(
+            self.loaded.encoder,
+            source,
+            image_size=self.loaded.image_size,
+            normalization=self.loaded.normalization,
+            channels=self.loaded.channels,
+            indices=indices,
+            batch_size=self.batch_size,
+            crop_ratio=self.crop_ratio,
+            autocast=self.autocast,
+            threads=self.threads,
+            quarantine=quarantine,
+            progress=None if progress is None else lambda done, _: progress(first + done, len(source)),
+        )
 
     def _about(self, source: Source, allow_unreadable: bool) -> str:
         about: dict[str, Any] = {
@@ -82,12 +93,11 @@ class FeatureStore:
 def _write(path: Path, about: str, features: Features) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"values": features.values.contiguous(), "rows": torch.from_numpy(features.rows)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     digest = content_hash(about, tensors)
     counts = {"unreadable": str(features.unreadable), "cropped": str(features.cropped)}
     metadata = {"about": about, "sha256": digest, **counts}
-    save_file(tensors, temporary, metadata=metadata)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata=metadata)
 
 
 def _read(path: Path, about: str) -> Features | None:

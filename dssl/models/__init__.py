@@ -1,18 +1,19 @@
-"""Encoders by name: torchvision's classifiers without their last layer, timm's, CIFAR ResNets, and two for CPUs."""
+"""Encoders by name (torchvision's without their last layer, timm's, CIFAR ResNets, two for CPUs), and how one is run."""
 
 import copy
 import difflib
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 from dssl.errors import DsslError, choices
-from dssl.models.small import SmallEncoder
-from dssl.models.whitened import WhitenedEncoder
+from dssl.models.for_cpus import SmallEncoder, WhitenedEncoder
 
 # They have no last Linear layer, or give more than one output while training.
 _UNSUITABLE = ("squeezenet", "inception", "googlenet")
@@ -24,7 +25,7 @@ STEMS = {
     "padding2": "padding 2: solo-learn",
     "norelu": "no ReLU after the first BatchNorm: lightly's CIFAR benchmarks",
 }
-"""The 3x3 stems of CIFAR ResNets. All have the same tensors, so that a file of weights need not say which it was."""
+"""The 3x3 stems of CIFAR ResNets. All have the same tensors, so a file of weights need not show which one it was."""
 
 
 @functools.cache
@@ -72,7 +73,9 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
     torchvision's, ``timm:vit_small_patch16_224`` is timm's.
     """
     if image_size < 1 or channels < 1:
-        raise DsslError(f"an encoder for {channels} channels of {image_size} pixels cannot be: both must be at least 1")
+        raise DsslError(
+            f"an encoder for {channels} channels of {image_size} pixels is impossible: both must be at least 1"
+        )
     try:
         encoder = _build(name, image_size=image_size, channels=channels)
     except DsslError:
@@ -91,12 +94,36 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
     """How long the encoder's vectors are; refuses one that gives no vectors or cannot run. Leaves no trace in the encoder."""
     feature = _run_once(encoder, image_size=image_size, channels=channels)
-    if not isinstance(feature, torch.Tensor) or feature.dim() != 2:
-        found = tuple(feature.shape) if isinstance(feature, torch.Tensor) else type(feature).__name__
+    if not isinstance(feature, Tensor) or feature.dim() != 2:
+        found = tuple(feature.shape) if isinstance(feature, Tensor) else type(feature).__name__
         raise DsslError(
             f"the encoder maps 2 images to {found}, expected vectors (2, D); end it with pooling and flatten"
         )
     return int(feature.shape[1])
+
+
+@contextmanager
+def evaluating(encoder: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module has the mode that it had."""
+    modes = {module: module.training for module in encoder.modules()}
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def forward(encoder: nn.Module, images: Tensor, *, autocast: torch.dtype | None = None) -> Tensor:
+    """The features of a batch, float32 on the CPU, computed where and in the type in which the weights are."""
+    weight = next(encoder.parameters(), images)
+    with nullcontext() if autocast is None else torch.autocast(weight.device.type, dtype=autocast):
+        values = encoder(images.to(weight.device, weight.dtype, non_blocking=True))
+    if not isinstance(values, Tensor) or values.dim() != 2 or len(values) != len(images):
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise DsslError(f"the encoder maps {len(images)} images to {found}, expected one vector for each")
+    return values.float().cpu()
 
 
 def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
@@ -107,7 +134,7 @@ def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
     needed = [4 * 2 * channels * image_size**2]
 
     def measure(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        needed.append(sum(value.nbytes for value in (*inputs, output) if isinstance(value, torch.Tensor)))
+        needed.append(sum(value.nbytes for value in (*inputs, output) if isinstance(value, Tensor)))
 
     try:
         # the copy shares nothing with the encoder, so that neither its mode nor what a layer caches is touched
@@ -199,7 +226,7 @@ def _timm(name: str, *, image_size: int, channels: int) -> nn.Module:
         raise DsslError(f"encoder {name} needs timm: pip install 'dssl[timm]'") from None
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), n=5)
-        hint = f"did you mean {near[0]!r}? near are {', '.join(near)}; " if near else ""
+        hint = f"did you mean {near[0]!r}? similar names: {', '.join(near)}; " if near else ""
         raise DsslError(f"unknown timm model {model!r}: {hint}timm.list_models() shows all")
     size = size_arguments(name, image_size)
     encoder = timm.create_model(model, pretrained=False, num_classes=0, in_chans=channels, **size)

@@ -31,8 +31,8 @@ def last_map(encoder: nn.Module, images: Tensor) -> Tensor:
 
     The tokens of a vision transformer are laid out as the patches were; class and register tokens are left out.
     """
-    if hasattr(encoder, "forward_features"):  # timm
-        found = encoder.forward_features(images)
+    if callable(of_timm := getattr(encoder, "forward_features", None)):
+        found = of_timm(images)
         prefix = int(getattr(encoder, "num_prefix_tokens", 0))
         if isinstance(found, Tensor) and getattr(encoder, "output_fmt", "NCHW") == "NHWC":
             found = found.permute(0, 3, 1, 2)
@@ -67,5 +67,5 @@ def _laid_out(found: Any, prefix: int, encoder: nn.Module) -> Tensor:
         tokens = found[:, prefix:]
         side = round(tokens.shape[1] ** 0.5)
         if side * side == tokens.shape[1]:
-            return tokens.transpose(1, 2).unflatten(2, (side, side))
+            return tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
     raise DsslError(f"{type(encoder).__name__} has no feature map that can be laid out in a square")

@@ -1,7 +1,5 @@
 """The page of a fine-tuning run on COCO: six columns, every category, the loss, and detections next to annotations."""
 
-import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,9 @@ from dssl.coco.finetune import CocoResult
 from dssl.coco.results import COLUMNS, ClassScore, Detection, Scores
 from dssl.report import page
 from dssl.report.figures import SERIES, Plot, styled, to_svg
-from dssl.report.pictures import Picture
+from dssl.report.pictures import Picture, embedded
+from dssl.run import EVALUATION_PAGE
+from dssl.text import columns
 
 Losses = Sequence[tuple[int, float, Mapping[str, float]]]
 SHOWN = 0.5
@@ -45,15 +45,12 @@ def score_table(scores: Scores) -> str:
     """The six columns for a terminal, in percent."""
     head = [f"{kind} {column}" for kind in ("box", "mask") for column in COLUMNS]
     values = [f"{measured[column]:.1f}" for measured in (scores.box, scores.mask) for column in COLUMNS]
-    widths = [max(len(name), len(value)) for name, value in zip(head, values, strict=True)]
-    return "\n".join(
-        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in (head, values)
-    )
+    return "\n".join(columns([head, values], align=">" * len(head)))
 
 
 def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
-    """Write evaluation.html of a scored run to its folder."""
-    path = folder / "evaluation.html"
+    """Write the page of a scored run to its folder."""
+    path = folder / EVALUATION_PAGE
     page.write(path, html(result, pictures=pictures, command=command))
     return path
 
@@ -151,15 +148,8 @@ def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Pi
     joined = Pillow.new("RGB", (2 * width + 8, height), "white")
     joined.paste(_painted(pixels, truth, before=image.size), (0, 0))
     joined.paste(_painted(pixels, found, before=image.size), (width + 8, 0))
-    buffer = io.BytesIO()
-    joined.save(buffer, format="JPEG", quality=85)
-    return Picture(
-        source=f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}",
-        width=joined.width,
-        height=joined.height,
-        description=f"{image.path.name}: {len(truth)} objects annotated, {len(found)} found",
-        enlarge=False,
-    )
+    description = f"{image.path.name}: {len(truth)} objects annotated, {len(found)} found"
+    return embedded(joined, description=description, photo=True)
 
 
 class _Drawn(NamedTuple):

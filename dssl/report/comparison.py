@@ -9,7 +9,7 @@ from dssl.evaluate.protocols import Task
 from dssl.report import page
 from dssl.report.page import Colour
 from dssl.report.pictures import Picture, picture
-from dssl.report.text import columns
+from dssl.text import columns
 
 SHOWN = 12
 """Images that changed sides, of each kind."""

@@ -12,7 +12,7 @@ from dssl.evaluate.runner import Evaluation
 from dssl.report import page
 from dssl.report.map import Retrieval, layouts, map_picture, map_thumbnail, retrieve
 from dssl.report.pictures import Picture, embedded, picture
-from dssl.report.text import columns
+from dssl.text import columns
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
 

@@ -13,10 +13,10 @@ from dssl.graph import Edge, ViewGraph
 STANDARD, HEAVY, DERIVED, INK = "#2f6db3", "#c2571a", "#9a9a9a", "#222222"
 _RADIUS = 0.36
 _COLUMN, _ROW = 2.9, 1.75
-Place = tuple[float, float]
+_Point = tuple[float, float]
 
 
-def draw(graph: ViewGraph, path: Path) -> None:
+def draw_graph(graph: ViewGraph, path: Path) -> None:
     """Write the picture of a graph; the suffix of the path selects the format."""
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same bytes
@@ -56,9 +56,9 @@ def graph_figure(graph: ViewGraph) -> Figure:
     return figure
 
 
-def _places(graph: ViewGraph) -> dict[str, Place]:
+def _places(graph: ViewGraph) -> dict[str, _Point]:
     """One column for each derivation step; a derived view is placed beside its source, further ones below it."""
-    places: dict[str, Place] = {}
+    places: dict[str, _Point] = {}
     taken: set[tuple[int, int]] = set()
 
     def depth(name: str) -> int:
@@ -75,7 +75,7 @@ def _places(graph: ViewGraph) -> dict[str, Place]:
     return places
 
 
-def _draw_image(axes: Axes, place: Place) -> None:
+def _draw_image(axes: Axes, place: _Point) -> None:
     x, y = place
     frame = FancyBboxPatch(
         (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK
@@ -84,7 +84,7 @@ def _draw_image(axes: Axes, place: Place) -> None:
     axes.text(x, y, "image", ha="center", va="center", fontsize=11, color=INK)
 
 
-def _derivation(axes: Axes, start: Place, end: Place, policy: str, *, label: bool) -> None:
+def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: bool) -> None:
     bend = -0.28 if label else 0.0
     arrow = FancyArrowPatch(
         start,
@@ -109,7 +109,7 @@ def _reverse_of(edge: Edge, other: Edge) -> bool:
     return same and (edge.predictor, edge.target) == (other.target, other.predictor) and edge.kind == "similarity"
 
 
-def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, Place]) -> None:
+def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -> None:
     start, end = places[edge.predictor], places[edge.target]
     both = any(_reverse_of(edge, other) for other in graph.edges)
     derivation = edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source

@@ -26,7 +26,7 @@ from dssl.weights.load import open_weights
 CELL = 36
 """Pixels of a side of a cell of the map."""
 
-Points = NDArray[np.float64]
+_Positions = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Layout:
     """Positions in the plane, and the name of the method that found them."""
 
     name: str
-    points: Points
+    points: _Positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +50,13 @@ class EmbeddingMap:
     """Test images of one run in the plane of the two main axes of their features."""
 
     run: str
-    points: Points
+    points: _Positions
     labels: NDArray[np.int64]
     variance: float
     """The share of the features' variance that the plane shows."""
 
 
-def pca(features: Tensor, *, dimensions: int = 2) -> Points:
+def pca(features: Tensor, *, dimensions: int = 2) -> _Positions:
     """The main axes of the normalised, centred features; signs are fixed, so that the same features give the same map."""
     centred = _centred(features)
     _, axes = torch.linalg.eigh(centred.T @ centred)

@@ -23,7 +23,7 @@ from dssl.report.page import Colour
 from dssl.report.survey import change, contrast_of_pixels, nearly_flat
 from dssl.types import Image
 
-MAGNITUDES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
+SHOWN_MAGNITUDES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 
 _LEAST, _SHARE = 1.0, 0.05
 """A difference below one of 255 levels, or below this share of the operation's largest change, is not a trend."""
@@ -71,7 +71,7 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
     for row in table(name):
         views = [
             View(name=f"m{number}", policy=show(Chain((Resize(), AtMagnitude(row.operation, magnitude, name)))))
-            for number, magnitude in enumerate(MAGNITUDES)
+            for number, magnitude in enumerate(SHOWN_MAGNITUDES)
         ]
         maker = ViewMaker(views, size=batch.shape[1], seed=seed, channels=batch.shape[3])
         out = maker.allocate(len(batch))
@@ -80,17 +80,17 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
             maker.apply(plan, place, image, out, place)
         made = [out[view.name] for view in views]
         changes = tuple(float(change(views_of, batch).mean()) for views_of in made)
-        blank = [m for m, views_of in zip(MAGNITUDES, made, strict=True) if nearly_flat(views_of).mean() >= 0.5]
+        blank = [m for m, views_of in zip(SHOWN_MAGNITUDES, made, strict=True) if nearly_flat(views_of).mean() >= 0.5]
         strips.append(
             OperationStrip(
                 name=row.operation,
                 changes=changes,
                 images=tuple(views_of[shown] for views_of in made),
-                trend=trend(MAGNITUDES, changes),
+                trend=trend(SHOWN_MAGNITUDES, changes),
                 blank_from=min(blank, default=None),
             )
         )
-    return OperationTable(name=name, magnitudes=MAGNITUDES, operations=tuple(strips))
+    return OperationTable(name=name, magnitudes=SHOWN_MAGNITUDES, operations=tuple(strips))
 
 
 def tables_of(policies: Sequence[str]) -> tuple[str, ...]:

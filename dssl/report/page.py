@@ -81,7 +81,7 @@ def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write a page or a picture, whole or not at all."""
+    """Write a page or a picture atomically."""
     if isinstance(content, str):
         files.write_text(path, content)
     else:

@@ -20,7 +20,7 @@ from dssl.types import Image
 
 logger = logging.getLogger("dssl")
 
-SIDE = 144
+PICTURE_SIDE = 144
 """Pixels of the longer side of a picture on a page, at most."""
 
 _ENLARGE_UP_TO = 64
@@ -74,11 +74,21 @@ def shrunk(image: Image, *, side: int) -> Image:
 
 
 def embedded(
-    image: Pillow.Image, *, description: str, enlarge: bool = False, caption: str = "", flag: str = ""
+    image: Pillow.Image,
+    *,
+    description: str,
+    enlarge: bool = False,
+    caption: str = "",
+    flag: str = "",
+    photo: bool = False,
 ) -> Picture:
-    """An image inside the page at its full size."""
+    """An image inside the page at its full size; a large ``photo`` as JPEG, an eighth of the bytes."""
+    buffer = io.BytesIO()
+    if photo:
+        image.save(buffer, format="JPEG", quality=85)
+    content = buffer.getvalue() if photo else png(image)
     return Picture(
-        source=f"data:image/png;base64,{base64.b64encode(png(image)).decode('ascii')}",
+        source=f"data:image/{'jpeg' if photo else 'png'};base64,{base64.b64encode(content).decode('ascii')}",
         width=image.width,
         height=image.height,
         description=description,
@@ -88,7 +98,7 @@ def embedded(
     )
 
 
-def picture(image: Image, *, description: str, side: int = SIDE, caption: str = "", flag: str = "") -> Picture:
+def picture(image: Image, *, description: str, side: int = PICTURE_SIDE, caption: str = "", flag: str = "") -> Picture:
     """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
     enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
     shown = to_pillow(image if enlarge else shrunk(image, side=side))

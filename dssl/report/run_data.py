@@ -13,12 +13,12 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.methods import declaration_of
 from dssl.presets import named_graph
-from dssl.run import RunFolder
+from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Opinion
 from dssl.train.health import WINDOW, Health, Look
 
 Curve = Literal["loss", "knn", "spread", "rank"]
-Points = list[tuple[float, float]]
+_Curve = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class RunData:
     def finished(self) -> bool:
         return self.total > 0 and self.steps >= self.total
 
-    def curve(self, name: Curve) -> Points:
+    def curve(self, name: Curve) -> _Curve:
         """(epoch, value) where the value is finite; the lowest of the views, because one collapsed view is enough."""
         records = self.knns if name == "knn" else self.looks
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
-    def since_start(self, name: str) -> Points:
+    def since_start(self, name: str) -> _Curve:
         """(epoch, value) beside the weights that the run started from: drift, feature_rank, or kNN and probe where measured."""
         records = [(float(record["epoch"]), record["start"]) for record in self.starts]
         points = [(epoch, now[name] if name in now else now["held_out"].get(name)) for epoch, now in records]
         return [(epoch, value) for epoch, value in points if value is not None]
 
-    def thinned(self, name: Curve, count: int) -> Points:
+    def thinned(self, name: Curve, count: int) -> _Curve:
         """At most ``count`` points of a curve, the last one included."""
         points = self.curve(name)
         every = max(1, math.ceil(len(points) / count))
@@ -138,7 +138,7 @@ class RunData:
         for record in self.looks[-WINDOW:]:
             opinion = health.judge(_look(record))
         if last["verdict"] == "diverged":
-            opinion = health.divergence(_look(last), first=-1)
+            opinion = health.note_divergence(_look(last), first=-1)
         return opinion if opinion.verdict == last["verdict"] else Opinion(last["verdict"], int(last["step"]))
 
     def _recent(self, name: Literal["spread", "rank"]) -> float | None:
@@ -170,7 +170,7 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
         raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
     about = folder.read_config()
     if "task" in about:
-        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / 'evaluation.html'}")
+        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
     config = config_io.from_dict(about["config"], where=str(folder.config_file))
     try:
         images, precision = int(about["images"]), str(about["precision"])

@@ -16,8 +16,8 @@ from dssl.report.map import EmbeddingMap
 from dssl.report.page import Colour
 from dssl.report.pictures import Picture, embedded
 from dssl.report.run_data import Curve, RunData
-from dssl.report.text import columns
 from dssl.run import RunFolder
+from dssl.text import columns
 from dssl.train.health import COLLAPSED, PARTIAL
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from PIL import Image as Pillow
 from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Source, UnreadableImage
-from dssl.data.sources import default_threads
+from dssl.data.pipeline import default_threads
 from dssl.errors import DsslError
 from dssl.graph import View
-from dssl.report.pictures import SIDE, shrunk, to_pillow
+from dssl.report.pictures import PICTURE_SIDE, shrunk, to_pillow
 from dssl.types import Image
 
 Pixels: TypeAlias = NDArray[np.uint8]
 """N x H x W x C."""
 
-Features: TypeAlias = NDArray[np.floating]
+FeatureRows: TypeAlias = NDArray[np.floating]
 """N x D."""
 
 FLAT_BELOW = 3.0
@@ -45,7 +45,7 @@ class FeatureSpace:
     """An encoder's name, and the function that maps N images to their N x D features."""
 
     name: str
-    features: Callable[[Pixels], Features]
+    features: Callable[[Pixels], FeatureRows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def survey(
             small.append(resized(image, size))
             # nothing else of a decoded image is kept, except for the few on which the speed is measured
             if len(kept) + len(shown) < examples:
-                shown.append((source.label_of(index), shrunk(image, side=2 * SIDE)))
+                shown.append((source.label_of(index), shrunk(image, side=2 * PICTURE_SIDE)))
             if measure_speed and (not timed or _fits(timed, image)):
                 timed.append(image)
         if not small:
@@ -234,7 +234,7 @@ def farther(originals: Pixels, standard: Pixels, heavy: Pixels) -> NDArray[np.bo
     return change(originals, heavy) > change(originals, standard)
 
 
-def farther_in_features(originals: Features, standard: Features, heavy: Features) -> NDArray[np.bool_]:
+def farther_in_features(originals: FeatureRows, standard: FeatureRows, heavy: FeatureRows) -> NDArray[np.bool_]:
     """The same for the features of the images: the distance is one minus the cosine."""
     original, near, far = (_unit(features) for features in (originals, standard, heavy))
     return np.asarray((original * far).sum(axis=1) < (original * near).sum(axis=1))
@@ -287,7 +287,7 @@ def _fits(timed: Sequence[Image], image: Image) -> bool:
     return len(timed) < _BLOCK and sum(one.nbytes for one in timed) + image.nbytes <= _TIMED_BYTES
 
 
-def _unit(features: Features) -> NDArray[np.float64]:
+def _unit(features: FeatureRows) -> NDArray[np.float64]:
     """Rows of length one; a row of zeros stays, and is at right angles to everything."""
     rows = np.asarray(features, dtype=np.float64)
     length = np.linalg.norm(rows, axis=1, keepdims=True)

@@ -9,9 +9,9 @@ from dssl.report import figures, page
 from dssl.report.figures import COLORS, SERIES, Plot
 from dssl.report.operations import OperationTable
 from dssl.report.page import Colour, percent, rate
-from dssl.report.pictures import SIDE, Picture, SheetRow, contact_sheet, picture, png
+from dssl.report.pictures import PICTURE_SIDE, Picture, SheetRow, contact_sheet, picture, png
 from dssl.report.survey import FLAT_BELOW, PolicyStrength, Survey, nearly_flat
-from dssl.report.text import columns
+from dssl.text import columns
 from dssl.types import Image
 
 FLAT_WARN, FLAT_BAD = 0.05, 0.2
@@ -165,7 +165,7 @@ def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
     return strips
 
 
-def _picture(image: Image, description: str, *, caption: str = "", side: int = SIDE) -> Picture:
+def _picture(image: Image, description: str, *, caption: str = "", side: int = PICTURE_SIDE) -> Picture:
     flag = "nearly flat" if nearly_flat(image[None])[0] else ""
     return picture(image, description=description, caption=caption, flag=flag, side=side)
 

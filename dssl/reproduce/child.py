@@ -25,6 +25,7 @@ from torch import nn
 
 from dssl import config_io
 from dssl.config import RunConfig
+from dssl.distributed import pick_device
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate import classifier
 from dssl.evaluate.classifier import Training
@@ -43,7 +44,6 @@ from dssl.train.pretrain import train
 from dssl.version import VERSION
 from dssl.weights.load import LoadedEncoder, open_weights
 from dssl.weights.match import MatchReport
-from dssl.world import pick_device
 
 _LEFT_OUT = ("regularisation_tried", "objective", "largest_gradient", "backbone_sha256", "train_data", "test_data")
 """Parts of a protocol that are not committed with a result: names of folders, and details of the solver."""

@@ -1,4 +1,4 @@
-"""Runs jobs, each in its own process, here or on a cluster; whatever is killed can be resumed."""
+"""Runs jobs, each in its own process, here or on a cluster; killed runs can be resumed."""
 
 import dataclasses
 import json
@@ -15,14 +15,14 @@ from typing import IO, Literal
 
 from dssl import config_io
 from dssl.config import RunConfig
-from dssl.data.sources import default_threads
+from dssl.data.pipeline import default_threads
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.reproduce import outcome
 from dssl.reproduce.child import PROGRESS_FILE, spec_of
 from dssl.reproduce.outcome import Outcome
 from dssl.reproduce.scales import Job
-from dssl.signals import Stop
+from dssl.state import Stop
 
 _POLL, _LOOK = 0.2, 2.0
 """Seconds between looks at the processes, and at the folders of their runs."""

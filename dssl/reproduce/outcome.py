@@ -9,7 +9,7 @@ from typing import Any
 from dssl.errors import DsslError
 from dssl.files import write_text
 
-FORMAT_VERSION = 1
+_FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Outcome:
         return self.accuracies.get("linear" if self.training is None else "supervised")
 
     def write(self, path: Path) -> None:
-        text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True)
+        text = json.dumps({"format_version": _FORMAT_VERSION, **asdict(self)}, indent=1, sort_keys=True)
         # one line per point: curves have hundreds
         text = re.sub(r"\[\s+([-\d.e]+),\s+([-\d.e]+)\s+\]", r"[\1, \2]", text)
         write_text(path, text + "\n")
@@ -68,7 +68,7 @@ def read(path: Path) -> Outcome:
     """A result from its file; a damaged file, or one of another format, is refused by name."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        if plain.pop("format_version") != FORMAT_VERSION:
+        if plain.pop("format_version") != _FORMAT_VERSION:
             raise DsslError(f"{path} has another format: delete it and the cell is run again")
         measured = {
             kind: Measured(accuracy=one["accuracy"], interval=(low, high), protocol=one["protocol"])

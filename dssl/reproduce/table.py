@@ -33,7 +33,7 @@ class TableCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PaperDifference:
     """One difference that the table is about, in the paper and here."""
 
     where: str
@@ -56,7 +56,7 @@ class ResultTable:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: dict[tuple[str, str], TableCell]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PaperDifference, ...]
     notes: tuple[str, ...]
 
 
@@ -165,7 +165,7 @@ def _share_within(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + sine * series) if odd else sine * series
 
 
-def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> tuple[Comparison, ...]:
+def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> tuple[PaperDifference, ...]:
     pairs = [((a, name), (b, name), f"{name}: {a} over {b}") for name in target.columns for a, b in target.compare_rows]
     # the baselines that ours adds are the same runs in every column
     rows = dict.fromkeys(cell.row for cell in target.cells if cell.paper != OURS)
@@ -177,11 +177,11 @@ def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> 
     )
 
 
-def _compare(first: TableCell, second: TableCell, where: str) -> Comparison:
+def _compare(first: TableCell, second: TableCell, where: str) -> PaperDifference:
     """The sign of a difference; a collapse counts as lower than any number, and two of them as equal."""
     paper_sign, paper = _paper_difference(first.paper, second.paper)
     if first.mean is None or second.mean is None:
-        return Comparison(where=where, paper=paper, ours="–", verdict="not measured")
+        return PaperDifference(where=where, paper=paper, ours="–", verdict="not measured")
     broken = (first.state == "collapse", second.state == "collapse")
     difference = first.mean - second.mean
     error = math.hypot(first.error or 0.0, second.error or 0.0)
@@ -198,7 +198,7 @@ def _compare(first: TableCell, second: TableCell, where: str) -> Comparison:
         verdict = "higher" if sign > 0 else "lower"
     elif paper_sign is not None and sign is not None:
         verdict = "agrees" if sign == paper_sign else "disagrees"
-    return Comparison(where=where, paper=paper, ours=ours, verdict=verdict)
+    return PaperDifference(where=where, paper=paper, ours=ours, verdict=verdict)
 
 
 def _paper_difference(first: str, second: str) -> tuple[int | None, str]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from dssl import text
 from dssl.report import figures
 from dssl.report.figures import COLORS
 from dssl.report.run_report import series
@@ -42,9 +43,8 @@ def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], d
         ]
     if table.comparisons:
         lines += ["", "## What agrees with the paper, and what does not", ""]
-        lines += ["| difference | paper | ours | |", "|---|---|---|---|"]
-        for one in table.comparisons:
-            lines.append(f"| {_escape(one.where)} | {_escape(one.paper)} | {_escape(one.ours)} | {one.verdict} |")
+        rows = [tuple(map(_escape, (one.where, one.paper, one.ours, one.verdict))) for one in table.comparisons]
+        lines += text.markdown(("difference", "paper", "ours", ""), rows)
     lines += ["", "## What to know", "", *(f"- {note}" for note in table.notes)]
     lines += ["", "## Run it again", "", "```", command, "```", ""]
     if outcomes:
@@ -52,47 +52,40 @@ def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], d
         commits = sorted({one.versions["commit"][:12] for one in outcomes if "commit" in one.versions})
         code = f" (code: commit {', '.join(commits)})" if commits else ""
         lines += [f"{len(outcomes)} runs, {minutes:.0f} minutes of training in all{code}:", ""]
-        lines += ["| run | steps | minutes | verdict |", "|---|---|---|---|"]
-        lines += [f"| {one.name} | {one.steps:,} | {one.seconds / 60:.1f} | {one.verdict} |" for one in outcomes]
+        rows = [(one.name, f"{one.steps:,}", f"{one.seconds / 60:.1f}", one.verdict) for one in outcomes]
+        lines += text.markdown(("run", "steps", "minutes", "verdict"), rows)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _grid(table: ResultTable, text: Callable[[TableCell], str]) -> list[str]:
+def _grid(table: ResultTable, show: Callable[[TableCell], str]) -> list[str]:
     """Rows by columns, without the rows that have nothing to show."""
-    lines = [f"| | {' | '.join(map(_escape, table.columns))} |", f"|---|{'---|' * len(table.columns)}"]
+    rows = []
     for row in table.rows:
         cells = (table.cells.get((row, column)) for column in table.columns)
-        texts = ["" if cell is None else text(cell) for cell in cells]
+        texts = ["" if cell is None else show(cell) for cell in cells]
         if any(texts):
-            lines.append(f"| {_escape(row)} | {' | '.join(texts)} |")
-    return lines
+            rows.append((_escape(row), *texts))
+    return text.markdown(("", *map(_escape, table.columns)), rows)
 
 
 def _both(cell: TableCell) -> str:
     return f"*{cell.paper}* → {cell.ours if cell.state == 'none' else f'**{_escape(cell.ours)}**'}"
 
 
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("^", "\\^")
+def _escape(words: str) -> str:
+    return words.replace("^", "\\^")
 
 
 def terminal(table: ResultTable) -> str:
     """Rows and columns for a terminal; one line per cell where a row does not fit on a line."""
     grid = [["", *table.columns]]
     for row in table.rows:
-        cells = (table.cells.get((row, column)) for column in table.columns)
-        grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in cells)])
-    widths = [max(len(line[column]) for line in grid) for column in range(len(grid[0]))]
-    if sum(widths) + 2 * len(widths) > 118:
-        wide = max(len(f"{row}, {column}") for row, column in table.cells)
-        body = [
-            f"{f'{row}, {column}':<{wide}}  {cell.paper:>9} -> {cell.ours}"
-            for (row, column), cell in table.cells.items()
-        ]
-    else:
-        body = [
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in grid
-        ]
+        found = (table.cells.get((row, column)) for column in table.columns)
+        grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in found)])
+    body = text.columns(grid)
+    if max(map(len, body)) > 118:
+        cells = [(f"{row}, {column}", cell.paper, f"-> {cell.ours}") for (row, column), cell in table.cells.items()]
+        body = text.columns(cells, align="<>")
     told = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons

@@ -1,4 +1,4 @@
-"""The training loop and what it stands on: ``from dssl.train import train``."""
+"""Pretraining: ``from dssl.train import train``."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ __all__ = ["RunResult", "train"]
 
 
 def __getattr__(name: str) -> object:
-    """The loop imports everything there is; those who want only checkpoints or schedules need not wait for it."""
+    """Pretraining imports nearly everything; whoever wants only another module of this package need not wait for it."""
     if name in __all__:
         from dssl.train import pretrain
 

@@ -36,7 +36,7 @@ def trained_blocks(encoder: nn.Module, config: AdaptConfig) -> tuple[tuple[str, 
 
 def rate_shares(encoder: nn.Module, config: AdaptConfig) -> dict[str, float]:
     """The rate of every trained parameter of the encoder as a share of the heads', by its name in the method."""
-    shares = {}
+    shares: dict[str, float] = {}
     for depth, names in enumerate(reversed(trained_blocks(encoder, config))):
         shares |= {f"encoder.{name}": config.encoder_rate * config.layer_decay**depth for name in names}
     return shares

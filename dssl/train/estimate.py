@@ -1,4 +1,4 @@
-"""How fast would a run be here: a few real steps on random images."""
+"""How fast a run would be here: a few real steps on random images."""
 
 import time
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from dssl.config import Precision, RunConfig
-from dssl.loop import backward, precision_of
+from dssl.distributed import World
+from dssl.loop import backward
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
-from dssl.precision import autocast, loss_scaler
+from dssl.precision import autocast, loss_scaler, precision_of
 from dssl.presets import named_graph
 from dssl.train.prepare import build_method, normalization_of, view_maker
-from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ Per view, every few steps: the *spread* of the projections and of the prediction
 times sqrt(d): 1 when they fill the sphere, 0 when they are all one) and the *effective rank* (exp of the entropy of the singular
 values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor says the same
 of every image: its predictions are judged too. The thresholds come from real runs, kept in ``tests/train/curves``;
-docs/health.md states what they miss and where they cry wolf.
+docs/health.md states what they miss and where they raise false alarms.
 """
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import effective_rank, spread, wide
 from dssl.objective import LossReport
-from dssl.state import Opinion, Verdict
+from dssl.state import Opinion, Sight, Verdict
 
 PARTIAL, COLLAPSED = 0.35, 0.2
 """Below these the median spread of a view, of its projections or its predictions, counts as partly and as wholly collapsed."""
@@ -30,6 +30,14 @@ WINDOW = 5
 """Looks over which the median is taken."""
 SAMPLE = 256
 """Rows used for the effective rank: its cost grows with the cube."""
+
+
+def patience(steps_per_epoch: int) -> int:
+    """Steps before the first verdict: three epochs, but no fewer than 100 steps and no more than 500.
+
+    The dip of the first epochs is one of steps, not of images: an epoch of a large set is longer than the dip.
+    """
+    return min(max(3 * steps_per_epoch, 100), 500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ def look(step: int, report: LossReport) -> Look:
 
 @dataclass
 class Health:
-    """The watch over one run; its state is small and travels with the checkpoint."""
+    """The loop's watch for collapse (``state.Watch``); its memory is small and travels with the checkpoint."""
 
     graph: ViewGraph
     patience: int
@@ -81,12 +89,16 @@ class Health:
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
+    below: Opinion | None = None
+    """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
+    trusted: bool = True
+    """Whether the features are close to those of the weights that the run started from."""
 
     def judge(self, now: Look) -> Opinion:
         """Take one look into account and say how the run is."""
         values = [now.loss, *now.edges.values(), *now.spread.values()]
         if not all(value == value and abs(value) != float("inf") for value in values):
-            return self.divergence(now, first=-1)
+            return self.note_divergence(now, first=-1)
         for name, value in self.judged(now).items():
             self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(value)
             self.ranks.setdefault(name, deque(maxlen=WINDOW)).append(now.rank[name])
@@ -94,7 +106,16 @@ class Health:
             self.opinion = Opinion("too early", now.step)
         else:
             self.opinion = self._verdict(now)
+        self.stand(self.below)
         return self.opinion
+
+    def stand(self, below: Opinion | None) -> None:
+        """Take note of how the run stands beside the weights that it started from: below them, or not."""
+        if self.opinion is self.below is not None:
+            self.opinion = Opinion("healthy", self.opinion.step)
+        self.below = below
+        if below is not None and self.opinion.verdict in ("healthy", "too early"):
+            self.opinion = below
 
     def judged(self, now: Look) -> dict[str, float]:
         """The spread that counts, by view."""
@@ -102,7 +123,18 @@ class Health:
             return now.spread
         return {name: min(value, now.source.get(name, value)) for name, value in now.spread.items()}
 
-    def divergence(self, now: Look, *, first: int) -> Opinion:
+    def look(self, step: int, report: LossReport, *, first_bad: int) -> Sight:
+        now = look(step, report)
+        opinion = self.judge(now)
+        if first_bad >= 0 or opinion.verdict == "diverged":
+            opinion = self.note_divergence(now, first=first_bad)
+        lowest = min(self.judged(now).values())
+        return Sight(step=now.step, loss=now.loss, record=asdict(now), text=f"spread {lowest:.2f}", opinion=opinion)
+
+    def divergence(self, step: int, report: LossReport, *, first_bad: int) -> None:
+        self.note_divergence(look(step, report), first=first_bad)
+
+    def note_divergence(self, now: Look, *, first: int) -> Opinion:
         """The run is no longer made of numbers; ``first`` is the step at which that began, if it is known."""
         self.opinion = diverged(now, step=first if first >= 0 else now.step)
         return self.opinion
@@ -118,51 +150,56 @@ class Health:
             verdict = "partial collapse"
         else:
             return Opinion("healthy", now.step)
-        guilty = guilty_edge(self.graph, worst, now.edges)
+        cause = likely_cause(self.graph, worst, now.edges)
         reason = (
             f"{'predictions' if self.predictions else 'embeddings'} of view {worst} have a "
             f"spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), effective rank {rank[worst]:.0%} of the largest "
-            f"possible; the edge {guilty.name} looks guilty"
+            f"possible; likely cause: the edge {cause.name}"
         )
-        return Opinion(verdict, now.step, worst, guilty.name, reason, remedies(self.graph, guilty))
+        return Opinion(verdict, now.step, worst, cause.name, reason, remedies(self.graph, cause))
 
     def state(self) -> dict[str, Any]:
         return {
             "spreads": {name: list(values) for name, values in self.spreads.items()},
             "ranks": {name: list(values) for name, values in self.ranks.items()},
             "verdict": self.opinion.verdict,
+            **({} if self.below is None else {"below": asdict(self.below)}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
         self.opinion = Opinion(state["verdict"], 0)
+        if below := state.get("below"):
+            self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
+            if self.opinion.verdict == self.below.verdict:
+                self.opinion = self.below
 
 
 def is_heavy(graph: ViewGraph, name: str) -> bool:
     return not graph.view(name).policy.startswith("standard")
 
 
-def guilty_edge(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
-    """The edge to doubt first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
+def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
+    """The edge to suspect first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
     edges = graph.active_edges
     heavy = [edge for edge in edges if is_heavy(graph, edge.target)]
     touching = [edge for edge in heavy or edges if view in (edge.predictor, edge.target)]
     return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
 
 
-def remedies(graph: ViewGraph, guilty: Edge) -> tuple[str, ...]:
+def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
     """Three things to try, the most likely first."""
-    if is_heavy(graph, guilty.target):
+    if is_heavy(graph, cause.target):
         return (
-            f"give the edge a direction: with --graph dssl a heavy view such as {guilty.target} is pulled and never pulls",
+            f"give the edge a direction: with --graph dssl a heavy view such as {cause.target} is pulled and never pulls",
             "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
-            "take --method byol or simclr, which bear more than SimSiam does",
+            "use --method byol or simclr, which tolerate more than SimSiam does",
         )
     return (
         "lower --optimizer.rate by half, or lengthen --optimizer.warmup-epochs",
-        "look at the views with `dssl views`: blank or identical views teach nothing but a constant",
-        "enlarge --batch-size, or take --method byol or simclr",
+        "inspect the views with `dssl views`: from blank or identical views only a constant can be learned",
+        "enlarge --batch-size, or use --method byol or simclr",
     )
 
 
@@ -177,6 +214,6 @@ def diverged(now: Look, *, step: int) -> Opinion:
         remedies=(
             "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
             "set --optimizer.clip 1",
-            "take --precision fp32",
+            "use --precision fp32",
         ),
     )

@@ -13,7 +13,7 @@ from dssl.evaluate.knn import knn_accuracy
 from dssl.train.prepare import Parts, evaluation_size, open_test_data
 
 BANK, QUERIES = 20_000, 10_000
-"""At most so many training and test images take part: the curve is for watching, `dssl evaluate` for the record."""
+"""Upper limits of training and test images: the curve is for monitoring, `dssl evaluate` for the record."""
 NEIGHBOURS, TEMPERATURE = 200, 0.1
 
 

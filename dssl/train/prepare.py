@@ -13,16 +13,16 @@ from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
-from dssl.data.evaluation import EvaluationBatches
+from dssl.data.loader import EvaluationBatches
+from dssl.distributed import World
 from dssl.graph import ViewGraph
 from dssl.methods import Method, declaration_of
 from dssl.models import build_encoder, feature_dim
-from dssl.models.whitened import WhitenedEncoder, whiten
+from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.presets import named_graph
 from dssl.train.adaptation import keep_most
 from dssl.weights.load import load_weights_into
 from dssl.weights.pretrained import is_imagenet, load_imagenet
-from dssl.world import World
 
 logger = logging.getLogger("dssl")
 
@@ -51,8 +51,7 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         assert source is not None
         # what may be unreadable is for the configuration to say; the run's own quarantine names the files
         allowed = Quarantine(source, max_share=config.bad_share)
-        measured = measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)
-        return Normalization(measured.mean, measured.std)
+        return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     if config.channels == 1:
         # the gray value is a weighted sum of the channels; their plain mean is near enough to normalise by

@@ -1,8 +1,8 @@
-"""Pretraining: what the engine trains when views of images are pulled to each other along the edges of a graph."""
+"""Pretraining on the loop: views of images are pulled to each other along the edges of a graph."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,28 @@ from dssl import config_io, loop
 from dssl.augment import Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
-from dssl.data.device import Feed
-from dssl.data.files import holds
-from dssl.data.loader import Batch, Batches
-from dssl.data.sources import earlier_fingerprints
-from dssl.distributed import batchnorm_across_ranks
+from dssl.data.device import Batch, Feed
+from dssl.data.folder import holds
+from dssl.data.loader import Batches
+from dssl.data.source import earlier_fingerprints
+from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.methods import Method, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
-from dssl.objective import LossReport, Objective
-from dssl.optim import build_optimizer
-from dssl.precision import half_type
-from dssl.run import RunFolder
-from dssl.state import Opinion, Pace, Sight
+from dssl.objective import Objective
+from dssl.optim import build_optimizer, learning_rate, peak_rate
+from dssl.precision import half_type, precision_of
+from dssl.run import OpenRun, RunFolder, open_run
+from dssl.state import Opinion, Pace
 from dssl.train.adaptation import add_to_average, rate_shares, settle
-from dssl.train.health import Health, look
+from dssl.train.health import Health, patience
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, evaluation_size, prepare, view_maker
-from dssl.train.schedule import learning_rate, peak_rate
 from dssl.train.start import CLOSE, Start
 from dssl.types import Images
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-from dssl.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +51,22 @@ Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
 
 
 def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> RunResult:
-    """Pretrain an encoder in the folder ``out``, or continue the run that is there."""
+    """Pretrain an encoder in the folder ``out``, or resume the run that is there."""
     folder = RunFolder(Path(out))
     if holds(config.data, folder.path):
         raise DsslError(
             f"--out is {folder.path}, inside the images of --data {config.data}: the run's pictures would become part of "
-            "the data; name a folder outside of it"
+            "the data; name a folder outside it"
         )
     # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
     method = build_method(config, init=None if checkpoint.steps_in(folder.checkpoints) else config.init)
 
-    def changes(kept: dict[str, Any]) -> list[str]:
-        if "task" in kept:
-            raise DsslError(f"{folder.path} holds a run of another kind ({kept['task']}); name another --out")
-        return config_io.difference(config_io.from_dict(kept["config"], where=str(folder.config_file)), config)
-
-    with loop.open_run(folder, changes=changes, device=config.device, batch_size=config.batch_size) as world:
-        return _run(config, method, folder, world, gallery)
+    with open_run(folder, config, default=RunConfig, device=config.device, batch_size=config.batch_size) as opened:
+        return _run(config, method, opened, gallery)
 
 
-def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gallery: Gallery | None) -> RunResult:
-    kept, resumed = loop.what_is_there(folder, world)
+def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | None) -> RunResult:
+    folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     new = resumed is None and config.init is None
     parts = prepare(config, method, normalization=_normalization(kept), new=new, world=world)
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
@@ -90,15 +83,15 @@ def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gal
             f"{parts.source.name} has {len(parts.source)} images, fewer than the batch of {config.batch_size}: "
             "choose a smaller --batch-size or more data"
         )
-    precision, why = loop.precision_of(
+    precision, why = precision_of(
         config.precision, kept, world,
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
     header = _header(config, parts)
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
-    loop.describe(folder, world, header | {"precision": precision, "images": len(parts.source)})
-    settings = loop.Settings(
+    opened.describe(header | {"precision": precision, "images": len(parts.source)})
+    settings = loop.LoopSettings(
         pace=Pace(
             total=steps_per_epoch * config.epochs,
             steps_per_epoch=steps_per_epoch,
@@ -131,8 +124,8 @@ def _run(config: RunConfig, method: Method, folder: RunFolder, world: World, gal
     )
 
 
-class Pretraining:
-    """A method, a graph of views and the images they are made of: ``loop.Task`` for ``dssl train``."""
+class Pretraining(loop.Trainable[Batch]):
+    """A method, a graph of views and the images they are made of, as the loop trains them."""
 
     name = "method"
 
@@ -140,7 +133,7 @@ class Pretraining:
         self,
         config: RunConfig,
         parts: Parts,
-        settings: loop.Settings,
+        settings: loop.LoopSettings,
         *,
         folder: RunFolder,
         world: World,
@@ -175,12 +168,10 @@ class Pretraining:
         # what autocast would cast the views to in the first layer, kept once instead of twice
         arithmetic = torch.float64 if precision == "fp64" else half_type(precision) or torch.float32
         self.feed = Feed(world.device, normalization=parts.normalization, dtype=arithmetic)
-        self.watch = HealthWatch(
-            Health(
-                parts.graph,
-                patience=max(3 * self.steps_per_epoch, 100),
-                predictions=declaration_of(config.method).judges_predictions,
-            )
+        self.watch: Health = Health(
+            parts.graph,
+            patience=patience(self.steps_per_epoch),
+            predictions=declaration_of(config.method).judges_predictions,
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
@@ -247,7 +238,7 @@ class Pretraining:
         if self.config.adapt is not None and step == self.total:
             self._settle(log)
         if self.config.init is not None:
-            self.watch.below = self.world.told(lambda: self._against_start(step, log))
+            self.watch.stand(self.world.told(lambda: self._against_start(step, log)))
 
     def _settle(self, log: Log) -> None:
         """The last step: from the start towards the average, as far as the drift allows."""
@@ -274,40 +265,6 @@ class Pretraining:
             opinion = start.judge(step, f"take the weights of the start: {self.folder.start_file}")
         log.start(step, start.record(opinion), start.text())
         return opinion
-
-
-class HealthWatch:
-    """The watch for collapse, as the engine wants it."""
-
-    def __init__(self, health: Health) -> None:
-        self.health = health
-        self.below: Opinion | None = None
-        """Where the run started from weights and is worse than these now."""
-        self.trusted = True
-
-    @property
-    def opinion(self) -> Opinion:
-        own = self.health.opinion
-        return self.below if self.below is not None and own.verdict in ("healthy", "too early") else own
-
-    def look(self, step: int, report: LossReport, *, first_bad: int) -> Sight:
-        now = look(step, report)
-        if self.health.judge(now).verdict == "diverged" or first_bad >= 0:
-            self.health.divergence(now, first=first_bad)
-        lowest = min(self.health.judged(now).values())
-        text = f"spread {lowest:.2f}"
-        return Sight(step=now.step, loss=now.loss, record=asdict(now), text=text, opinion=self.opinion)
-
-    def divergence(self, step: int, report: LossReport, *, first_bad: int) -> None:
-        self.health.divergence(look(step, report), first=first_bad)
-
-    def state(self) -> dict[str, Any]:
-        return self.health.state() | ({} if self.below is None else {"below": asdict(self.below)})
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.health.load_state(state)
-        if below := state.get("below"):
-            self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
 
 
 def _normalization(kept: dict[str, Any] | None) -> Normalization | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dssl.text import markdown
 from dssl.version import VERSION
 from dssl.weights.formats import Exported
 from dssl.weights.load import LoadedEncoder
@@ -14,7 +15,7 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
     """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights."""
     config = loaded.header.get("config") or {}
     lines = [f"# {loaded.name}, pretrained without labels", ""]
-    lines += _table(
+    lines += markdown(
         ("", ""),
         [
             ("encoder", loaded.name),
@@ -42,7 +43,7 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
         lines += ["", "```python", *one.code, "```", ""]
     lines += ["## Numbers", ""]
     if evaluation is None:
-        lines.append("None were measured. `dssl evaluate` measures them; export again afterwards and they stand here.")
+        lines.append("None were measured. Run `dssl evaluate`, then export again to list them here.")
     else:
         rows = [
             (
@@ -54,7 +55,7 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
             )
             for one in evaluation["results"]
         ]
-        lines += _table(("protocol", "top-1", "95 % interval", "train / test images", "backbone"), rows)
+        lines += markdown(("protocol", "top-1", "95 % interval", "train / test images", "backbone"), rows)
     return "\n".join(lines) + "\n"
 
 
@@ -65,8 +66,3 @@ def evaluation_of(loaded: LoadedEncoder, path: Path) -> dict[str, Any] | None:
         return found if found["checkpoint"]["sha256"] == loaded.sha256 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *escaped)]

@@ -6,10 +6,8 @@ SHA-256 of that text and of every tensor's name, type, shape and bytes. Reading 
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dssl.errors import DsslError
-from dssl.files import sync_folder
+from dssl.files import replacing
 
 FORMAT_VERSION = 1
+FOLDER = "checkpoints"
+"""Of a run's folder."""
 _NAME = re.compile(r"step-(\d{9,})\.safetensors")
 
 
@@ -55,25 +55,16 @@ def write(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     # tensors that share memory (tied weights) are written once each, so they are cloned
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     digest = content_hash(text, plain)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _sweep(path.parent)  # before the write, which may need their room
-        temporary.touch()
-        mode = temporary.stat().st_mode  # safetensors makes files that only their owner may read
-        save_file(plain, temporary, metadata={"dssl": text, "sha256": digest})
-        temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)  # noqa: PTH105 the system call is the point
-        sync_folder(path.parent)
+        with replacing(path) as temporary:
+            save_file(plain, temporary, metadata={"dssl": text, "sha256": digest})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         size = sum(value.numel() * value.element_size() for value in plain.values())
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise CheckpointError(
             f"{path} could not be written ({reason}; it needs {size / 1e6:.1f} MB): earlier checkpoints are untouched; "
-            "make room or mend the disk and run the same command again"
+            "free disk space or fix the disk, and rerun the command"
         ) from error
     return digest
 
@@ -85,20 +76,20 @@ class CheckpointError(DsslError):
 def read(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; nothing in it is ever executed."""
     if path.exists() and not path.is_file():  # a FIFO would be waited for
-        raise CheckpointError(f"{path} is no regular file: expected a checkpoint of dssl")
+        raise CheckpointError(f"{path} is not a regular file: expected a dssl checkpoint")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             text, digest = metadata.get("dssl"), metadata.get("sha256")
             if text is None or digest is None:
                 raise CheckpointError(
-                    f"{path} is a safetensors file but no checkpoint of dssl: its metadata has no 'dssl'"
+                    f"{path} is a safetensors file but not a dssl checkpoint: its metadata has no 'dssl'"
                 )
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as error:
         if isinstance(error, CheckpointError | FileNotFoundError | PermissionError | IsADirectoryError):
             raise
-        raise CheckpointError(f"{path} is damaged or no checkpoint of dssl: {' '.join(str(error).split())}") from None
+        raise CheckpointError(f"{path} is damaged or not a dssl checkpoint: {' '.join(str(error).split())}") from None
     if content_hash(text, tensors) != digest:
         raise CheckpointError(f"{path} is damaged: its content does not match its SHA-256; use an older checkpoint")
     try:
@@ -106,7 +97,7 @@ def read(path: Path) -> Checkpoint:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path} is no checkpoint of dssl: its header is not a table of JSON")
+        raise CheckpointError(f"{path} is not a dssl checkpoint: its header is not a JSON object")
     version = header.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -139,7 +130,7 @@ def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
             complaints.append(f"{path} cannot be read: {error.strerror or error}")
     if complaints:
         raise CheckpointError(
-            f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start again in another --out, or move them away"
+            f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start over in another --out, or move them away"
         )
     return None
 
@@ -154,9 +145,9 @@ def prune(folder: Path, *, keep: int, protected: Iterable[int]) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writes left, ours and (``.tmp`` and six characters) those of safetensors, each a checkpoint in size.
+    """Remove what killed writes left, ours (``.tmp``: of earlier versions) and those of safetensors, each a checkpoint in size.
 
     Only the process that holds the run's lock writes here, so none of them is in use.
     """
-    for leftover in (*folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
+    for leftover in (*folder.glob(".step-*.part"), *folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Weights out of files of other programs: tensors by name, and never any code."""
+"""Weights from files of other programs: tensors by name, never any code, and the ResNet that their names and shapes show."""
 
 import io
 import pickle
@@ -31,6 +31,15 @@ _HARMLESS = {
     ("collections", "OrderedDict"),
 }
 
+_BLOCKS: dict[tuple[bool, tuple[int, ...]], str] = {
+    (False, (2, 2, 2, 2)): "resnet18",
+    (False, (3, 4, 6, 3)): "resnet34",
+    (True, (3, 4, 6, 3)): "resnet50",
+    (True, (3, 4, 23, 3)): "resnet101",
+    (True, (3, 8, 36, 3)): "resnet152",
+}
+_BLOCK = re.compile(r"^(.*?)(layer|res|)(\d)\.(\d+)\.conv([123])\.weight$")
+
 
 class _ArraysOnly(pickle.Unpickler):
     """Detectron2's files are pickles of NumPy arrays: anything else that a pickle asks for is refused by name."""
@@ -49,7 +58,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if path.is_dir():
         raise DsslError(f"{path} is a folder: expected a file of weights, or the folder of a run")
     if not path.exists():
-        raise DsslError(f"{path}: there is no such file; expected weights (.safetensors, .pt, .pth, .ckpt, .pkl)")
+        raise DsslError(f"{path} does not exist: expected weights (.safetensors, .pt, .pth, .ckpt, .pkl)")
     if not path.is_file():
         kind = "a FIFO" if stat.S_ISFIFO(path.stat().st_mode) else "a device or a socket"
         raise DsslError(f"{path} is {kind}: expected a regular file of weights; write the weights to a file first")
@@ -73,12 +82,43 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
+def infer_encoder(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a ResNet of torchvision, with ``-cifar`` where the stem is a 3x3 one; None for any other network."""
+    families: dict[str, dict[int, set[int]]] = {}
+    kinds: dict[str, set[int]] = {}
+    widths: dict[str, int] = {}
+    for key, value in tensors.items():
+        if found := _BLOCK.match(key):
+            family = found[1] + found[2]
+            families.setdefault(family, {}).setdefault(int(found[3]), set()).add(int(found[4]))
+            kinds.setdefault(family, set()).add(int(found[5]))
+            if (found[4], found[5]) == ("0", "1"):
+                widths[f"{family}{found[3]}"] = value.shape[0]
+    for family, stages in families.items():
+        if len(stages) != 4:
+            continue
+        name: str | None = _BLOCKS.get((3 in kinds[family], tuple(len(stages[stage]) for stage in sorted(stages))))
+        width = widths.get(f"{family}{min(stages)}")
+        stem = _stem(tensors, family)
+        if name is not None and stem is not None and width == 64:  # others are wide ResNets or ResNeXts
+            return f"{name}-cifar" if stem.shape[-1] == 3 else name
+    return None
+
+
+def _stem(tensors: Mapping[str, Tensor], family: str) -> Tensor | None:
+    prefix = re.sub(r"(layer|res)$", "", family)
+    for name in ("conv1.weight", "0.weight", "stem.conv1.weight"):
+        if (value := tensors.get(prefix + name)) is not None:
+            return value
+    return None
+
+
 def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
     except (SafetensorError, ValueError, RuntimeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged or not a safetensors file: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged or not a safetensors file: {_line(error)}; obtain it again") from None
 
 
 def _torch(path: Path) -> Any:
@@ -95,7 +135,7 @@ def _torch(path: Path) -> Any:
             f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged: {_line(error)}; obtain it again") from None
 
 
 def _check_archive(path: Path) -> None:
@@ -108,9 +148,9 @@ def _check_archive(path: Path) -> None:
             checked = len(records) < 2 or len({record.CRC for record in records}) > 1
             bad = archive.testzip() if checked else None
     except (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise DsslError(f"{path} is damaged: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged: {_line(error)}; obtain it again") from None
     if bad is not None:
-        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; get it again")
+        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; obtain it again")
     if "constants.pkl" in names:
         raise DsslError(
             f"{path} is a TorchScript program, not a file of weights: where you trust it, save only its tensors: "
@@ -129,7 +169,7 @@ def _pickle(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         raise DsslError(f"{path} is refused, since reading it could run code ({_line(error)})") from None
     except Exception as error:  # a pickle can fail in every way that exists
-        raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; get it again") from None
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; obtain it again") from None
 
 
 def _flat(content: Any, prefix: str) -> list[tuple[str, Tensor]]:

@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from torch import Tensor, nn
 
 from dssl import rng
 from dssl.errors import DsslError, choices
-from dssl.models import build_encoder, size_arguments
-from dssl.models.inference import evaluating
+from dssl.files import replacing
+from dssl.models import build_encoder, evaluating, size_arguments
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import ENCODER_KEY, LoadedEncoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
@@ -80,7 +78,7 @@ def _torchvision(loaded: LoadedEncoder, path: Path) -> Exported:
     if loaded.name.startswith("timm:"):
         raise DsslError(f"torchvision has no {loaded.name}: use --formats timm or safetensors")
     refuse_unless_held(loaded, "torchvision")
-    with _whole(path) as temporary:
+    with replacing(path) as temporary:
         torch.save(loaded.encoder.state_dict(), temporary)
     client = torchvision.models.get_model(
         base_name(loaded), weights=None, **size_arguments(loaded.name, loaded.image_size)
@@ -108,7 +106,7 @@ def _timm(loaded: LoadedEncoder, path: Path) -> Exported:
     if client is None or client.state_dict().keys() != state.keys():
         lines = "; ".join(rebuild_lines(loaded, "FILE")[1:])
         raise DsslError(f"timm has no {name} with these names: use --formats torchvision or safetensors and: {lines}")
-    with _whole(path) as temporary:
+    with replacing(path) as temporary:
         save_file(state, temporary)
     client.load_state_dict(load_file(path), strict=True)
     code = rebuild_lines(dataclasses.replace(loaded, name=f"timm:{name}"), path.name)
@@ -143,7 +141,7 @@ def _detectron2(loaded: LoadedEncoder, path: Path) -> Exported:
         for key, value in loaded.encoder.state_dict().items()
         if not key.endswith("num_batches_tracked")
     }
-    with _whole(path) as temporary:
+    with replacing(path) as temporary:
         content = {"model": arrays, "__author__": "dssl", "matching_heuristics": True}
         temporary.write_bytes(pickle.dumps(content, protocol=4))
     again = open_weights(path, encoder=loaded.name, image_size=loaded.image_size)
@@ -168,7 +166,7 @@ def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
     except ImportError as error:
         raise DsslError(f"--formats onnx needs {error.name}: pip install 'dssl[onnx]'") from None
     images = probe_images(loaded)
-    with warnings.catch_warnings(), _whole(path) as temporary:
+    with warnings.catch_warnings(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # of torch's own exporter
         torch.onnx.export(
             loaded.encoder, (images,), temporary, input_names=["images"], output_names=["features"], dynamo=True,
@@ -198,7 +196,7 @@ def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
 
 def _torch(loaded: LoadedEncoder, path: Path) -> Exported:
     images = probe_images(loaded)
-    with warnings.catch_warnings(), _whole(path) as temporary:
+    with warnings.catch_warnings(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # of torch's own exporter
         program = torch.export.export(loaded.encoder, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         with temporary.open("wb") as file:
@@ -230,7 +228,7 @@ def _safetensors(loaded: LoadedEncoder, path: Path) -> Exported:
     }
     text = json.dumps(header, sort_keys=True)
     state = {key: value.contiguous() for key, value in loaded.encoder.state_dict().items()}
-    with _whole(path) as temporary:
+    with replacing(path) as temporary:
         save_file(state, temporary, metadata={ENCODER_KEY: text, "sha256": content_hash(text, state)})
     again = open_weights(path)
     code = ("import dssl", f'encoder = dssl.load_encoder("{path.name}")')
@@ -276,14 +274,3 @@ def _compared(
     return Exported(
         format=name, path=path, client=version, tensors=tensors, difference=difference, code=tuple(code), note=note
     )
-
-
-@contextmanager
-def _whole(path: Path) -> Any:
-    """A file that is there whole or not at all."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

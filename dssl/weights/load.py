@@ -1,4 +1,4 @@
-"""Encoders out of files: one's own checkpoints and exports with everything they know, foreign weights with a report."""
+"""Encoders from files: dssl's checkpoints and exports with everything they record, other programs' weights with a report."""
 
 import dataclasses
 import hashlib
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.errors import DsslError, choices
 from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, stem_of
-from dssl.weights.checkpoint import Checkpoint, content_hash, newest_good, read
-from dssl.weights.files import read_tensors
-from dssl.weights.infer import infer_encoder
+from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
+from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.match import MatchReport, match
 
 logger = logging.getLogger("dssl")
@@ -155,12 +154,12 @@ def _shown(report: MatchReport) -> str:
 def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Tensors, header and hash of whatever the path names."""
     if path.is_dir():
-        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        folder = path / FOLDER if (path / FOLDER).is_dir() else path
         newest = newest_good(folder)
         if newest is None:
             raise DsslError(f"{path} holds no checkpoint: expected the folder of a run, or a file of weights")
         for complaint in newest[2]:
-            logger.warning(f"{complaint}; taking {newest[0].name} instead")
+            logger.warning(f"{complaint}; using {newest[0].name} instead")
         return _of_checkpoint(newest[1])
     tensors, metadata = read_tensors(path)
     if "dssl" in metadata:

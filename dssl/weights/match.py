@@ -123,7 +123,7 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
     ]
     if broken:
         raise DsslError(
-            f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken, take an older checkpoint"
+            f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken; use an older checkpoint"
         )
     used = set(best.names.values())
     twins = {

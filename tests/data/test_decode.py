@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dssl.data.decode import MAX_SIDE, UnreadableImage, printable, read_image
+from dssl.data.decode import MAX_SIDE, UnreadableImage, read_image
+from dssl.files import printable
 
 GENERATOR = np.random.default_rng(3)
 COLOUR = GENERATOR.integers(0, 256, (20, 30, 3), np.uint8)
@@ -164,7 +165,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path, monkeypatc
 
 def test_a_decompression_bomb_is_refused_without_its_memory(tmp_path):
     bomb = tmp_path / "bomb.png"
-    Image.new("1", (30000, 30000)).save(bomb)
+    Image.new("1", (30000, 30000)).save(bomb, compress_level=1)
     wide = tmp_path / "wide.webp"
     animated = bytearray(
         saved(Image.new("RGB", (8, 8)), "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), 9)])

@@ -11,7 +11,7 @@ from dssl.augment import IMAGENET, ViewMaker
 from dssl.data import open_source
 from dssl.data.device import CudaCopies, Feed
 from dssl.data.loader import Batches
-from dssl.data.sources import default_threads
+from dssl.data.pipeline import default_threads
 from dssl.graph import View
 
 VIEWS = [View(name="s1", policy="standard"), View(name="h1", policy="heavy", source="s1")]

@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
+from dssl.augment import Normalization
 from dssl.data import Quarantine, UnreadableImage
-from dssl.data.evaluation import EvaluationBatches, centre_crop
-from dssl.data.parallel import in_threads
+from dssl.data.loader import EvaluationBatches, centre_crop
+from dssl.data.pipeline import in_threads
 from dssl.errors import DsslError
 
 GENERATOR = np.random.default_rng(2)
@@ -33,8 +34,7 @@ class Pictures:
         return f"{index}.jpg"
 
 
-class Norm:
-    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
+NORM = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 
 
 @pytest.mark.parametrize("shape", [(50, 80), (81, 47), (40, 40), (20, 20), (13, 200), (256, 341), (33, 32), (5, 300)])
@@ -63,14 +63,14 @@ def test_nothing_is_dropped_padded_or_random(count):
     source = Pictures([(32, 32)] * count)
     runs = []
     for threads in (1, 3):
-        with EvaluationBatches(source, size=32, batch_size=8, normalization=Norm(), threads=threads) as batches:
+        with EvaluationBatches(source, size=32, batch_size=8, normalization=NORM, threads=threads) as batches:
             found = list(batches)
         assert len(found) == len(batches) == -(-count // 8)
         assert np.concatenate([batch.indices for batch in found]).tolist() == list(range(count))
         runs.append(torch.cat([batch.images for batch in found]))
     assert torch.equal(*runs)
     plain = np.stack(source.images).astype(np.float64) / 255
-    expected = ((plain - Norm.mean) / Norm.std).transpose(0, 3, 1, 2)
+    expected = ((plain - NORM.mean) / NORM.std).transpose(0, 3, 1, 2)
     assert np.abs(runs[0].numpy() - expected).max() < 1e-5
     assert found[0].images.is_contiguous(memory_format=torch.channels_last)
 

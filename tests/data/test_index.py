@@ -1,5 +1,7 @@
 """The index: order, links, odd names and kinds of files, the cache and what makes it stale, and two builders at once."""
 
+import hashlib
+import mmap
 import os
 import socket
 import subprocess
@@ -32,6 +34,13 @@ def paths(index: module.Index) -> list[bytes]:
     return [index.relative(position) for position in range(len(index))]
 
 
+def _owner(array: np.ndarray) -> object:
+    """What holds the memory of an array."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array
+
+
 @pytest.fixture
 def scans(monkeypatch) -> list[bytes]:
     """The roots that were really scanned."""
@@ -62,7 +71,11 @@ def test_images_in_a_fixed_order_with_sizes(tmp_path):
     )
     index = open_index(tmp_path)
     assert paths(index) == [b"c.tiff", b"a/z.png", b"a/deep/er/x.WebP", b"b/10.jpg", b"b/2.JPG"]
-    assert index.sizes.tolist() == [len(path) + 1 for path in paths(index)]
+    assert index.records["size"].tolist() == [len(path) + 1 for path in paths(index)]
+    assert index.classes == [b"a", b"b"]
+    assert index.records["label"].tolist() == [-1, 0, 0, 1, 1]
+    # as computed by 0.1.0: runs check it when they resume
+    assert index.fingerprint == "fb6a6b0dca62c05bdbac7c4880887a5b"
     assert index.path(0) == os.fsencode(tmp_path / "c.tiff")
     assert index.ignored == 2
     assert paths(scan(os.fsencode(tmp_path), threads=1)) == paths(index)
@@ -120,17 +133,25 @@ def test_what_is_no_file_is_named(tmp_path, monkeypatch):
     assert "socket" in reasons[b"s.jpg"]
 
 
-def test_the_second_time_nothing_is_scanned(tmp_path, scans):
-    fill(tmp_path, [f"c{number % 7}/{number}.jpg" for number in range(300)])
-    os.mkfifo(tmp_path / "pipe.png")
-    age(tmp_path)
-    first, second = open_index(tmp_path), open_index(tmp_path)
+def test_the_second_time_nothing_is_scanned(tmp_path, scans, cache):
+    root = tmp_path / "data"
+    fill(root, [f"c{number % 7}/{number}.jpg" for number in range(300)])
+    os.mkfifo(root / "pipe.png")
+    age(root)
+    first, second = open_index(root), open_index(root)
     assert len(scans) == 1
     assert paths(first) == paths(second)
     assert first.skipped == second.skipped != []
-    assert first.fingerprint() == second.fingerprint()
-    for name in ("folder_times", "folder_of", "offsets", "sizes"):
+    assert first.fingerprint == second.fingerprint
+    for name in ("root", "containers", "times", "classes", "ignored", "reusable"):
+        assert getattr(first, name) == getattr(second, name)
+    for name in ("records", "names"):
         assert np.array_equal(getattr(first, name), getattr(second, name))
+    # mapped and not read into memory; and a table that NumPy opens by itself
+    assert isinstance(_owner(second.records), mmap.mmap)
+    assert isinstance(_owner(second.names), mmap.mmap)
+    (file,) = (cache / "dssl" / "index").iterdir()
+    assert np.array_equal(np.load(file, mmap_mode="r"), first.records)
 
 
 @pytest.mark.parametrize("change", ["add", "remove", "rename", "deep"])
@@ -149,7 +170,7 @@ def test_a_change_is_noticed(tmp_path, scans, change):
     after = open_index(tmp_path)
     assert len(scans) == 2
     assert paths(before) != paths(after)
-    assert before.fingerprint() != after.fingerprint()
+    assert before.fingerprint != after.fingerprint
 
 
 def test_a_folder_that_has_just_changed_is_not_trusted(tmp_path, scans):
@@ -163,10 +184,10 @@ def test_the_fingerprint_depends_on_names_and_sizes_only(tmp_path):
     for root in ("one", "two"):
         fill(tmp_path / root, ["a/1.jpg", "b/2.jpg"])
     os.utime(tmp_path / "two/a/1.jpg", (1, 1))
-    prints = [open_index(tmp_path / root).fingerprint() for root in ("one", "two")]
+    prints = [open_index(tmp_path / root).fingerprint for root in ("one", "two")]
     assert prints[0] == prints[1]
     (tmp_path / "two/a/1.jpg").write_bytes(b"")
-    assert open_index(tmp_path / "two").fingerprint() != prints[0]
+    assert open_index(tmp_path / "two").fingerprint != prints[0]
 
 
 def test_a_damaged_cache_is_built_anew(tmp_path, scans, cache):
@@ -189,6 +210,18 @@ def test_a_damaged_cache_is_built_anew(tmp_path, scans, cache):
         assert paths(open_index(root)) == expected
         trials += 1
     assert len(scans) == 1 + trials  # no damage was taken for an index
+
+
+def test_an_index_in_the_format_of_earlier_versions_is_replaced(tmp_path, cache):
+    root = tmp_path / "data"
+    fill(root, ["1.jpg"])
+    age(root)
+    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+    old = cache / "dssl" / "index" / f"{name}.index"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"DSSLIDX2" + bytes(100))
+    assert paths(open_index(root)) == [b"1.jpg"]
+    assert [path.name for path in old.parent.iterdir()] == [f"{name}.npy"]
 
 
 def test_places_for_the_cache(monkeypatch, tmp_path):
@@ -224,9 +257,9 @@ def test_many_processes_build_one_index(tmp_path, cache):
     age(root)
     code = (
         "import sys; from dssl.data.index import open_index\n"
-        "print(*{open_index(sys.argv[1]).fingerprint() for _ in range(20)})"
+        "print(*{open_index(sys.argv[1]).fingerprint for _ in range(20)})"
     )
     runs = [subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     answers = {run.communicate()[0] for run in runs}
-    assert answers == {open_index(root).fingerprint() + "\n"}
+    assert answers == {open_index(root).fingerprint + "\n"}
     assert len(list((cache / "dssl" / "index").iterdir())) == 1

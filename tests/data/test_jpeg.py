@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dssl.data import decode, jpeg
+from dssl.data import decode
 from dssl.data.decode import UnreadableImage, read_image
 
 GENERATOR = np.random.default_rng(5)
@@ -36,7 +36,7 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def fast(content: bytes) -> np.ndarray | None:
-    return jpeg.decode_colour(bytearray(content), shrink=None, check_size=decode._check_size)
+    return decode.decode_colour(bytearray(content), shrink=None)
 
 
 def by_pillow(content: bytes) -> np.ndarray:
@@ -123,7 +123,7 @@ def test_the_unusual_is_left_to_pillow(kind, tmp_path, monkeypatch):
     outcomes = []
     for available in (True, False):
         if not available:
-            monkeypatch.setattr(jpeg, "_decoder", lambda: None)
+            monkeypatch.setattr(decode, "_decoder", lambda: None)
         try:
             outcomes.append(read_image(str(tmp_path / "a.jpg")).tobytes())
         except UnreadableImage as error:
@@ -139,7 +139,7 @@ def test_without_torchvisions_decoder_pillow_decodes(tmp_path, monkeypatch):
     assert read_image(str(tmp_path / "a.jpg")) is not expected
     assert used == []
     for missing in (lambda: None, lambda: refuse):
-        monkeypatch.setattr(jpeg, "_decoder", missing)
+        monkeypatch.setattr(decode, "_decoder", missing)
         assert read_image(str(tmp_path / "a.jpg")) is expected
     monkeypatch.undo()
     assert read_image(str(tmp_path / "a.jpg"), channels=1).shape == (40, 56, 1)
@@ -156,7 +156,7 @@ def test_a_size_beyond_the_limits_is_refused_before_it_is_decoded(tmp_path, monk
     for height, width, reason in ((20_000, 20_000, "limit"), (2, 40_000, "no side")):
         content = PLAIN[:place] + struct.pack(">HH", height, width) + PLAIN[place + 4 :]
         (tmp_path / "large.jpg").write_bytes(content)
-        monkeypatch.setattr(jpeg, "_decoder", lambda: pytest.fail)
+        monkeypatch.setattr(decode, "_decoder", lambda: pytest.fail)
         with pytest.raises(UnreadableImage, match=reason) as caught:
             read_image(str(tmp_path / "large.jpg"))
         with pytest.raises(ValueError, match=reason) as by_pillow:
@@ -197,7 +197,7 @@ def test_damaged_files_give_pillows_pixels_or_are_left_to_it(where, capfd):  # l
 
 
 def test_it_decodes_without_the_lock():
-    content, decoder = bytearray(saved(photo(600, 800))), jpeg._decoder()
+    content, decoder = bytearray(saved(photo(600, 800))), decode._decoder()
     turns, over = [], threading.Event()
 
     def other() -> None:

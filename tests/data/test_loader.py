@@ -13,8 +13,7 @@ from PIL import Image
 
 from dssl import rng
 from dssl.data import Quarantine, UnreadableImage, open_source
-from dssl.data.loader import Batches
-from dssl.data.order import Order
+from dssl.data.loader import Batches, Order
 from dssl.errors import DsslError
 
 
@@ -327,8 +326,8 @@ def test_the_real_view_maker_is_the_same_on_threads_ranks_and_starts():
         (7, {}, "7 images, fewer than the batch size of 8"),
         (50, {"batch_size": 0}, "at least 1"),
         (50, {"batch_size": 9, "world_size": 2}, "multiple of the 2"),
-        (50, {"steps": 3}, "one of them"),
-        (50, {"epochs": None}, "one of them"),
+        (50, {"steps": 3}, "either epochs or steps"),
+        (50, {"epochs": None}, "either epochs or steps"),
         (50, {"threads": 0}, "threads"),
         (50, {"ahead": -1}, "ahead"),
         (50, {"start_step": 19}, "18 steps"),

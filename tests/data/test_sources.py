@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from dssl.data import NoSplitError, Subset, UnreadableImage, open_source, require_labels
-from dssl.data.files import holds
+from dssl.data.folder import holds
 from dssl.data.index import open_index
-from dssl.data.sources import earlier_fingerprints
+from dssl.data.source import earlier_fingerprints
 from dssl.errors import DsslError
 
 
@@ -110,7 +110,7 @@ def test_what_was_once_read_as_a_split_is_still_known_by_its_old_fingerprint(tmp
     source = open_source(str(tmp_path))
     assert source.classes == ("train",)
     # earlier versions took the folder train for the root
-    before = open_index(tmp_path / "train").fingerprint()
+    before = open_index(tmp_path / "train").fingerprint
     assert before != source.fingerprint
     assert earlier_fingerprints(source) == (before,)
     assert earlier_fingerprints(Subset(source, np.array([1]))) == (f"{source.fingerprint}/1", f"{before}/1")

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch.distributed as dist
 
-from dssl.world import agree_on_attempt
+from dssl.distributed import agree_on_attempt
 
 PROGRAM = """
-from dssl.world import join_world
+from dssl.distributed import join_world
 with join_world("cpu", batch_size=4) as world:
     print(world.any(world.rank == 1))
 """

@@ -65,7 +65,7 @@ def test_a_killed_rank_is_survived_by_a_restart(tmp_path: Path) -> None:
     os.kill(_rank_process(process.pid, "1"), signal.SIGKILL)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == untouched.returncode, errors
-    assert "continuing at step" in errors
+    assert "resuming at step" in errors
     one, two = end(whole), end(broken)
     assert all(torch.equal(one[name], two[name]) for name in one)
 

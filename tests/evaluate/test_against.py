@@ -41,11 +41,11 @@ def test_the_comparison_agrees_with_two_evaluations(
 ) -> None:
     folder, worse = compared
     settings = {"threads": 1, "data": "shapes:300", "protocols": ("knn", "probe", "probe-1")}
-    assert run(Arguments(weights=folder, against=(str(worse), "untrained"), **settings)) == 0  # type: ignore[arg-type]
+    assert run(Arguments(weights=folder, against=(str(worse), "untrained"), **settings)) == 0
     output = capsys.readouterr().out
     found = read(folder)
     assert [one["against"] for one in found] == [str(worse), "untrained"]
-    rows = {one["name"]: one for one in found[0]["protocols"]}  # type: ignore[attr-defined]
+    rows = {one["name"]: one for one in found[0]["protocols"]}
     assert list(rows) == ["knn k=20", "linear probe", "linear probe, 1% of the labels"]
     assert [one["draws"] for one in rows.values()] == [1, 1, 3]
     for name, one in rows.items():
@@ -61,7 +61,7 @@ def test_the_comparison_agrees_with_two_evaluations(
     # the accuracies are those of the plain command
     for path, key in ((folder, "after"), (worse, "before")):
         out = tmp_path / key
-        run(Arguments(weights=path, out=out, encoder="small", normalization="cifar10", page=False, **settings))  # type: ignore[arg-type]
+        run(Arguments(weights=path, out=out, encoder="small", normalization="cifar10", page=False, **settings))
         single = {one["name"]: one["accuracy"] for one in json.loads((out / "evaluation.json").read_text())["results"]}
         for name in ("knn k=20", "linear probe"):
             assert rows[name][key] == pytest.approx(single[name])
@@ -77,8 +77,8 @@ def test_an_encoder_does_not_differ_from_itself(
 ) -> None:
     folder, _ = compared
     settings = {"threads": 1, "data": "shapes:100", "protocols": ("knn", "probe-10"), "page": False}
-    run(Arguments(weights=folder, against=(str(folder),), **settings))  # type: ignore[arg-type]
-    for one in read(folder)[0]["protocols"]:  # type: ignore[attr-defined]
+    run(Arguments(weights=folder, against=(str(folder),), **settings))
+    for one in read(folder)[0]["protocols"]:
         assert (one["difference"], one["interval"], one["won"], one["lost"]) == (0, [0, 0], 0, 0)
         assert one["verdict"] == "no difference shown"
 
@@ -103,13 +103,13 @@ def test_fine_tuning_and_training_from_scratch_have_the_same_budget(
 ) -> None:
     folder, worse = compared
     settings = {"threads": 1, "data": "shapes:60", "protocols": ("finetune-10", "finetune"), "epochs": 1, "page": False}
-    run(Arguments(weights=folder, against=(str(worse), "supervised"), **settings))  # type: ignore[arg-type]
+    run(Arguments(weights=folder, against=(str(worse), "supervised"), **settings))
     found = read(folder)
     for one in found:
-        names = [row["name"] for row in one["protocols"]]  # type: ignore[attr-defined]
+        names = [row["name"] for row in one["protocols"]]
         assert names == ["fine-tuned, 10% of the labels", "fine-tuned"]
-        assert all(row["draws"] == 1 for row in one["protocols"])  # type: ignore[attr-defined]
-    used = [row["protocol"]["train_images"] for row in found[0]["protocols"]]  # type: ignore[attr-defined]
+        assert all(row["draws"] == 1 for row in one["protocols"])
+    used = [row["protocol"]["train_images"] for row in found[0]["protocols"]]
     assert used == [10, 60]
 
 
@@ -126,7 +126,7 @@ def test_pictures_show_both_answers(compared: tuple[Path, Path]) -> None:
     folder, worse = compared
     run(Arguments(weights=worse, encoder="small", normalization="cifar10", data="shapes:300", protocols=("probe",),
                   image_size=32, out=folder / "evaluation", against=(str(folder),), threads=1))  # fmt: skip
-    (row,) = read(folder)[0]["protocols"]  # type: ignore[attr-defined]
+    (row,) = read(folder)[0]["protocols"]
     page = (folder / "evaluation" / "comparison.html").read_text()
     assert min(row["lost"], row["won"]) > 12
     assert page.count('<figure class="picture') == 24

@@ -19,6 +19,7 @@ from dssl.errors import DsslError, Stopped
 from dssl.evaluate import classifier
 from dssl.evaluate.classifier import Setting, Training
 from dssl.evaluate.result import weights_hash
+from dssl.optim import build_optimizer
 
 SETTING = Setting(image_size=32, channels=3, normalization=CIFAR10, seed=3, threads=1)
 
@@ -32,9 +33,9 @@ def reference_sgd(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, t
 
 
 def reference_lars(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, training: Training) -> None:
-    """One step by the formula of You, Gitman and Ginsburg; biases keep the plain rate."""
-    g = g + training.weight_decay * w
+    """One step by the formula of You, Gitman and Ginsburg; biases keep the plain rate and do not decay."""
     if w.ndim > 1:
+        g = g + training.weight_decay * w
         g = g * (0.001 * np.linalg.norm(w) / np.linalg.norm(g))
     v *= training.momentum
     v += g
@@ -58,7 +59,8 @@ def test_updates_equal_the_formula_for_several_steps(training: Training, referen
     features, labels = torch.randn(6, 8, 5, dtype=torch.float64), torch.randint(4, (6, 8))
     arrays = [one.detach().numpy().copy() for one in head.parameters()]
     velocities = [np.zeros_like(one) for one in arrays]
-    optimizer = classifier.build_optimizer(list(head.parameters()), training, rate=0.0)
+    settings = classifier.optimizer_of(training, peak=0.3)
+    optimizer = build_optimizer(head, settings, nesterov=training.nesterov)
     for step in range(6):
         rate = classifier.rate_at(step, peak=0.3, total=6, decay=training.decay)
         for group in optimizer.param_groups:

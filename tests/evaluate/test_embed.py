@@ -53,7 +53,7 @@ def test_other_weights_images_or_things_are_not_mixed(run_folder: Callable[..., 
         run(Arguments(weights=folder, data="shapes:26", out=tmp_path / "out", threads=1))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("x")
-    with pytest.raises(DsslError, match="holds other things"):
+    with pytest.raises(DsslError, match="contains other files"):
         run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "full", threads=1))
     for out in ("a.npy", "b.parquet"):
         with pytest.raises(DsslError, match=r"\.npz or \.csv"):

@@ -11,7 +11,7 @@ from torch import nn
 
 from dssl.augment import CIFAR10
 from dssl.data import Quarantine, open_source
-from dssl.data.evaluation import EvaluationBatches
+from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.evaluate.features import compute_features

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.weights.files import read_tensors
-from dssl.weights.infer import infer_encoder
+from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.load import load_encoder, load_weights_into, open_weights
 from dssl.weights.match import to_detectron2
 
@@ -303,7 +302,7 @@ def test_nonsense_is_refused(content: bytes, suffix: str, tmp_path: Path) -> Non
 
 def test_places_without_weights(tmp_path: Path) -> None:
     assert "no checkpoint" in refused(tmp_path)
-    assert "no such file" in refused(tmp_path / "nothing.pt")
+    assert "does not exist" in refused(tmp_path / "nothing.pt")
     (tmp_path / "checkpoints").mkdir()
     assert "no checkpoint" in refused(tmp_path)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dssl.cli import main
-from dssl.data.loader import Batch, Batches
+from dssl.data.device import Batch
+from dssl.data.loader import Batches
 from tests.faults.processes import command
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from dssl.cli import main
-from dssl.data import archive, cifar10, cifar10_fetch
+from dssl.data import cifar10
 from tests.faults.conftest import Tally
 from tests.faults.test_disk import one_line
 
@@ -37,7 +37,6 @@ def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
         files[name] = block.tobytes()
         monkeypatch.setitem(cifar10.BINARY_MD5, name, hashlib.md5(files[name]).hexdigest())
     monkeypatch.setattr(cifar10, "ROWS", ROWS)
-    monkeypatch.setattr(cifar10_fetch, "ROWS", ROWS)
     return files
 
 
@@ -116,7 +115,7 @@ def test_a_bomb(kind: str, tally: Tally, tmp_path: Path, capsys: pytest.CaptureF
         head = gzip.compress(member.tobuf(tarfile.GNU_FORMAT))
         (tmp_path / "a.tar.gz").write_bytes(head + 6 * block)
         assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 2
-        assert f"unpacks to more than {archive.LIMIT:,} bytes" in one_line(capsys)
+        assert f"unpacks to more than {cifar10.LIMIT:,} bytes" in one_line(capsys)
         assert not (tmp_path / "target").exists()
 
 
@@ -167,7 +166,7 @@ def test_interrupted_while_it_writes_the_files(
             there = list((tmp_path / "target" / FOLDER).iterdir())
             assert len(there) == stop
             assert all(path.read_bytes() == official.get(path.name) for path in there)
-            assert cifar10_fetch.is_complete(tmp_path / "target") == (stop == 6)
+            assert cifar10.is_complete(tmp_path / "target") == (stop == 6)
             shutil.rmtree(tmp_path / "target")
     assert main(words) == 0
 

@@ -81,7 +81,7 @@ def test_a_run_goes_on_from_the_one_before(
         assert train("simsiam", out) == 0
         said = caplog.text
         assert "step-000000006.safetensors is damaged" in said
-        assert "continuing from step-000000005.safetensors" in said
+        assert "resuming from step-000000005.safetensors" in said
         assert end_of(out) == end_of(run_folder)
 
 
@@ -92,7 +92,7 @@ def test_evaluation_says_that_it_takes_an_older_one(
         _flip(newest(out), 2_000_000, 4)
         assert main(["embed", str(out), "shapes:4", "--out", str(tmp_path / "e.csv")]) == 0
         assert "step-000000006.safetensors is damaged" in caplog.text
-        assert "taking step-000000005.safetensors instead" in caplog.text
+        assert "using step-000000005.safetensors instead" in caplog.text
 
 
 def test_when_none_is_good_nothing_is_started_afresh_or_deleted(

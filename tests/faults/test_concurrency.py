@@ -145,4 +145,4 @@ def test_one_cache_of_compiled_kernels_made_twice_at_once_and_then_damaged(tally
             process = start()
             said = process.communicate(timeout=900)[1]
             assert process.returncode == 0, said
-            assert "damaged and are made anew" in said
+            assert "damaged and will be rebuilt" in said

@@ -165,10 +165,11 @@ def test_a_mutated_index_is_never_believed(
     place = _place(expected.root)
     assert place is not None
     whole = place.read_bytes()
-    head = 16 + int.from_bytes(whole[8:16], "little")
+    # the header of the .npy and the text with its length, as far as the checksum
+    head = [*range(128), *range(whole.index(b'{"root"'), len(whole) - 16)]
     assert _load(place, expected.root) is not None
     damages = [
-        [(n, whole[n] ^ 1 << bit)] for n in range(head) for bit in range(8) if count > 1000 or whole[n] in b"0123456789"
+        [(n, whole[n] ^ 1 << bit)] for n in head for bit in range(8) if count > 1000 or whole[n] in b"0123456789"
     ]
     generator = random.Random(count)
     for _ in range(count):
@@ -186,10 +187,8 @@ def test_a_mutated_index_is_never_believed(
         with tally.trial("a mutated index"):
             place.write_bytes(damaged)
             found = _load(place, expected.root)
-            # a change that means the same, such as of a space in the JSON, may be read
-            assert found is None or (found.fingerprint(), found.ignored) == (expected.fingerprint(), expected.ignored)
-            assert found is None or len(found.folders) == len(found.folder_times)
-    assert open_index(root).fingerprint() == expected.fingerprint()
+            assert found is None
+    assert open_index(root).fingerprint == expected.fingerprint
 
 
 def test_the_machine_is_not_the_file(tally: Tally, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def _signal_in_a_save(method: str, out: Path, number: signal.Signals, log: Path)
     tracer = under_strace(child, "-e", "trace=fsync", "-e", f"inject=fsync:signal={int(number)}:when=4")
     assert child.wait() == 128 + number, child.said()
     tracer.wait(30)
-    assert "and saved; the same command continues it" in child.said()
+    assert "and saved; the same command resumes it" in child.said()
     assert checkpoint.steps_in(out / "checkpoints")
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from dssl import DsslError, build_encoder
 from dssl.config import RunConfig
 from dssl.methods import BYOL, Method
-from dssl.models.whitened import WhitenedEncoder, fixed_filters, whiten
+from dssl.models.for_cpus import WhitenedEncoder, fixed_filters, whiten
 from dssl.recipes import recipe
 from dssl.train import train
 from dssl.train.prepare import build_method, prepare

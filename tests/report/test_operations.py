@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from dssl.report.operations import MAGNITUDES, operation_table, tables_of, trend
+from dssl.report.operations import SHOWN_MAGNITUDES, operation_table, tables_of, trend
 from dssl.report.survey import contrast_of_pixels
 
 
@@ -34,7 +34,7 @@ def test_strips_show_and_measure_the_operation_itself() -> None:
     probes = _probes()
     (inverted,) = [strip for strip in operation_table("dssl16", probes, seed=0).operations if strip.name == "invert"]
     expected = np.mean([np.abs(255.0 - 2.0 * image).mean() for image in probes])
-    assert inverted.changes == pytest.approx([expected] * len(MAGNITUDES))
+    assert inverted.changes == pytest.approx([expected] * len(SHOWN_MAGNITUDES))
     liveliest = probes[int(contrast_of_pixels(np.stack(probes)).argmax())]
     assert all(np.array_equal(image, 255 - liveliest) for image in inverted.images)
 

@@ -91,7 +91,7 @@ def test_the_page_says_what_is_wrong_and_what_to_do(browser, report: Path) -> No
     browser.open(report)
     bad = browser.run("return [...document.querySelectorAll('.statement.bad')].map(e => e.textContent)")
     assert len(bad) == 1
-    assert "h1→h2 looks guilty" in bad[0]
+    assert "likely cause: the edge h1→h2" in bad[0]
     tips = browser.run("return [...document.querySelectorAll('.definitions dd')].map(e => e.textContent)")
     assert any("--graph dssl" in tip for tip in tips)
     assert "48 of 96 steps" in browser.run("return document.body.textContent")

@@ -1,6 +1,6 @@
 """Tables as text, for a terminal and in Markdown."""
 
-from dssl.report.text import columns, markdown
+from dssl.text import columns, markdown
 
 
 def test_columns_are_aligned_and_lines_have_no_trailing_space() -> None:

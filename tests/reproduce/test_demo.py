@@ -1,12 +1,13 @@
 """The demo says what came out, whatever came out."""
 
 import dataclasses
+import itertools
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from dssl import rng
 from dssl.augment import CIFAR10
@@ -77,11 +78,11 @@ def test_the_three_runs_differ_in_the_graph_alone() -> None:
 
 def test_raw_pixels_and_the_untrained_encoder_are_measured_as_the_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a nearest-neighbour search written out here."""
-    config = dataclasses.replace(demo.settings("standard"), data="shapes:300")
+    config = dataclasses.replace(demo.settings("standard"), data="figures:300", image_size=32)
     monkeypatch.setattr("dssl.train.knn.QUERIES", 40)
     found = demo.untrained_accuracies(config)
     assert list(found) == ["raw pixels", "untrained encoder"]
-    train, test = open_source("shapes:300"), open_source("shapes", split="test")
+    train, test = open_source("figures:300"), open_source("figures", split="test")
     assert train.labels is not None and test.labels is not None  # noqa: PT018
     chosen = np.sort(rng.permutation(rng.key(0, "knn"), len(test))[:40])
     bank, queries = (
@@ -100,16 +101,24 @@ def test_raw_pixels_and_the_untrained_encoder_are_measured_as_the_runs_are(monke
     assert found["raw pixels"] == pytest.approx(100 * right / 40)
 
 
-@pytest.mark.parametrize(("together", "chosen"), [(0.6, 2), (1.0, 1), (4.0, 1)])
-def test_busy_cores_get_one_thread(together: float, chosen: int) -> None:
-    before = torch.get_num_threads()
-    try:
-        note = demo.use_threads_that_pay({1: 1.0, 2: together}.__getitem__, threads=2)
-        assert torch.get_num_threads() == chosen
-        assert ("busy" in note) == (chosen == 1)
-        assert demo.use_threads_that_pay({}.__getitem__, threads=1) == ""
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize(("share", "notes"), [(1.6, 0), (1.0, 0), (0.5, 1)])
+def test_a_busy_machine_is_noticed_while_training_and_said_once(share: float, notes: int) -> None:
+    """The clocks are ours: in each of four intervals the process gets this share of a core."""
+    looks, seen = itertools.count(), threading.Event()
+    said: list[str] = []
+
+    def processor() -> float:
+        now = next(looks)
+        if now >= 4:
+            seen.set()
+        return share * now
+
+    wall = itertools.count()
+    with demo.busy_machine_noticed(said.append, clocks=(processor, lambda: float(next(wall))), every=0.001):
+        while not (said or seen.wait(0.001)):
+            pass
+    assert len(said) == notes
+    assert all("busy" in line and "0.5 of a core" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +138,7 @@ def test_the_page_names_the_command_that_makes_it_again(
     ended = SimpleNamespace(signal=None)
     monkeypatch.setattr("dssl.train.pretrain.train", lambda *_, **__: ended)
     monkeypatch.setattr("dssl.reproduce.demo.untrained_accuracies", lambda _: UNTRAINED)
-    monkeypatch.setattr("dssl.reproduce.demo.use_threads_that_pay", lambda *_, **__: "")
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     monkeypatch.setattr("dssl.report.run_data.read_run", lambda *_, name: SimpleNamespace(name=name))
     monkeypatch.setattr(DemoRun, "of", lambda _: FINE)
     monkeypatch.setattr("dssl.report.map.embedding_maps", lambda *_, **__: ([], (), []))

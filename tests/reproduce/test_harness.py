@@ -87,7 +87,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     assert said[0] == f"resuming {JOBS[1].name}"
     assert [line.split()[0] for line in said] == ["resuming", "finished"]
     log = (broken / "runs" / f"{JOBS[1].name}.log").read_text()
-    assert "continuing at step" in log
+    assert "resuming at step" in log
     for job in JOBS:
         results = [outcome.read(folder / "cells" / f"{job.name}.json") for folder in (whole, broken)]
         assert results[0].accuracies == results[1].accuracies

@@ -77,7 +77,7 @@ def test_pickle_is_never_executed(tmp_path: Path) -> None:
 def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(3)}, path)
-    with pytest.raises(CheckpointError, match="no checkpoint of dssl"):
+    with pytest.raises(CheckpointError, match="not a dssl checkpoint"):
         checkpoint.read(path)
 
 

@@ -15,17 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dssl import config_io
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
+from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_data import read_run
-from dssl.run import RunFolder
+from dssl.run import RunFolder, found_run
 from dssl.state import TrainState
 from dssl.train import prepare
 from dssl.train import pretrain as loop
 from dssl.train.prepare import build_method
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
-from dssl.world import World
 from tests.train.running import end_of
 from tests.train.test_train import TINY
 
@@ -72,7 +72,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
         out.mkdir()
-        loop._run(config, build_method(config), RunFolder(out), World(rank, 1, torch.device("cpu")), None)
+        loop._run(config, build_method(config), found_run(RunFolder(out), World(rank, 1, torch.device("cpu"))), None)
 
     return run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dssl import Objective, SimSiam, named_graph
-from dssl.train.health import COLLAPSED, Health, Look, guilty_edge, look, rank_share
+from dssl.train.health import COLLAPSED, Health, Look, likely_cause, look, patience, rank_share
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
@@ -27,7 +27,7 @@ def verdicts(file: Path) -> list[tuple[float, str]]:
     about, curve = looks(file)
     steps = int(str(about["steps_per_epoch"]))
     health = Health(
-        named_graph(str(about["graph"])), patience=max(3 * steps, 100), predictions=about["method"] == "simsiam"
+        named_graph(str(about["graph"])), patience=patience(steps), predictions=about["method"] == "simsiam"
     )
     return [((now.step + 1) / steps, health.judge(now).verdict) for now in curve]
 
@@ -55,6 +55,11 @@ def test_there_are_enough_curves_to_mean_something() -> None:
         "standard",
         "dssl",
     }
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "expected"), [(1, 100), (39, 117), (156, 468), (390, 500), (10_009, 500)])
+def test_a_long_epoch_does_not_delay_the_first_verdict(steps_per_epoch: int, expected: int) -> None:
+    assert patience(steps_per_epoch) == expected
 
 
 def constant(value: float) -> Look:
@@ -88,11 +93,11 @@ def test_nan_is_divergence_at_once() -> None:
     assert health.judge(constant(0.9)).verdict == "too early"
 
 
-def test_the_guilty_edge_points_at_a_heavy_view() -> None:
+def test_the_likely_cause_points_at_a_heavy_view() -> None:
     graph = named_graph("ablation-h")
     losses = {edge.name: -0.5 for edge in graph.edges} | {"s1->s2": -0.99}
-    assert guilty_edge(graph, "s1", losses).target.startswith("h")
-    assert guilty_edge(named_graph("standard"), "s1", {"s1->s2": -0.2, "s2->s1": -0.4}).name == "s2->s1"
+    assert likely_cause(graph, "s1", losses).target.startswith("h")
+    assert likely_cause(named_graph("standard"), "s1", {"s1->s2": -0.2, "s2->s1": -0.4}).name == "s2->s1"
 
 
 def test_state_survives_json() -> None:

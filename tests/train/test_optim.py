@@ -8,8 +8,14 @@ from torch import nn
 
 from dssl import BYOL
 from dssl.config import OptimizerConfig
-from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
-from dssl.train.schedule import learning_rate, peak_rate
+from dssl.optim import (
+    build_optimizer,
+    learning_rate,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    peak_rate,
+    set_learning_rate,
+)
 
 
 def test_warmup_then_cosine() -> None:

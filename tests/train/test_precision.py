@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dssl import precision
-from dssl.precision import choose_precision, step_seconds
+from dssl.precision import choose_precision, encoder_seconds
 from dssl.train.pretrain import train
 from tests.train.test_train import TINY, replace
 
@@ -71,7 +71,7 @@ def test_turns_are_bounded_in_number_and_time(encoder: Slow, expected: tuple[flo
     before = copy.deepcopy(encoder.state_dict())
     encoder.eval()
     threads = torch.get_num_threads()
-    found = step_seconds(encoder, torch.rand(2, 3, 4, 4), clock=lambda: Slow.now)
+    found = encoder_seconds(encoder, torch.rand(2, 3, 4, 4), clock=lambda: Slow.now)
     assert found == pytest.approx(expected)
     assert Slow.steps == steps
     # the measured encoder is a copy: nothing of the original has moved
@@ -90,7 +90,7 @@ def test_a_run_measures_its_own_encoder(
         seen.append((type(encoder).__name__, images.shape[-1]))
         return 0.027, 0.035
 
-    monkeypatch.setattr(precision, "step_seconds", measure)
+    monkeypatch.setattr(precision, "encoder_seconds", measure)
     config = replace(TINY, encoder="mobilenet_v3_small", image_size=16, precision="auto", epochs=1, knn_every=0)
     with caplog.at_level(logging.INFO, logger="dssl"):
         train(config, tmp_path / "run")

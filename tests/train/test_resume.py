@@ -40,7 +40,7 @@ def test_a_polite_signal_saves_and_says_so(number: signal.Signals, code: int, tm
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
-    assert "and saved; the same command continues it" in errors
+    assert "and saved; the same command resumes it" in errors
     step = checkpoint.steps_in(out / "checkpoints")[-1]
     assert f"stopped at step {step} of 240" in errors
 

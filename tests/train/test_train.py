@@ -208,7 +208,7 @@ def test_a_checkpoint_with_the_old_fingerprint_of_a_subset_resumes(tmp_path: Pat
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DsslError, match=r"holds 1 other things \('thesis.tex' is one\) and no run"):
+    with pytest.raises(DsslError, match=r"has other files \(1, such as 'thesis.tex'\) and no run"):
         train(TINY, tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -133,7 +133,7 @@ def cutout(planes, left, top, right, bottom):  # type: ignore[no-untyped-def]
 def jigsaw(source, target, tiles, order):  # type: ignore[no-untyped-def]
     """Tile i of the result is tile order[i] of the source.
 
-    Where the size is no multiple of ``tiles`` the tiles differ by one pixel; a larger place repeats its tile's last
+    Where the size is not a multiple of ``tiles`` the tiles differ by one pixel; a larger place repeats its tile's last
     row or column.
     """
     channels, height, width = source.shape

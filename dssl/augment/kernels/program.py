@@ -14,7 +14,7 @@ from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
 from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.lines import copy
-from dssl.compiled import forget
+from dssl.files import first_alone, forget_kernels
 
 _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
@@ -34,7 +34,7 @@ def _resize(image, kind, values, workspace, target):  # type: ignore[no-untyped-
 
 @njit(nogil=True)
 def _in_place(kind, flat, values):  # type: ignore[no-untyped-def]
-    """An operation that looks at one pixel (and the image's statistics) at a time; False if it is none."""
+    """An operation that looks at one pixel (and the image's statistics) at a time; False for any other kind."""
     if kind == code.BRIGHTNESS:
         color.brightness(flat, np.float32(values[0]))
     elif kind == code.CONTRAST:
@@ -64,7 +64,7 @@ def _in_place(kind, flat, values):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True)
 def _moved(kind, source, target, values):  # type: ignore[no-untyped-def]
-    """An operation whose result is written to ``target``; False if it is none."""
+    """An operation whose result is written to ``target``; False for any other kind."""
     if kind == code.FLIP:
         geometry.flip(source, target)
     elif kind == code.AFFINE:
@@ -145,7 +145,7 @@ def _build(sources: int, *, cache: bool) -> Kernels:
         """Makes the views of ``count`` images; stops at a custom operation and returns its step, else -1.
 
         ``scale`` and ``offset`` repeat the numbers of the channels over a line of pixels. ``slots`` says which of the
-        planes holds each view, and last which one is spare; it carries over when a call goes on after a custom
+        planes holds each view, and last which one is spare; it carries over when a call resumes after a custom
         operation (``done`` is then that operation's step, otherwise -1).
         """
         if sources == 0:
@@ -199,7 +199,7 @@ def _build(sources: int, *, cache: bool) -> Kernels:
 
 
 class Announce(event.Listener):  # type: ignore[misc]
-    """Tells people why the first use takes so long."""
+    """Tells the user why the first use takes so long."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -215,13 +215,13 @@ class Announce(event.Listener):  # type: ignore[misc]
 
 
 def prepare() -> tuple[Kernels, str]:
-    """The entries before they are compiled, and where their machine code will be kept."""
+    """The entries before they are compiled, and where their machine code will be cached."""
     sources = _sources_digest()
     try:
         kernels = _build(sources, cache=True)
     except RuntimeError:  # numba found no directory that it may write to, neither the package's nor the user's
         kernels = _build(sources, cache=False)
-        return kernels, "at every start, for lack of a directory to keep them in: set NUMBA_CACHE_DIR to a writable one"
+        return kernels, "at every start, because no cache directory is writable: set NUMBA_CACHE_DIR to one that is"
     return kernels, f"once: later starts read them from {kernels.run.stats.cache_path}"
 
 
@@ -237,17 +237,21 @@ def _compile(kernels: Kernels) -> Kernels:
 
 
 def load() -> Kernels:
-    """The compiled entries, from numba's cache where they are there; compiles, and says so, where they are not."""
+    """The compiled entries, from numba's cache or, with a message, compiled now."""
     global _compiled
     if _compiled is None:
         with _lock:
             if _compiled is None:
                 kernels, where = prepare()
-                with event.install_listener("numba:compile", Announce(where)):
+                folder, module = kernels.run.stats.cache_path, Path(__file__).stem
+                with (
+                    event.install_listener("numba:compile", Announce(where)),
+                    first_alone(folder, kept=f"{module}.*.run-*.nbi"),
+                ):
                     try:
                         _compiled = _compile(kernels)
-                    except Exception:  # a damaged cache fails in any way; without it a real error comes back
-                        forget(kernels.run.stats.cache_path, module=Path(__file__).stem)
+                    except Exception:  # a damaged cache can fail in any way; a real error comes back without it
+                        forget_kernels(folder, module=module)
                         _compiled = _compile(prepare()[0])
     return _compiled
 

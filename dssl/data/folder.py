@@ -1,4 +1,4 @@
-"""Images in files: a folder, with or without class folders, ImageNet's layout, or a text list."""
+"""Images in files: a folder with or without class folders, ImageNet's layout, or a text list."""
 
 from __future__ import annotations
 
@@ -6,47 +6,43 @@ import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import EXTENSIONS, printable, read_image
+from dssl.data.decode import EXTENSIONS, read_image
 from dssl.data.index import Index, open_index
-from dssl.data.sources import expanded
+from dssl.data.source import NoSplitError, Split, expanded
 from dssl.errors import DsslError
+from dssl.files import printable
 
 if TYPE_CHECKING:
-    from dssl.types import Image  # which imports torch, and a look at data does not need it
+    from dssl.types import Image
 
 _TEST = ("val", "valid", "validation", "test")
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
-
-
-class NoSplitError(DsslError):
-    """The data has no such split; callers that can do without it catch this."""
 
 
 class Folder:
     """The images below a folder; their first subfolder is their class, unless some image lies in the folder itself."""
 
     def __init__(
-        self, place: str, *, split: Literal["train", "test"] = "train", channels: int = 3, shrink: int | None = None,
-        cache: bool = True,
-    ) -> None:  # fmt: skip
+        self, place: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
+    ) -> None:
         root, train = _split_folder(Path(place), split)
         self.index: Index = open_index(root, cache=cache)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
             raise kind(_why_empty(root, self.index))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
-        # whole paths, as in the errors of files that fail to decode
+        # full paths, as in the errors of files that fail to decode
         self.skipped = [
             (printable(os.path.join(self.index.root, path)), printable(reason))  # noqa: PTH118 (bytes)
             for path, reason in self.index.skipped
         ]
         self.classes, self.labels = _classes(self.index, root, train)
-        self.fingerprint = self.index.fingerprint()
+        self.fingerprint = self.index.fingerprint
         self._channels, self._shrink = channels, shrink
 
     def __len__(self) -> int:
@@ -66,14 +62,14 @@ class Folder:
         found = []
         for below in _BELOW:
             train = os.path.join(os.fsencode(below), b"train")  # noqa: PTH118 (bytes)
-            used = (self.index.folders[number] for number in np.unique(self.index.folder_of))
+            used = (self.index.containers[number] for number in np.unique(self.index.records["container"]))
             if all(folder == train or folder.startswith(train + b"/") for folder in used):
-                found.append(open_index(os.path.join(self.index.root, train)).fingerprint())  # noqa: PTH118
+                found.append(open_index(os.path.join(self.index.root, train)).fingerprint)  # noqa: PTH118
         return tuple(found)
 
 
 class ListFile:
-    """The images that a text file names, one path a line, relative to it; a tab and a label may follow each."""
+    """The images that a text file lists, one path per line, relative to it; a tab and a label may follow."""
 
     def __init__(self, place: str, *, channels: int = 3, shrink: int | None = None) -> None:
         self._paths, names = _read_list(Path(place))
@@ -100,12 +96,12 @@ class ListFile:
         return read_image(path, channels=self._channels, shrink=self._shrink)
 
     def label_of(self, index: int) -> str:
-        """The path as the list has it, printable."""
+        """The path as it is in the list, printable."""
         return printable(self._paths[index])
 
 
-def _split_folder(place: Path, split: Literal["train", "test"]) -> tuple[Path, Path | None]:
-    """The folder of a split and, where there are splits, that of the training one, whose classes count for all."""
+def _split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
+    """The folder of a split and, where there are splits, the training folder, whose classes apply to both."""
     for below in _BELOW:
         base = place / below
         train = base / "train"
@@ -115,7 +111,7 @@ def _split_folder(place: Path, split: Literal["train", "test"]) -> tuple[Path, P
         if split == "train" and _is_lone_split(train):
             return train, train
     if split == "test":
-        raise NoSplitError(f"{place}: it has no test split: expected the folders train and val (or test) in it")
+        raise NoSplitError(f"{place}: no test split: expected the folders train and val (or test) in it")
     return place, None
 
 
@@ -129,7 +125,7 @@ def _is_lone_split(train: Path) -> bool:
 
 
 def _visible(place: Path) -> tuple[set[str], set[str]]:
-    """The names of the folders and of the images in a folder, without those that the scan passes over."""
+    """The names of the folders and of the images in a folder, without those that the scan skips."""
     folders, images = set(), set()
     with os.scandir(place) as entries:
         for entry in entries:
@@ -147,7 +143,7 @@ def _visible(place: Path) -> tuple[set[str], set[str]]:
 
 
 def holds(place: str, path: Path) -> bool:
-    """Whether a path is inside of what is read as a folder of images, where a picture would become part of the data."""
+    """Whether a path is inside a folder that is read as images, where a picture would become part of the data."""
     root = Path(expanded(place))
     if not root.is_dir():
         return False
@@ -158,44 +154,40 @@ def holds(place: str, path: Path) -> bool:
 
 
 def _classes(index: Index, root: Path, train: Path | None) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """Class names, sorted, and a label for each image; None and None where images lie outside of class folders."""
-    first = [folder.partition(b"/")[0] for folder in index.folders]
-    used = np.unique(index.folder_of)
-    if any(first[number] == b"" for number in used):
+    """Class names, sorted, and the label of each image; None and None where some image is not in a class folder."""
+    labels, names = index.records["label"].astype(np.int64), index.classes
+    if (labels < 0).any():
         return None, None
-    if train is not None and train != root:
-        names = [os.fsencode(entry.name) for entry in os.scandir(train) if entry.is_dir() and entry.name[:1] != "."]
-    else:
-        names = [first[number] for number in used]
-    unique = sorted(set(names))
-    position = {name: number for number, name in enumerate(unique)}
-    for number in used:
-        if first[number] not in position:
-            raise DsslError(f"{root}: the class {printable(first[number])!r} is not among the folders of {train}")
-    of_folder = np.array([position.get(name, -1) for name in first], np.int64)
-    return tuple(printable(name) for name in unique), of_folder[index.folder_of]
+    if train is not None and train != root:  # the labels count the classes of the training split
+        names = sorted(os.fsencode(name) for name in _visible(train)[0])
+        number = {name: place for place, name in enumerate(names)}
+        for name in index.classes:
+            if name not in number:
+                raise DsslError(f"{root}: the class {printable(name)!r} has no folder in {train}")
+        labels = np.array([number[name] for name in index.classes])[labels]
+    return tuple(printable(name) for name in names), labels
 
 
 def _why_empty(root: Path, index: Index) -> str:
     """One line for a folder without images."""
     if index.skipped:
         path, reason = index.skipped[0]
-        return f"{printable(str(root))}: no readable image in it; {printable(path)}: {printable(reason)}"
+        return f"{printable(str(root))}: no readable image; {printable(path)}: {printable(reason)}"
     if index.ignored:
         endings = ", ".join(f".{ending}" for ending in sorted(EXTENSIONS))
-        return f"{printable(str(root))}: none of its {index.ignored:,} files is an image; looked for {endings}"
+        return f"{printable(str(root))}: none of its {index.ignored:,} files is an image; expected {endings}"
     return f"{printable(str(root))}: the folder is empty; expected images, in class folders or not"
 
 
 def _read_list(place: Path) -> tuple[list[bytes], list[bytes] | None]:
-    """Paths and labels (None where no line has one) of a list."""
+    """The paths of a list, and its labels (None where no line has one)."""
     try:
         content = place.read_bytes()
     except OSError as error:
         raise DsslError(f"{printable(str(place))}: {error.strerror}") from error
     if b"\0" in content:
         raise DsslError(
-            f"{printable(str(place))}: not a text list; expected one image path a line, or a folder of images"
+            f"{printable(str(place))}: not a text list; expected one image path per line, or a folder of images"
         )
     paths, labels = [], []
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
@@ -208,8 +200,8 @@ def _read_list(place: Path) -> tuple[list[bytes], list[bytes] | None]:
             labels.append(label)
         if len(labels) not in (0, len(paths)):
             raise DsslError(
-                f"{printable(str(place))}: line {number}: some lines have a label after a tab and some have none"
+                f"{printable(str(place))}: line {number}: some lines have a label after a tab and some do not"
             )
     if not paths:
-        raise DsslError(f"{printable(str(place))}: the list is empty; expected one image path a line")
+        raise DsslError(f"{printable(str(place))}: the list is empty; expected one image path per line")
     return paths, labels or None

@@ -1,4 +1,4 @@
-"""What gives images: one small protocol, and `open_source`, which turns what a person types into one."""
+"""Where images come from: one small protocol, and `open_source`, which turns what a user types into a data set."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import hashlib
 import os
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import kind_of, printable
+from dssl.data.decode import kind_of
 from dssl.errors import DsslError
+from dssl.files import printable
 
 if TYPE_CHECKING:
-    from dssl.types import Image  # which imports torch, and a look at data does not need it
+    from dssl.types import Image
+
+Split = Literal["train", "test"]
+
+
+class NoSplitError(DsslError):
+    """The data has no such split; callers that can do without it catch this."""
 
 
 class Source(Protocol):
@@ -24,7 +31,7 @@ class Source(Protocol):
     name: str
     """For people."""
     fingerprint: str
-    """Of the data set: a resumed run checks that it is still the same."""
+    """Identifies the data: a resumed run checks that it has not changed."""
     labels: NDArray[np.int64] | None
     classes: tuple[str, ...] | None
 
@@ -32,10 +39,35 @@ class Source(Protocol):
         """The number of images."""
 
     def image(self, index: int) -> Image:
-        """One image, writable memory that must not be written to; raises UnreadableImage for a bad file."""
+        """One image, in writable memory that must not be written to; raises UnreadableImage for a bad file."""
 
     def label_of(self, index: int) -> str:
         """What to call this image on a page: a path or "shapes train 17"."""
+
+
+class InMemory:
+    """A labelled data set that is held in memory whole."""
+
+    def __init__(
+        self, images: NDArray[np.uint8], *, labels: NDArray[np.int64], classes: tuple[str, ...], name: str, caption: str,
+        fingerprint: str,
+    ) -> None:  # fmt: skip
+        self.name, self.fingerprint, self._images, self._caption = name, fingerprint, images, caption
+        self.labels: NDArray[np.int64] | None = labels
+        self.classes: tuple[str, ...] | None = classes
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self._images)
+
+    def image(self, index: int) -> Image:
+        """One image."""
+        image: Image = self._images[index]
+        return image
+
+    def label_of(self, index: int) -> str:
+        """The caption and the number of the image."""
+        return f"{self._caption} {index}"
 
 
 class Subset:
@@ -68,12 +100,11 @@ class Subset:
 
 
 def open_source(
-    text: str, *, split: Literal["train", "test"] = "train", channels: int = 3, shrink: int | None = None,
-    cache: bool = True,
-) -> Source:  # fmt: skip
-    """Open "shapes", "shapes:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
+    text: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
+) -> Source:
+    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
 
-    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) concern folders and lists.
+    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders and lists.
     """
     text = expanded(text)
     if split not in ("train", "test"):
@@ -81,17 +112,17 @@ def open_source(
     if channels not in (1, 3):
         raise DsslError(f"channels {channels}: expected 1 or 3")
     kind, _, rest = text.partition(":")
-    if kind in ("shapes", "cifar10") and channels != 3:
+    if kind in ("shapes", "figures", "cifar10") and channels != 3:
         raise DsslError(f"{text}: its images have 3 channels, not {channels}")
-    if text == "shapes" or kind == "shapes":
-        from dssl.data.shapes import Shapes
+    if kind in ("shapes", "figures"):
+        from dssl.data.shapes import Drawing, Shapes
 
-        if text != "shapes" and not (rest.isascii() and rest.isdigit()):
-            raise DsslError(f"{text!r}: expected shapes or shapes:COUNT, such as shapes:2000")
-        # a count means training images; the test split keeps its size, so that results stay comparable
-        return Shapes(int(rest) if rest and split == "train" else None, split=split)
+        if text != kind and not (rest.isascii() and rest.isdigit()):
+            raise DsslError(f"{text!r}: expected {kind} or {kind}:COUNT, such as {kind}:2000")
+        # a count is the number of training images; the test split keeps its size, so that results stay comparable
+        return Shapes(int(rest) if rest and split == "train" else None, split=split, drawing=cast("Drawing", kind))
     if text == "cifar10":
-        raise DsslError("cifar10: where is it? expected cifar10:FOLDER; `dssl data cifar10 FOLDER` fetches it")
+        raise DsslError("cifar10: no folder given: expected cifar10:FOLDER; `dssl data cifar10 FOLDER` downloads it")
     if kind == "cifar10":
         from dssl.data.cifar10 import Cifar10
 
@@ -106,15 +137,15 @@ def open_source(
     return _open_path(text, split=split, channels=channels, shrink=shrink, cache=cache)
 
 
-def _open_path(text: str, *, split: Literal["train", "test"], channels: int, shrink: int | None, cache: bool) -> Source:
-    from dssl.data.files import Folder, ListFile, NoSplitError
+def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, cache: bool) -> Source:
+    from dssl.data.folder import Folder, ListFile
 
     try:
         mode = os.stat(text).st_mode  # noqa: PTH116
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DsslError(
-            f"data {printable(text)!r}: {reason}; expected shapes, cifar10:FOLDER, packed:FOLDER, a folder of images "
+            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images "
             "or a text list"
         ) from error
     if stat.S_ISDIR(mode):
@@ -122,26 +153,23 @@ def _open_path(text: str, *, split: Literal["train", "test"], channels: int, shr
     if not stat.S_ISREG(mode):
         raise DsslError(f"data {printable(text)!r}: {kind_of(mode)}; expected a folder of images or a text list")
     if split == "test":
-        raise NoSplitError(f"{printable(text)}: a list has no test split: name the test list itself")
+        raise NoSplitError(f"{printable(text)}: a list has no test split: give the list of test images instead")
     return ListFile(text, channels=channels, shrink=shrink)
 
 
 def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels and classes for whoever cannot do without; one line where there are none or only one class."""
+    """Labels and classes for callers that need them; an error where there are none, or only one class."""
     if source.labels is None or source.classes is None:
         raise DsslError(
-            f"{source.name}: no labels: expected a folder for each class, or a list with a label after a tab"
+            f"{source.name}: no labels: expected one folder per class, or a list with a label after a tab on each line"
         )
-    present = len(np.unique(source.labels))
-    if present < 2:
-        raise DsslError(
-            f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: labels need at least two"
-        )
+    if len(np.unique(source.labels)) < 2:
+        raise DsslError(f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: expected at least two")
     return source.labels, source.classes
 
 
 def expanded(text: str) -> str:
-    """The text with the ~ at the beginning of its path replaced by the home folder: ~/photos, cifar10:~/cifar."""
+    """The text with a ~ at the beginning of its path replaced by the home folder: ~/photos, cifar10:~/cifar."""
     kind, colon, place = text.partition(":")
     if colon and kind in ("cifar10", "packed"):
         return f"{kind}:{os.path.expanduser(place)}"  # noqa: PTH111 (an unknown user is left as it is, not an error)
@@ -149,14 +177,9 @@ def expanded(text: str) -> str:
 
 
 def earlier_fingerprints(source: Source) -> tuple[str, ...]:
-    """What earlier versions called the same images: a run that they began resumes."""
+    """The fingerprints that earlier versions gave the same images, so that their runs resume."""
     found: tuple[str, ...] = source.earlier_fingerprints() if isinstance(source, _Renamed) else ()
     return found
-
-
-def skipped_files(source: Source) -> Sequence[tuple[str, str]]:
-    """Path and reason of what the scan of a folder did not count among its images: a FIFO, a broken link."""
-    return getattr(source, "skipped", ())
 
 
 @runtime_checkable
@@ -164,16 +187,6 @@ class _Renamed(Protocol):
     def earlier_fingerprints(self) -> tuple[str, ...]: ...
 
 
-def thread_count(threads: int | None) -> int:
-    """The number asked for, or as many as this process may use cores."""
-    if threads is not None and threads < 1:
-        raise DsslError(f"threads {threads}: expected at least 1")
-    return default_threads() if threads is None else threads
-
-
-def default_threads() -> int:
-    """As many threads as there are cores for this process; torchrun says how many share a node's (LOCAL_WORLD_SIZE)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    neighbours = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, cores // max(1, int(neighbours) if neighbours.isdecimal() else 1))
+def skipped_files(source: Source) -> Sequence[tuple[str, str]]:
+    """Path and reason of everything that the scan of a folder could not count as an image: a FIFO, a broken link."""
+    return getattr(source, "skipped", ())
