@@ -1,5 +1,6 @@
 """ImageNet weights of torchvision and timm, through their own downloaders and from their own caches."""
 
+import logging
 import re
 import sys
 from pathlib import Path
@@ -67,6 +68,9 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int)
         raise DsslError(f"timm has no weights of {model}: timm.list_pretrained() shows all that it has")
     file = known.hf_hub_filename or "model.safetensors"
     url = f"https://huggingface.co/{known.hf_hub_id}/resolve/main/{file}" if known.hf_hub_id else known.url
+    client = logging.getLogger("huggingface_hub")
+    level = client.level
+    client.setLevel(logging.ERROR)  # it announces every attempt that fails; the last one is our error
     try:
         # timm renames tensors, resizes positions and sums the first layer of gray images where a model needs it
         made = timm.create_model(
@@ -77,6 +81,8 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int)
             f"the weights of {name} could not be downloaded ({_reason(error)}): fetch {url} elsewhere, "
             "and name the file: --init FILE"
         ) from None
+    finally:
+        client.setLevel(level)
     encoder.load_state_dict(made.state_dict(), strict=True)
     gray = f"; the first layer is summed over its 3 channels, for images of {channels}" if channels != 3 else ""
     return f"{known.hf_hub_id or url}: timm's weights {known.tag or model} loaded{gray}"
