@@ -4,8 +4,10 @@ import io
 import json
 import re
 import shlex
+import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks import adapt, our_views, page, train_paper, views
+from benchmarks import adapt, gpu, our_views, page, train_paper, views
 from benchmarks.view_peers import VIEWS, Contender
 from dssl import Objective, named_graph
 from dssl.augment import Buffers, Plan, ViewMaker
@@ -22,6 +24,7 @@ from dssl.cli import _parse
 from dssl.commands import train as train_command
 from dssl.data import decode
 from dssl.methods import METHODS
+from dssl.recipes import recipe
 
 ROOT = Path(__file__).parent.parent
 BATCH = 4
@@ -184,3 +187,49 @@ def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(tmp_path: 
             default, words = train_command.defaults(shlex.split(line.replace("$GRAY", adapt.GRAY))[2:])
             parsed = _parse(train_command.Arguments, "dssl train", words, default)
             assert parsed.config.adapt is not None
+
+
+def test_the_benchmark_of_gpus_says_in_one_line_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("no GPU was found")
+    assert said.err.count("\n") == 1
+
+
+def test_the_benchmark_of_gpus_trains_reads_and_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs on the CPU with a small encoder, in the process of the test: one after the other, to the table."""
+    base = recipe("shapes", method="simclr")
+    base = replace(base, device="cpu", precision="fp32", batch_size=16, graph="standard", threads=1)
+    monkeypatch.setattr(gpu, "BATCHES", (10**6, 16))
+    monkeypatch.setattr(gpu, "rows", lambda gpus: [gpu.Row("simclr", precision="fp32")])
+
+    def here(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert words[1:3] == ["-m", "benchmarks.gpu"]
+        return subprocess.CompletedProcess(words, gpu.main(words[3:]), "", "")
+
+    monkeypatch.setattr(gpu.subprocess, "run", here)
+    said = gpu.run(None, steps=3, gpus=1, memory=10**9, gpu="1 x CPU", base=base)
+    heading, _, titles, _, line = said.splitlines()
+    assert heading.startswith("1 x CPU, torch ")
+    assert titles == "| run | GPUs | images per GPU | images/s | waits for data | peak GiB | counted GiB |"
+    name, gpus, images, rate, share, peak, counted = line.strip("| ").split(" | ")
+    assert (name, gpus, images, peak) == ("simclr, fp32", "1", "16", "0.0")  # a million images do not fit
+    assert float(rate.replace(",", "")) > 0
+    assert 0 <= int(share.removesuffix(" %")) <= 100
+    assert counted in ("0.0", "0.1", "0.2")
+
+
+def test_the_benchmark_of_gpus_launches_one_process_for_each() -> None:
+    assert [row.gpus for row in gpu.rows(1)] == [1] * 5
+    assert [row.gpus for row in gpu.rows(4)][5:] == [4, 4]
+
+
+def test_the_table_of_memory_is_counted() -> None:
+    lines = gpu.memory_table(encoders=("resnet18",), images=(4,)).splitlines()
+    assert lines[0] == "| encoder | method | 4 images |"
+    assert len(lines) == 2 + len(METHODS)
+    assert all(float(line.strip("| ").split(" | ")[2]) >= 0.2 for line in lines[2:])  # weights and momentum are 0.1

@@ -20,7 +20,7 @@ from dssl.models import feature_dim
 from dssl.models.dense import DenseEncoder
 
 SMALL = 100_000
-"""Up to so many images fit into one .npz or .csv."""
+"""Upper limit of images in one .npz or .csv."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Embedded:
     """Of one row: its length, or channels, height and width."""
     unreadable: int
     computed: int
-    """How many images went through the encoder this time; the others were there already."""
+    """Images that went through the encoder this time; the others existed already."""
     files: int
 
 
