@@ -76,6 +76,37 @@ class HealthConfig:
         require(self.every >= 1, "health.every", self.every, "at least 1")
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """Continued pretraining: an encoder that starts from good weights keeps most of them."""
+
+    head_epochs: int = 5
+    """Of the run's epochs, the first so many train the heads alone: the gradients of random heads would damage the encoder."""
+    trained_blocks: int | None = 2
+    """Train only so many of the encoder's last blocks; None trains all of them."""
+    encoder_rate: float = 1.0
+    """The learning rate of the encoder as a share of the heads'."""
+    layer_decay: float = 1.0
+    """Layer-wise decay: the rate of a block is this times that of the next one towards the output."""
+    average: float = 0.25
+    """Average the encoder over this last share of the steps in which it learns; 0 takes the last weights."""
+    most_drift: float | None = 0.2
+    """Go from the start towards the average only as far as features drift by this (1 - mean cosine); None goes all the way."""
+    evaluation_size: int = 128
+    """Size of whole images where the encoder is measured and used; larger than the views, since crops enlarge what they show."""
+
+    def __post_init__(self) -> None:
+        require(self.head_epochs >= 0, "adapt.head_epochs", self.head_epochs, "0 or more")
+        blocks = self.trained_blocks
+        require(blocks is None or blocks >= 1, "adapt.trained_blocks", blocks, "at least 1, or None for all")
+        finite("adapt.encoder_rate", self.encoder_rate, strictly=True)
+        require(0 < self.layer_decay <= 1, "adapt.layer_decay", self.layer_decay, "a number above 0 and at most 1")
+        require(0 <= self.average <= 1, "adapt.average", self.average, "a number from 0 to 1")
+        if self.most_drift is not None:
+            finite("adapt.most_drift", self.most_drift, strictly=True)
+        between("adapt.evaluation_size", self.evaluation_size, LARGEST["image_size"])
+
+
 def _simsiam() -> MethodSettings:
     from dssl.methods import SimSiamConfig  # and with it torch, which `--help` of other commands need not wait for
 
@@ -112,7 +143,7 @@ class RunConfig:
     encoder: str = "small"
     """The network to train: whitened or small (for CPUs), resnet18-cifar, any torchvision classifier by name, or timm:NAME."""
     init: Path | None = None
-    """Initialise the encoder from these weights: a file of dssl, torchvision or timm."""
+    """Initialise the encoder from these weights: imagenet (torchvision's or timm's), or a file of dssl, torchvision or timm."""
     teacher: Path | None = None
     """Weights of the frozen teacher of edges such as s1->teacher(s1): a run, or a file of dssl, torchvision or timm."""
     teacher_encoder: str | None = None
@@ -150,6 +181,13 @@ class RunConfig:
     """Measure kNN accuracy every N epochs if the data has labels and a test split; 0 for never."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    adapt: AdaptConfig | None = None
+    """How an encoder that starts from weights is adapted; the recipe adapt has it."""
+
+    @property
+    def head_epochs(self) -> int:
+        """Epochs at the beginning in which the encoder does not learn."""
+        return 0 if self.adapt is None else self.adapt.head_epochs
 
     def __post_init__(self) -> None:
         from dssl.augment import parse
@@ -183,8 +221,13 @@ class RunConfig:
         for view in graph.views:
             if view.policy not in ("standard", "heavy"):
                 parse(view.policy)
-        if self.optimizer.warmup_epochs > self.epochs:
+        if self.head_epochs >= self.epochs:
+            raise DsslError(
+                f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"
+            )
+        if self.optimizer.warmup_epochs > self.epochs - self.head_epochs:
+            kind = "epochs of the run" if not self.head_epochs else "epochs in which the encoder learns"
             raise DsslError(
                 f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs:g}, "
-                f"expected at most the {self.epochs} epochs of the run"
+                f"expected at most the {self.epochs - self.head_epochs} {kind}"
             )

@@ -20,7 +20,13 @@ from dssl.methods import METHODS, MethodSettings, declaration_of
 Plain = dict[str, Any]
 _REMOVED: Plain = {"accumulate": 1}
 """Settings of earlier versions that had a single value: old files may still state it."""
-_ADDED: Plain = {"method.guard": 0.0, "teacher": None, "teacher_encoder": None, "method.predictor": "shared"}
+_ADDED: Plain = {
+    "method.guard": 0.0,
+    "teacher": None,
+    "teacher_encoder": None,
+    "method.predictor": "shared",
+    "adapt": None,
+}
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
@@ -144,12 +150,17 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
             raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + one for one in known))}")
         if hints[name] is MethodSettings:
             changes[name] = _method(value, getattr(default, name), where)
-        elif dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            assert isinstance(hints[name], type)
-            changes[name] = _build(hints[name], value, getattr(default, name), where, f"{prefix}{name}.")
+        elif (table := _table(hints[name])) is not None and isinstance(value, Mapping):
+            before = getattr(default, name)
+            changes[name] = _build(table, value, table() if before is None else before, where, f"{prefix}{name}.")
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
     return dataclasses.replace(default, **changes)
+
+
+def _table(hint: Any) -> type | None:
+    """The dataclass that a setting is, or may be."""
+    return next((one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None)  # type: ignore[return-value]
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:

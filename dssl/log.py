@@ -103,6 +103,16 @@ class Log:
         self._measured = f", kNN {result['knn']:.1f} %"
         self._board.scalar("knn", result["knn"], step)
 
+    def start(self, step: int, record: Mapping[str, Any], text: str) -> None:
+        """Where a run that started from weights stands beside them."""
+        if not self.active:
+            return
+        self.write({"step": step, "epoch": step / self.pace.steps_per_epoch, **record})
+        self._measured = f", {text}"
+        for name, value in record["start"].items():
+            if isinstance(value, float):
+                self._board.scalar(f"start/{name}", value, step)
+
     def gallery(self, picture: Any) -> None:
         """The views of a few images, for TensorBoard's page of images (height x width x 3, uint8)."""
         if self.active:

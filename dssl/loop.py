@@ -107,10 +107,11 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """0 success, 3 collapsed, 4 diverged, 128 + n stopped by signal n."""
+        """0 success, 3 collapsed, 4 diverged, 5 below where it started, 128 + n stopped by signal n."""
         if self.signal is not None:
             return 128 + self.signal
-        return {"diverged": 4, "collapsed": 3, "partial collapse": 3}.get(self.opinion.verdict, 0)
+        codes = {"diverged": 4, "collapsed": 3, "partial collapse": 3, "below where it started": 5}
+        return codes.get(self.opinion.verdict, 0)
 
 
 def run(
@@ -156,7 +157,7 @@ def run(
             waited = time.perf_counter() - started  # for data, while the device had nothing to do
             inputs = task.place(batch)
             rate = task.rate(step)
-            set_learning_rate(optimizer, rate, fixed=task.fixed_rate)
+            set_learning_rate(optimizer, rate, fixed=task.fixed_rate, step=step)
             # dropout draws from a generator that no checkpoint holds: seeded like this, a resumed run draws the same
             torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
             optimizer.zero_grad(set_to_none=True)
@@ -241,3 +242,5 @@ def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int,
         log.say(f"stopped at step {step} of {total} and saved; the same command resumes it")
     elif opinion.verdict in ("collapsed", "partial collapse"):
         log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
+    elif opinion.verdict == "below where it started":  # judged after the last look, which has not said it
+        log.say(*opinion.lines(), keeper.last_healthy_line())

@@ -29,7 +29,10 @@ T = TypeVar("T", bound=config_io.Settings)
 
 
 class RunFolder:
-    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``."""
+    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``.
+
+    ``start.safetensors`` is the encoder that a run with ``init`` started from.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,6 +42,7 @@ class RunFolder:
         self.quarantine_file = path / "quarantine.txt"
         self.views_file = path / "views.png"
         self.tensorboard = path / "tensorboard"
+        self.start_file = path / "start.safetensors"
 
     @property
     def has_run(self) -> bool:

@@ -21,7 +21,7 @@ from dssl.run import Resumed, RunFolder
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
-Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged"]
+Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
 Report_contra = TypeVar("Report_contra", contravariant=True)
 
 
@@ -81,6 +81,10 @@ class Watch(Protocol[Report_contra]):
     @property
     def opinion(self) -> Opinion: ...
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the weights as they are now may become the last healthy checkpoint, as far as the verdict allows."""
+
     def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
         """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
 
@@ -102,6 +106,8 @@ class Loss:
 
 class LossWatch:
     """The watch over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
+
+    trusted = True
 
     def __init__(self, *, remedies: tuple[str, ...] = ()) -> None:
         self.opinion, self.remedies = Opinion("healthy", 0), remedies
@@ -221,7 +227,7 @@ class Keeper:
         assert self.folder is not None
         step = self.state.step
         verdict = self.state.watch.opinion.verdict
-        if verdict in ("healthy", "too early"):
+        if verdict in ("healthy", "too early") and self.state.watch.trusted:
             self.last_healthy = step
         path = checkpoint.path_at(self.folder.checkpoints, step)
         checkpoint.write(

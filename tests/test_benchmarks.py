@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks import gpu, our_views, page, train_paper, views
+from benchmarks import adapt, gpu, our_views, page, train_paper, views
 from benchmarks.view_peers import VIEWS, Contender
 from dssl import Objective, named_graph
 from dssl.augment import Buffers, Plan, ViewMaker
+from dssl.cli import _parse
+from dssl.commands import train as train_command
 from dssl.data import decode
 from dssl.methods import METHODS
 from dssl.recipes import recipe
@@ -160,6 +163,30 @@ def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same
     ordered = [views[name] for name in sorted(names, key=lambda name: (name[0] == "h", name))]
     expected = Objective(built, named_graph(same))(views).total
     assert train_paper.paper_loss(built, ordered, graph).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(tmp_path: Path) -> None:
+    rows = [
+        {"name": name, "before": 40.0, "after": 43.0, "difference": 3.0, "interval": interval}
+        for name, interval in zip(adapt.COLUMNS, ([-1.0, 7.0], [-6.0, -0.5], [0.5, 5.5], [0.0, 6.0]), strict=True)
+    ]
+    (tmp_path / "elpv-dssl-1" / "evaluation").mkdir(parents=True)
+    written = tmp_path / "elpv-dssl-1" / "evaluation" / "comparison.json"
+    written.write_text(json.dumps({"against": [{"protocols": rows}]}))
+    text = adapt.page(tmp_path)
+    (row,) = [line for line in text.splitlines() if line.startswith("| DSSL")]
+    assert row.split(" | ")[0] == "| DSSL, seed 1"
+    assert [cell.count("**") for cell in row.split(" | ")[1:]] == [0, 2, 2, 0]
+    missing = next(line for line in text.splitlines() if line.startswith("Not measured yet"))
+    assert missing.count(",") == 10
+    assert "elpv-dssl-1" not in missing
+    assert len(list(adapt.cells())) == 12
+    # every command of the page is one that dssl understands
+    for line in text.splitlines():
+        if line.startswith("dssl train"):
+            default, words = train_command.defaults(shlex.split(line.replace("$GRAY", adapt.GRAY))[2:])
+            parsed = _parse(train_command.Arguments, "dssl train", words, default)
+            assert parsed.config.adapt is not None
 
 
 def test_the_benchmark_of_gpus_says_in_one_line_that_there_is_none(

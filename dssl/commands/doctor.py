@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dssl.errors import DsslError, choices
+from dssl.methods import declaration_of
 from dssl.recipes import recipe
 from dssl.version import VERSION
 
@@ -38,9 +39,9 @@ class Arguments:
     """Check versions, devices, bf16, threads and disk; measure what a run costs here, or count what it needs of a GPU."""
 
     recipe: str = "shapes"
-    """The recipe whose speed is measured: shapes, cifar10, imagenet or folder."""
-    method: str = "simsiam"
-    """simsiam, byol, simclr, vicreg or barlowtwins."""
+    """The recipe whose speed is measured: shapes, cifar10, imagenet, folder or adapt."""
+    method: str | None = None
+    """simsiam, byol, simclr, vicreg or barlowtwins; the recipe's own by default."""
     images: int | None = None
     """How many images the run would have; the recipe's usual number by default."""
     data: str | None = None
@@ -77,9 +78,8 @@ def run(arguments: Arguments) -> int:
     place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
     writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
     print(f"disk         {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}{writable}")
-    print(
-        f"measuring    {arguments.recipe}: {config.encoder}, {arguments.method}, {config.graph}, batch {config.batch_size} ..."
-    )
+    method = declaration_of(config.method).name
+    print(f"measuring    {arguments.recipe}: {config.encoder}, {method}, {config.graph}, batch {config.batch_size} ...")
     if device.type == "cuda" or arguments.device == "cuda":
         _gpu(arguments, config, device)
     else:
@@ -118,7 +118,9 @@ def _measure(
     print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
     count = (
         arguments.images
-        or {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000}[arguments.recipe]
+        or {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000}[
+            arguments.recipe
+        ]
     )
     seconds = count * config.epochs / speed.images_per_second
     print(f"a run        {config.epochs} epochs of {count:,} images: about {_duration(seconds)}")

@@ -1,5 +1,6 @@
 """``dssl embed``: the encoder's vectors of any images, in files."""
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class Arguments:
     """Image size, if the file does not state it or another one is wanted."""
     normalization: Literal["cifar10", "imagenet"] | None = None
     """Pixel normalisation, if the file does not state it."""
+    dense: bool = False
+    """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
@@ -53,13 +56,21 @@ def run(arguments: Arguments) -> int:
     from dssl.distributed import pick_device
     from dssl.evaluate.embed import embed_file, embed_shards
     from dssl.evaluate.store import FeatureStore
+    from dssl.models.dense import DenseEncoder
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
+    if arguments.dense and arguments.out.suffix == ".csv":
+        raise DsslError(
+            f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
+        )
     begun = time.perf_counter()
     loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
+    if arguments.dense:
+        maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+        loaded = dataclasses.replace(loaded, encoder=maps)
     source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
     store = FeatureStore(
         loaded,
@@ -72,10 +83,15 @@ def run(arguments: Arguments) -> int:
         done = embed_file(store, source, arguments.out)
     else:
         done = embed_shards(store, source, arguments.out, shard=arguments.shard)
+    what = (
+        f"feature maps of {' x '.join(map(str, done.shape))}"
+        if arguments.dense
+        else f"embeddings of {done.shape[0]} numbers"
+    )
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
     kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
     print(
-        f"{arguments.out}: {done.images:,} embeddings of {done.dimensions} numbers in {done.files:,} "
+        f"{arguments.out}: {done.images:,} {what} in {done.files:,} "
         f"{'file' if done.files == 1 else 'shards'}{kept}{left_out}; {time.perf_counter() - begun:.1f} s"
     )
     return 0

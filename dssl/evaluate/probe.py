@@ -120,15 +120,20 @@ class Problem:
         count, width = features.shape
         self.scaling = scaling_of(features, dtype=dtype, device=device)
         self._rows = list(_blocks(count, max(width, classes)))
-        covariance = torch.zeros(width, width, dtype=torch.float64, device=device)
-        for rows in self._rows:
-            scaled = self.scaling(features[rows].to(device))
-            covariance += scaled.T @ scaled
-        values, axes = torch.linalg.eigh(covariance / count)
+        if count < width:
+            # few labels: the optimum is a sum of the images, so that the axes of their span are enough
+            _, singular, directions = torch.linalg.svd(self.scaling(features.to(device)).double(), full_matrices=False)
+            values, axes = singular.square() / count, directions.T
+        else:
+            covariance = torch.zeros(width, width, dtype=torch.float64, device=device)
+            for rows in self._rows:
+                scaled = self.scaling(features[rows].to(device))
+                covariance += scaled.T @ scaled
+            values, axes = torch.linalg.eigh(covariance / count)
         self._axes = axes.to(dtype)
         self._variance = values.clamp(min=0).to(dtype)
         kept = device if _holds(device, features.numel() * self._axes.element_size()) else torch.device("cpu")
-        self._rotated = torch.empty(count, width, dtype=dtype, device=kept)
+        self._rotated = torch.empty(count, len(values), dtype=dtype, device=kept)
         for rows in self._rows:
             self._rotated[rows] = self.scaling(features[rows].to(device)) @ self._axes
         self._labels = labels.long().to(device)

@@ -98,7 +98,10 @@ class Task:
             "cropped_test_images": cropped,
             "precision": "float32" if self.store.autocast is None else str(self.store.autocast).removeprefix("torch."),
         }
-        return Result(name=name, correct=count_correct(predicted, labels), total=len(labels), protocol=about | protocol)
+        correct = count_correct(predicted, labels)
+        return Result(
+            name=name, correct=correct, total=len(labels), protocol=about | protocol, predicted=predicted.cpu()
+        )
 
 
 _FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only then says so
@@ -156,13 +159,14 @@ def _finetune(task: Task, share: float) -> list[Result]:
     return _trained(task, encoder, training, name=name, kind="fine-tuned", share=share)
 
 
-def _supervised(task: Task) -> list[Result]:
+def supervised(task: Task, share: float = 1.0) -> list[Result]:
+    """The encoder of the task with random weights, trained with this share of the labels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
         encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
     encoder.to(next(task.loaded.encoder.parameters()).device)
     name = "supervised from scratch (no pretraining)"
-    return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised")
+    return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised", share=share)
 
 
 def _trained(
@@ -208,7 +212,7 @@ PROTOCOLS: dict[str, Callable[[Task], list[Result]]] = {
     "finetune-1": partial(_finetune, share=0.01),
     "finetune-10": partial(_finetune, share=0.1),
     "finetune": partial(_finetune, share=1.0),
-    "supervised": _supervised,
+    "supervised": supervised,
 }
 """The first four need only features; the others train on augmented images, which takes a GPU or patience."""
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class Result:
     correct: int
     total: int
     protocol: dict[str, Any]
+    predicted: Tensor | None = field(default=None, repr=False, compare=False)
+    """The class of every test image, in order; None where only their number is known."""
 
     @property
     def accuracy(self) -> float:

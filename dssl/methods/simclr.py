@@ -68,6 +68,7 @@ METHOD = Declaration(
     cost=attached_cost(quadratic=True),
     recipes={
         "cifar10": Defaults(optimizer={**_LARS, "rate": 1.0}),
+        "adapt": Defaults(settings={"temperature": 0.2}),
         "imagenet": Defaults(settings={"temperature": 0.1}, optimizer={**_LARS, "rate": 0.3}),
     },
 )

@@ -92,6 +92,10 @@ class Health:
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
+    below: Opinion | None = None
+    """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
+    trusted: bool = True
+    """Whether the features are close to those of the weights that the run started from."""
 
     def judge(self, now: Look) -> Opinion:
         """Take one look into account and judge the run."""
@@ -105,7 +109,16 @@ class Health:
             self.opinion = Opinion("too early", now.step)
         else:
             self.opinion = self._verdict(now)
+        self.stand(self.below)
         return self.opinion
+
+    def stand(self, below: Opinion | None) -> None:
+        """Take note of how the run stands beside the weights that it started from: below them, or not."""
+        if self.opinion is self.below is not None:
+            self.opinion = Opinion("healthy", self.opinion.step)
+        self.below = below
+        if below is not None and self.opinion.verdict in ("healthy", "too early"):
+            self.opinion = below
 
     def judged(self, now: Look) -> dict[str, float]:
         """The spread that counts, by view."""
@@ -153,12 +166,17 @@ class Health:
             "spreads": {name: list(values) for name, values in self.spreads.items()},
             "ranks": {name: list(values) for name, values in self.ranks.items()},
             "verdict": self.opinion.verdict,
+            **({} if self.below is None else {"below": asdict(self.below)}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
         self.opinion = Opinion(state["verdict"], 0)
+        if below := state.get("below"):
+            self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
+            if self.opinion.verdict == self.below.verdict:
+                self.opinion = self.below
 
 
 def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:

@@ -22,6 +22,9 @@ from dssl.models import build_encoder, evaluating, feature_dim
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.presets import named_graph
+from dssl.train.adaptation import keep_most
+from dssl.weights.load import load_weights_into
+from dssl.weights.pretrained import is_imagenet, load_imagenet
 
 logger = logging.getLogger("dssl")
 
@@ -56,6 +59,11 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         # the gray value is a weighted sum of the channels; their plain mean is close enough for normalisation
         return Normalization((float(np.mean(known.mean)),), (float(np.mean(known.std)),))
     return known
+
+
+def evaluation_size(config: RunConfig) -> int:
+    """The size of whole images where the encoder is measured."""
+    return config.image_size if config.adapt is None else config.adapt.evaluation_size
 
 
 def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
@@ -94,17 +102,19 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
     dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     if init is not None:  # before the method copies the encoder, as BYOL does
-        from dssl.weights.load import load_weights_into
-
-        logger.info(load_weights_into(encoder, init).text())
+        if is_imagenet(init):
+            line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
+        else:
+            line = load_weights_into(encoder, init).text()
+        logger.info(line)
     check_sizes(config, encoder, dim)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
+    if config.adapt is not None:
+        keep_most(method, config.adapt)
     if config.teacher is not None:
         method.add_module("teacher", _teacher(config, config.teacher, method))
-    Objective(
-        method, named_graph(config.graph)
-    )  # refuses a graph that the method cannot do, before anything is written
+    Objective(method, named_graph(config.graph))  # refuses what the method cannot do, before anything is written
     return method
 
 

@@ -13,12 +13,13 @@ from dssl.evaluate.probe import DEFAULT_STRENGTH, Problem, choose_strength, scal
 from dssl.train.budget import Counted
 
 
-@pytest.mark.parametrize("strength", [1e-2, 1e-4, 1e-6])
-def test_objective_and_accuracy_equal_scikit_learn(strength: float, real: Any) -> None:
-    problem = Problem(real.train, real.train_labels, classes=6)
-    found = problem.solve(strength)
-    scaled = ((real.train.double() - real.train.double().mean(0)) / found.scaling.scale).numpy()
-    labels = real.train_labels.numpy()
+@pytest.mark.parametrize(("strength", "count"), [(1e-2, 2000), (1e-4, 2000), (1e-6, 2000), (1e-4, 60)])
+def test_objective_and_accuracy_equal_scikit_learn(strength: float, count: int, real: Any) -> None:
+    """With 60 images of 256 numbers, too: fewer labels than dimensions."""
+    train = real.train[:count]
+    found = Problem(train, real.train_labels[:count], classes=6).solve(strength)
+    scaled = ((train.double() - train.double().mean(0)) / found.scaling.scale).numpy()
+    labels = real.train_labels[:count].numpy()
     model = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-8, max_iter=20_000)
     model.fit(scaled, labels)
 
@@ -33,12 +34,12 @@ def test_objective_and_accuracy_equal_scikit_learn(strength: float, real: Any) -
     assert ours <= theirs * 1.001
     assert abs(ours - theirs) <= 0.001 * theirs
     assert ours == pytest.approx(found.objective, rel=1e-4)
-    test = ((real.test.double() - real.train.double().mean(0)) / found.scaling.scale).numpy()
+    test = ((real.test.double() - train.double().mean(0)) / found.scaling.scale).numpy()
     right = [
         (guess == real.test_labels.numpy()).mean() for guess in (model.predict(test), found.predict(real.test).numpy())
     ]
     assert abs(right[0] - right[1]) <= 0.002
-    assert right[1] > 0.2  # chance is 0.17
+    assert right[1] > (0.2 if count == 2000 else 0.1)  # chance is 0.17
 
 
 def test_the_optimum_does_not_depend_on_start_or_rotation_or_scale(real: Any) -> None:
