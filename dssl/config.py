@@ -1,4 +1,4 @@
-"""Everything that defines a run, as frozen dataclasses: the docstring under a field is its help, nonsense is refused here.
+"""Everything that defines a run, as frozen dataclasses: the docstring under a field is its help, invalid values are refused here.
 
 ``dssl train RECIPE`` starts from a recipe's full configuration; each field is a flag of the same name.
 """
@@ -65,12 +65,12 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """The watch over a run."""
+    """The health check of a run."""
 
     stop: bool = False
     """Stop the run when it has collapsed; a NaN always stops it."""
     every: int = 20
-    """Look every so many steps."""
+    """Check every N steps."""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "health.every", self.every, "at least 1")

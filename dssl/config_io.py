@@ -81,7 +81,7 @@ def _is_removed(name: str, value: Any) -> bool:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
-    """A JSON object; the parser alone would let the last of two equal names win in silence, which TOML forbids."""
+    """A JSON object; the parser alone would let the last of two equal names win silently, which TOML forbids."""
     plain: Plain = {}
     for name, value in pairs:
         if name in plain:
@@ -153,7 +153,7 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """The value as its type wants it; only loss-free steps are taken (an int for a float, a text for a path)."""
+    """The value in its declared type; only lossless conversions are made (an int to a float, a text to a path)."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value in inside and type(value) in {type(one) for one in inside}:

@@ -1,4 +1,4 @@
-"""What one sees of a run: a progress line, metrics.jsonl and TensorBoard."""
+"""What a run shows: a progress line, metrics.jsonl and TensorBoard."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ class Log:
         self._since_step = start
         self._waited = 0.0
         self.verdict = ""
-        """The last verdict that was written down."""
+        """The last verdict that was logged."""
         self._measured = ""
         self._seen: Sight | None = None
         if not active:
@@ -140,7 +140,7 @@ class Log:
 
 
 def _numbers(value: Any) -> Any:
-    """The same with None for every NaN and infinity: JSON has neither."""
+    """The same with None in place of NaN and infinity, which JSON lacks."""
     if isinstance(value, Mapping):
         return {name: _numbers(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

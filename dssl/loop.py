@@ -51,7 +51,7 @@ class Trainable(Generic[Inputs]):
     optimizer: torch.optim.Optimizer
     watch: Watch[Any]
     header: Mapping[str, Any]
-    """What every checkpoint says of the run: its configuration and the fingerprint of its data."""
+    """What every checkpoint records about the run: its configuration and the fingerprint of its data."""
     fixed_rate: float = 0.0
     """The learning rate of parameter groups that do not follow the schedule."""
 
@@ -60,7 +60,7 @@ class Trainable(Generic[Inputs]):
         raise NotImplementedError
 
     def place(self, batch: Inputs) -> Any:
-        """The inputs of a step on the device and in the run's arithmetic."""
+        """The inputs of a step, on the device and in the run's precision."""
         raise NotImplementedError
 
     def rate(self, step: int) -> float:
@@ -107,7 +107,7 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """0 fine, 3 collapsed, 4 diverged, 128 + n stopped by signal n."""
+        """0 success, 3 collapsed, 4 diverged, 128 + n stopped by signal n."""
         if self.signal is not None:
             return 128 + self.signal
         return {"diverged": 4, "collapsed": 3, "partial collapse": 3}.get(self.opinion.verdict, 0)

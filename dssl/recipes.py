@@ -26,7 +26,7 @@ def _optimizer(recipe: str, method: str, usual: OptimizerConfig) -> OptimizerCon
 def shapes(method: str = "simsiam") -> RunConfig:
     """The built-in images: minutes on two CPU cores, with heads that suit the small encoder.
 
-    A batch of 64: at this length steps teach more than images do.
+    A batch of 64: in runs this short the number of steps matters more than the number of images.
     """
     return RunConfig(
         data="shapes",
@@ -72,8 +72,8 @@ def imagenet(method: str = "simsiam") -> RunConfig:
 def folder(method: str = "simsiam") -> RunConfig:
     """Your own images, in any folder; give --data FOLDER.
 
-    A magnitude that means what it says (``monotone14``), the data's own mean and deviation, and a size that a single GPU
-    trains in hours and a CPU in a night for a few thousand images.
+    Magnitudes that grow monotonically (``monotone14``), the data's own mean and standard deviation, and a size that a single GPU
+    trains in hours, or a CPU overnight for a few thousand images.
     """
     base = imagenet(method)
     return dataclasses.replace(

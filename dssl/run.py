@@ -91,6 +91,8 @@ class RunFolder:
         """Written once, whole or not at all: from then on the folder is a run."""
         with _naming(self.config_file):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            for leftover in self.path.glob(f".{_OURS}.*"):  # of a start that was killed; we hold the lock
+                leftover.unlink()
             write_text(self.config_file, json.dumps(plain, indent=2) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:

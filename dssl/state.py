@@ -82,7 +82,7 @@ class Watch(Protocol[Report_contra]):
     def opinion(self) -> Opinion: ...
 
     def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
-        """See and judge; ``first_bad`` is the first step whose loss was no number, or -1. This waits for the device."""
+        """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
 
     def divergence(self, step: int, report: Report_contra, *, first_bad: int) -> None:
         """Take note that the weights are no longer numbers."""
@@ -266,6 +266,7 @@ class Keeper:
 class Stop:
     """SIGTERM, SIGINT and SIGUSR1 (from batch systems) end a run after it has saved; a second signal ends it at once.
 
+    The same SIGTERM or SIGUSR1 again is no second signal: Slurm sends it to every process, and torchrun hands on its own.
     Within the ``with`` block, ``signal`` is the number of the first one, or None.
     """
 
@@ -286,6 +287,8 @@ class Stop:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == number != signal.SIGINT:
+            return
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = number

@@ -107,7 +107,7 @@ def test_the_shell_completes_commands_flags_and_values() -> None:
         (["train", "shapes", "--epoch", "3"], "--epoch, 3; did you mean --epochs?"),
         (["train", "shapes", "--epochs", "many"], "--epochs: invalid literal for int() with base 10: 'many'"),
         (["train", "shapes", "--epochs"], "--epochs"),
-        (["evaluate"], "PATH"),
+        (["evaluate"], "WEIGHTS"),
         (["graph", "dssl", "extra"], "extra"),
     ],
 )

@@ -4,7 +4,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, load
 from dssl.commands.evaluate import show_progress
@@ -18,9 +20,9 @@ class Arguments:
     Rerunning the command resumes where it stopped.
     """
 
-    weights: Path  # positional
+    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
     """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
-    data: str  # positional
+    data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a list of files, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz or .csv."""

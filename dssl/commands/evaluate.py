@@ -6,7 +6,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, command_line, default_folder, load
 from dssl.errors import DsslError
@@ -26,7 +28,7 @@ class Arguments:
     with the others they are "all".
     """
 
-    weights: Path  # positional
+    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
     """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     data: str | None = None
     """Labelled images: cifar10:FOLDER, shapes, a folder with train and val in it; by default those of the run."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
@@ -16,7 +19,7 @@ _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without g
 class Arguments:
     """Show a view graph: its views, edges, weights and cost with each method; draw it with --out."""
 
-    graph: str
+    graph: Annotated[str, tyro.conf.arg(metavar="GRAPH")]
     """A preset (standard, standard2, heavy, heavy2, dssl, fastsiam, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or
     the text itself: "s1<->s2, h1->s1, h2->s2"."""
     out: Path | None = None

@@ -19,7 +19,7 @@ from dssl.files import replacing, write_text
 from dssl.models import feature_dim
 
 SMALL = 100_000
-"""Up to so many images fit into one .npz or .csv."""
+"""Upper limit of images in one .npz or .csv."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Embedded:
     dimensions: int
     unreadable: int
     computed: int
-    """How many images went through the encoder this time; the others were there already."""
+    """Images that went through the encoder this time; the others existed already."""
     files: int
 
 

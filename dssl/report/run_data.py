@@ -1,4 +1,4 @@
-"""A run as its folder describes it: configuration, curves and verdict, also while it is still running."""
+"""A run as its folder describes it: configuration, curves and verdict, even while it is running."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -172,12 +172,12 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
-    """The runs of the folders: each is a run, or holds runs. Runs of the same name are told apart by their parents' names."""
+    """The runs of the folders: each is a run, or holds runs. Runs of the same name are distinguished by their parents' names."""
     paths: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
-        # a glob, because it passes over folders that may not be read
+        # a glob, because it skips folders that may not be read
         one = RunFolder(folder)
         inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
         if not inside:

@@ -1,10 +1,10 @@
 """Has the run collapsed, where, and what to do about it: a verdict from the embeddings themselves.
 
 Per view, every few steps: the *spread* of the projections and of the predictions (standard deviation of the normalised vectors
-times sqrt(d): 1 when they fill the sphere, 0 when they are all one) and the *effective rank* (exp of the entropy of the singular
-values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor says the same
-of every image: its predictions are judged too. The thresholds come from real runs, kept in ``tests/train/curves``;
-docs/health.md states what they miss and where they raise false alarms.
+times sqrt(d): 1 when they fill the sphere, 0 when they are all the same) and the *effective rank* (exp of the entropy of the
+singular values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor gives
+the same output for every image, so its predictions are judged too. The thresholds come from real runs, kept in
+``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
 """
 
 from collections import deque
@@ -81,7 +81,7 @@ def look(step: int, report: LossReport) -> Look:
 
 @dataclass
 class Health:
-    """The loop's watch for collapse (``state.Watch``); its memory is small and travels with the checkpoint."""
+    """The loop's watch for collapse (``state.Watch``); its memory is small and is saved in the checkpoint."""
 
     graph: ViewGraph
     patience: int
@@ -94,7 +94,7 @@ class Health:
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
 
     def judge(self, now: Look) -> Opinion:
-        """Take one look into account and say how the run is."""
+        """Take one look into account and judge the run."""
         values = [now.loss, *now.edges.values(), *now.spread.values()]
         if not all(value == value and abs(value) != float("inf") for value in values):
             return self.note_divergence(now, first=-1)
@@ -132,7 +132,7 @@ class Health:
     def _verdict(self, now: Look) -> Opinion:
         spread = {name: median(values) for name, values in self.spreads.items()}
         rank = {name: median(values) for name, values in self.ranks.items()}
-        # the view that fares worst by the measure that speaks loudest
+        # the view that is worst by its worse measure
         worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / RANK_SHARE))
         if spread[worst] < COLLAPSED:
             verdict: Verdict = "collapsed"

@@ -60,6 +60,7 @@ class OnlineKnn:
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=int(max(bank_labels.max(), labels.max())) + 1,
+            device=next(self.parts.method.encoder.parameters()).device,
         )
         self.last = accuracy
         return {

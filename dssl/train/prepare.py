@@ -45,7 +45,7 @@ def open_test_data(config: RunConfig) -> Source | None:
 
 
 def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
-    """Known constants, or mean and deviation of the data itself."""
+    """Known constants, or mean and standard deviation of the data itself."""
     if config.normalization == "measure":
         assert source is not None
         # what may be unreadable is for the configuration to say; the run's own quarantine names the files
@@ -53,7 +53,7 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     if config.channels == 1:
-        # the gray value is a weighted sum of the channels; their plain mean is near enough to normalise by
+        # the gray value is a weighted sum of the channels; their plain mean is close enough for normalisation
         return Normalization((float(np.mean(known.mean)),), (float(np.mean(known.std)),))
     return known
 
@@ -167,7 +167,7 @@ def prepare(
     """Open the data and put the parts together; a resumed run hands in the normalisation that it started with.
 
     In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
-    several processes one scans and measures, and the others take what it found.
+    several processes one scans and measures, and the others use its result.
     """
     world = world or World(0, 1, torch.device("cpu"))
     source = world.in_turn(lambda: open_data(config))

@@ -98,7 +98,7 @@ def open_weights(
     image_size: int | None = None,
     normalization: Normalization | None = None,
 ) -> LoadedEncoder:
-    """Build the encoder that a file describes and load it; what is given here goes before what the file says."""
+    """Build the encoder that a file describes and load it; arguments given here override the file."""
     tensors, header, digest = _content(path)
     config = header.get("config") or {}
     made = header.get("encoder") or config.get("encoder")
@@ -121,7 +121,7 @@ def open_weights(
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
         name = cifar_name(split_name(name)[0], _shown(report))
         built = build_encoder(name, image_size=size, channels=channels)
-    told = None if stem else report.stem  # a stem that was asked for goes before what names show
+    told = None if stem else report.stem  # a stem that was stated overrides what names show
     report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
     built.load_state_dict(chosen, strict=True)
     return LoadedEncoder(

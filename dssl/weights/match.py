@@ -55,7 +55,7 @@ class MatchReport:
 
     path: Path
     prefix: str
-    """What stands before the names in the file."""
+    """The prefix of the names in the file."""
     names: str
     """Whose names they are."""
     loaded: int
@@ -68,7 +68,7 @@ class MatchReport:
     stem: str | None = None
     """Which of the 3x3 stems the file's names show; None where they do not show it."""
     note: str = ""
-    """What the file does not say and was taken as told."""
+    """What the file does not show and the user stated."""
 
     def text(self) -> str:
         """One line for people."""

@@ -1,7 +1,6 @@
 """One rank of a two-process test: the same three steps on its share of the global batch, results written to a file."""
 
 import datetime
-import sys
 from pathlib import Path
 
 import torch
@@ -75,14 +74,10 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     return result | {key: value.clone() for key, value in method.state_dict().items()}
 
 
-def main(rank: int, world: int, store: str, out: str) -> None:
+def main(rank: int, folder: str) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(minutes=2)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
     )
-    results = {f"{name} {dtype}": steps(name, dtype, rank=rank, world=world) for name, dtype in CASES}
-    torch.save(results, Path(out) / f"rank{rank}.pt")
+    results = {f"{name} {dtype}": steps(name, dtype, rank=rank, world=2) for name, dtype in CASES}
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
