@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-gpu lint types bench bench-setup bench-long clean
+.PHONY: help setup demo test kernels test-slow test-faults test-gpu lint types bench bench-setup bench-long clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ lint: $(STAMP) ## ruff: errors, imports and format
 
 types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
+
+kernels: $(STAMP) # compiled beside mypy, so that no test waits for them
+	@$(BIN)/python -c "from dssl.augment.kernels.program import load; load(); from dssl.data.shapes import Shapes; Shapes(1)"
 
 BENCH = $(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 

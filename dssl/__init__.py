@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Of torch 2.15's AMX kernels some run without having configured the tiles: a small bf16 matrix product then ends the process with
 # "illegal instruction" (docs/decisions.md). oneDNN reads this at its first use; whoever sets it decides.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # torch takes seconds to import: `dssl --help` and the graph must not wait for it
 _HOME = {

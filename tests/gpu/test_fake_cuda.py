@@ -24,7 +24,6 @@ RESNET = {"encoder": "resnet50", "size": 224, "images": IMAGES}
 
 NORMS = sum(isinstance(part, torch.nn.BatchNorm2d) for part in build_encoder("small", image_size=32).modules())
 
-pytestmark = pytest.mark.xdist_group("fake_cuda")  # one worker counts all rows, once
 
 # every method with every kind of graph; every optimiser, precision and way of training with one of them
 TABLE: dict[str, dict[str, Any]] = {
