@@ -104,11 +104,7 @@ class _Counted:
         self._changed = threading.Condition()
         self._paused, self._busy = True, 0
 
-    def apply(self, plan: Plan, row: int, image: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
-        with self._making(1):
-            self._maker.apply(plan, row, image, out, out_row)
-
-    def apply_many(self, plan: Plan, row: int, images: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
+    def apply_many(self, plan: Plan, row: int, images: list[NDArray[np.uint8]], out: Buffers, out_row: int) -> None:
         with self._making(len(images)):
             self._maker.apply_many(plan, row, images, out, out_row)
 

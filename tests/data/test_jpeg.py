@@ -36,7 +36,8 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def fast(content: bytes) -> np.ndarray | None:
-    return decode.decode_colour(bytearray(content), shrink=None)
+    jpeg = decode.recognise(bytearray(content), shrink=None)
+    return None if jpeg is None else decode.decode_together([jpeg])[0]
 
 
 def by_pillow(content: bytes) -> np.ndarray:
@@ -147,7 +148,7 @@ def test_without_torchvisions_decoder_pillow_decodes(tmp_path, monkeypatch):
     assert read_image(str(tmp_path / "a.jpg"), shrink=21).shape == (40, 56, 3)
 
 
-def refuse(content: bytearray) -> None:
+def refuse(files: list[bytearray]) -> None:
     raise RuntimeError("damaged")
 
 
@@ -197,7 +198,7 @@ def test_damaged_files_give_pillows_pixels_or_are_left_to_it(where, capfd):  # l
 
 
 def test_it_decodes_without_the_lock():
-    content, decoder = bytearray(saved(photo(600, 800))), decode._decoder()
+    content, decoder = [bytearray(saved(photo(600, 800)))], decode._decoder()
     turns, over = [], threading.Event()
 
     def other() -> None:
