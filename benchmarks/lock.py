@@ -8,13 +8,15 @@ Three measurements of JPEG files that become four views of 224 pixels, with the 
   plan, making views). CPU time does not count what other programs do. What such a call costs before and after its work, with the
   lock, is measured on next to no work and counts as held, as does reading the file.
 - A small operation: what ``tensor.add_(1)`` costs in the main thread beside the loader's threads, and beside as many threads in
-  another process. Both share the same cores; only the lock makes a difference.
+  another process. Both share the same cores; only the lock makes a difference. On Linux also the share of the time that the main
+  thread sleeps, which it does only for the lock: other programs hardly change it.
 - From one thread to two: how much faster the loader gets, against the same work in plain threads without a loader.
 """
 
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -138,15 +140,17 @@ def batches(folder: Path, *, threads: int) -> loader.Batches:
 
 
 class Consumer:
-    """Takes batches as fast as the loader makes them, in a thread, so that its threads never rest."""
+    """Takes batches as fast as the loader makes them, in a thread, so that its threads never rest once this is there."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        self.made, self.over = batches(folder, threads=threads), False
+        self.made, self.over, started = batches(folder, threads=threads), False, threading.Event()
         self.pool = ThreadPoolExecutor(1)
-        self.taken = self.pool.submit(self.take)
+        self.taken = self.pool.submit(self.take, started)
+        started.wait()
 
-    def take(self) -> None:
+    def take(self, started: threading.Event) -> None:
         for _ in self.made:
+            started.set()  # the kernels are loaded and every thread has work
             if self.over:
                 return
 
@@ -157,7 +161,7 @@ class Consumer:
         self.pool.shutdown()
 
 
-def small_operation(*, seconds: float = 0.5) -> float:
+def small_operation(*, seconds: float = 1.0) -> float:
     """Microseconds of the wall clock that an operation on one number takes."""
     number, count = torch.zeros(()), 0
     begin = time.perf_counter()
@@ -175,13 +179,25 @@ print("ready", flush=True); sys.stdin.read(); consumer.close()
 """
 
 
+def awake() -> float:
+    """Seconds for which this thread has run or waited for a core so far; NaN where the system does not count them."""
+    try:
+        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:
+        return float("nan")
+    return 1e-9 * (int(ran) + int(queued))
+
+
 def beside(folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
     """The small operation alone, beside the loader's threads, and beside those of another process; taking turns."""
     found: dict[str, list[float]] = {"alone": [], "same process": [], "another process": []}
+    asleep = []
     for _ in range(rounds):
         found["alone"].append(small_operation())
         consumer = Consumer(folder, threads=threads)
+        begin, awake_before = time.perf_counter(), awake()
         found["same process"].append(small_operation())
+        asleep.append(1 - (awake() - awake_before) / (time.perf_counter() - begin))
         consumer.close()
         other = subprocess.Popen([sys.executable, "-c", _OTHER, str(folder), str(threads)], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)  # fmt: skip
@@ -191,7 +207,7 @@ def beside(folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
         other.communicate()
     ratios = [a / b for a, b in zip(found["same process"], found["another process"], strict=True)]
     return {"microseconds": {name: record.summary(values) for name, values in found.items()},
-            "ratio": record.summary(ratios)}  # fmt: skip
+            "ratio": record.summary(ratios), "asleep": record.summary(asleep)}  # fmt: skip
 
 
 def gains(folder: Path, *, rounds: int) -> dict[str, Any]:
@@ -212,7 +228,7 @@ def gains(folder: Path, *, rounds: int) -> dict[str, Any]:
     def loaded(threads: int) -> float:
         with batches(folder, threads=threads) as made:
             made.at(0)
-            return 2 / record.seconds(lambda: [made.at(1), made.at(2)])
+            return 4 / record.seconds(lambda: [made.at(step) for step in range(1, 5)])
 
     found: dict[str, list[float]] = {"kernels": [], "loader": []}
     for _ in range(rounds):
@@ -243,6 +259,7 @@ def main() -> int:
     for bar in bars.bars({"lock": content}):
         print(f"{bar.claim}: {bar.measured}, {'holds' if bar.holds else 'DOES NOT HOLD'}")
     print(f"share of the loader's CPU time: {held['share']['median']:.1%}")
+    print(f"main thread asleep beside the loader: {operation['asleep']['median']:.1%}")
     for name, value in operation["microseconds"].items():
         print(f"small operation, {name}: {value['median']:.1f} us")
     print(
