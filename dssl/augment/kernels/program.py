@@ -22,7 +22,7 @@ _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _pointer(typing, address):  # type: ignore[no-untyped-def]
     """What numba has no name for: an integer as a pointer."""
     return types.voidptr(address), lambda context, builder, signature, values: builder.inttoptr(values[0], voidptr_t)
