@@ -54,7 +54,7 @@ class Folder:
         """One image, decoded."""
         return read_image(self.index.path(index), channels=self._channels, shrink=self._shrink)
 
-    def images(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
         """Several images, decoded together; an unreadable one is its error."""
         return read_images(map(self.index.path, indices), channels=self._channels, shrink=self._shrink)
 
@@ -99,7 +99,7 @@ class ListFile:
         """One image, decoded."""
         return read_image(self._path(index), channels=self._channels, shrink=self._shrink)
 
-    def images(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
         """Several images, decoded together; an unreadable one is its error."""
         return read_images(map(self._path, indices), channels=self._channels, shrink=self._shrink)
 

@@ -89,7 +89,7 @@ class Subset:
         """One image of the source."""
         return self.source.image(int(self.indices[index]))
 
-    def images(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
         """Several images of the source."""
         return read_many(self.source, self.indices[indices].tolist())
 
@@ -192,9 +192,9 @@ class _Renamed(Protocol):
 
 
 def read_many(source: Source, indices: list[int]) -> Iterator[Image | UnreadableImage]:
-    """Images in order, an unreadable one as its error; a source with a method ``images`` reads several of them at once."""
-    if isinstance(source, _Reads):
-        yield from source.images(indices)
+    """Images in order, an unreadable one as its error; a source with a method ``read_many`` reads several at once."""
+    if isinstance(source, _ReadsMany):
+        yield from source.read_many(indices)
         return
     for index in indices:
         try:
@@ -204,8 +204,8 @@ def read_many(source: Source, indices: list[int]) -> Iterator[Image | Unreadable
 
 
 @runtime_checkable
-class _Reads(Protocol):
-    def images(self, indices: list[int]) -> Iterator[Image | UnreadableImage]: ...
+class _ReadsMany(Protocol):
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]: ...
 
 
 def skipped_files(source: Source) -> Sequence[tuple[str, str]]:
