@@ -15,7 +15,7 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from dssl import rng
-from dssl.augment import Normalization
+from dssl.augment import Images, Normalization
 from dssl.data.decode import GROUP, UnreadableImage
 from dssl.data.device import Batch, Pool
 from dssl.data.pipeline import Piped, Pipeline, thread_count
@@ -40,8 +40,11 @@ class Maker(Protocol):
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Any:
         """The parameters of every view of these images."""
 
-    def apply_many(self, plan: Any, row: int, images: list[Image], out: Any, out_row: int) -> None:
-        """All views of some images."""
+    def apply(self, plan: Any, row: int, image: Image, out: Any, out_row: int) -> None:
+        """All views of one image."""
+
+    def apply_many(self, plan: Any, row: int, images: Images, out: Any, out_row: int) -> None:
+        """All views of some images, of any sizes."""
 
 
 @dataclass(frozen=True, slots=True)
