@@ -8,13 +8,15 @@ Three measurements of JPEG files that become four views of 224 pixels, with the 
   plan, making views). CPU time does not count what other programs do. What such a call costs before and after its work, with the
   lock, is measured on next to no work and counts as held, as does reading the file.
 - A small operation: what ``tensor.add_(1)`` costs in the main thread beside the loader's threads, and beside as many threads in
-  another process. Both share the same cores; only the lock makes a difference.
+  another process. Both share the same cores; only the lock makes a difference. On Linux also the share of the time that the main
+  thread sleeps, which it does only for the lock: other programs hardly change it.
 - From one thread to two: how much faster the loader gets, against the same work in plain threads without a loader.
 """
 
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +40,7 @@ class Stopwatch:
     """CPU seconds inside calls that run without the lock, of this thread."""
 
     def __init__(self) -> None:
-        self.inside, self.calls = 0.0, 0
+        self.inside, self.calls, self.images = 0.0, 0, 0
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -46,6 +48,7 @@ class Stopwatch:
             result = function(*arguments)
             self.inside += time.thread_time() - begin
             self.calls += 1
+            self.images += len(arguments[0])
             return result
 
         return timed
@@ -98,14 +101,14 @@ def lock_per_image(folder: Path, *, rounds: int) -> dict[str, Any]:
     program._compiled = kernels._replace(run=noted)
     fill(0)
     program._compiled = kernels
-    no_images = (*calls[0][:6], 0, *calls[0][7:])
+    no_images = (calls[0][0][:0], *calls[0][1:])
     no_plan = (np.empty(0, np.int64), *plan_arguments(maker))
-    dot, decoder = bytearray(images.tiny_photo()), decoding._decoder()
+    dots, decoder = [bytearray(images.tiny_photo()) for _ in range(8)], decoding._decoder()
     assert decoder is not None, "torchvision has no JPEG decoder here"
     entry = {
         "run": thread_seconds(lambda: kernels.run(*no_images)),
         "draw": thread_seconds(lambda: kernels.draw(*no_plan)),
-        "decode": thread_seconds(lambda: decoder(dot)),
+        "decode": thread_seconds(lambda: decoder(dots)) / len(dots),  # per image
     }
     held, share = [], []
     for round_ in range(rounds):
@@ -114,8 +117,8 @@ def lock_per_image(folder: Path, *, rounds: int) -> dict[str, Any]:
             begin = time.thread_time()
             fill(round_)
             used = time.thread_time() - begin
-        assert watch["decode"].calls == len(source), "some files were not decoded without the lock"
-        around = sum(entry[name] * watch[name].calls for name in entry)
+        assert watch["decode"].images == watch["run"].images == len(source), "some files were decoded with the lock"
+        around = entry["decode"] * len(source) + sum(entry[name] * watch[name].calls for name in ("run", "draw"))
         outside = used - sum(one.inside for one in watch.values())
         held.append(1e3 * (outside + around) / len(source))
         share.append((outside + around) / used)
@@ -137,15 +140,17 @@ def batches(folder: Path, *, threads: int) -> loader.Batches:
 
 
 class Consumer:
-    """Takes batches as fast as the loader makes them, in a thread, so that its threads never rest."""
+    """Takes batches as fast as the loader makes them, in a thread, so that its threads never rest once this is there."""
 
     def __init__(self, folder: Path, *, threads: int) -> None:
-        self.made, self.over = batches(folder, threads=threads), False
+        self.made, self.over, started = batches(folder, threads=threads), False, threading.Event()
         self.pool = ThreadPoolExecutor(1)
-        self.taken = self.pool.submit(self.take)
+        self.taken = self.pool.submit(self.take, started)
+        started.wait()
 
-    def take(self) -> None:
+    def take(self, started: threading.Event) -> None:
         for _ in self.made:
+            started.set()  # the kernels are loaded and every thread has work
             if self.over:
                 return
 
@@ -156,7 +161,7 @@ class Consumer:
         self.pool.shutdown()
 
 
-def small_operation(*, seconds: float = 0.5) -> float:
+def small_operation(*, seconds: float = 1.0) -> float:
     """Microseconds of the wall clock that an operation on one number takes."""
     number, count = torch.zeros(()), 0
     begin = time.perf_counter()
@@ -174,13 +179,25 @@ print("ready", flush=True); sys.stdin.read(); consumer.close()
 """
 
 
+def awake() -> float:
+    """Seconds for which this thread has run or waited for a core so far; NaN where the system does not count them."""
+    try:
+        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except OSError:
+        return float("nan")
+    return 1e-9 * (int(ran) + int(queued))
+
+
 def beside(folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
     """The small operation alone, beside the loader's threads, and beside those of another process; taking turns."""
     found: dict[str, list[float]] = {"alone": [], "same process": [], "another process": []}
+    asleep = []
     for _ in range(rounds):
         found["alone"].append(small_operation())
         consumer = Consumer(folder, threads=threads)
+        begin, awake_before = time.perf_counter(), awake()
         found["same process"].append(small_operation())
+        asleep.append(1 - (awake() - awake_before) / (time.perf_counter() - begin))
         consumer.close()
         other = subprocess.Popen([sys.executable, "-c", _OTHER, str(folder), str(threads)], stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)  # fmt: skip
@@ -190,7 +207,7 @@ def beside(folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
         other.communicate()
     ratios = [a / b for a, b in zip(found["same process"], found["another process"], strict=True)]
     return {"microseconds": {name: record.summary(values) for name, values in found.items()},
-            "ratio": record.summary(ratios)}  # fmt: skip
+            "ratio": record.summary(ratios), "asleep": record.summary(asleep)}  # fmt: skip
 
 
 def gains(folder: Path, *, rounds: int) -> dict[str, Any]:
@@ -211,7 +228,7 @@ def gains(folder: Path, *, rounds: int) -> dict[str, Any]:
     def loaded(threads: int) -> float:
         with batches(folder, threads=threads) as made:
             made.at(0)
-            return 2 / record.seconds(lambda: [made.at(1), made.at(2)])
+            return 4 / record.seconds(lambda: [made.at(step) for step in range(1, 5)])
 
     found: dict[str, list[float]] = {"kernels": [], "loader": []}
     for _ in range(rounds):
@@ -242,6 +259,7 @@ def main() -> int:
     for bar in bars.bars({"lock": content}):
         print(f"{bar.claim}: {bar.measured}, {'holds' if bar.holds else 'DOES NOT HOLD'}")
     print(f"share of the loader's CPU time: {held['share']['median']:.1%}")
+    print(f"main thread asleep beside the loader: {operation['asleep']['median']:.1%}")
     for name, value in operation["microseconds"].items():
         print(f"small operation, {name}: {value['median']:.1f} us")
     print(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.view_peers import VIEWS, Contender, Job
-from dssl.augment import IMAGENET, Buffers, Plan, ViewMaker
+from dssl.augment import IMAGENET, Buffers, Images, Plan, ViewMaker
 from dssl.data.loader import Batches
 from dssl.graph import View
 
@@ -105,10 +105,9 @@ class _Counted:
         self._paused, self._busy = True, 0
 
     def apply(self, plan: Plan, row: int, image: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
-        with self._making(1):
-            self._maker.apply(plan, row, image, out, out_row)
+        self.apply_many(plan, row, [image], out, out_row)
 
-    def apply_many(self, plan: Plan, row: int, images: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
+    def apply_many(self, plan: Plan, row: int, images: Images, out: Buffers, out_row: int) -> None:
         with self._making(len(images)):
             self._maker.apply_many(plan, row, images, out, out_row)
 

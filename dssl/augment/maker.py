@@ -23,6 +23,9 @@ DEFAULT_POLICIES: Mapping[str, str] = {"standard": "standard", "heavy": "0.9*ra(
 """What the symbolic names of a graph mean unless a run says otherwise: the policies of the paper's main table."""
 
 
+Images = Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
+"""Several images: of any sizes, or of one size as an array N x H x W x C."""
+
 _LINE = 256  # pixels that are normalised at a time
 
 
@@ -143,21 +146,30 @@ class ViewMaker:
         self, plan: Plan, row: int, image: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
     ) -> None:
         """Write all views of one image to row ``out_row`` of each buffer; several threads may do so at once."""
-        self._check(image)
-        if not 0 <= row < len(plan):
-            raise DsslError(f"row {row} is not in the plan, which has {len(plan)} rows")
-        self._run(plan, row, _read_only(np.ascontiguousarray(image)[None]), out, out_row)
+        self.apply_many(plan, row, [image], out, out_row)
 
-    def apply_many(
-        self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
-        """Like ``apply`` for images of one size, N x H x W x C: rows from ``row`` on into rows from ``out_row`` on."""
-        if images.ndim != 4 or len(images) == 0:
+    def apply_many(self, plan: Plan, row: int, images: Images, out: Mapping[str, NDArray[Any]], out_row: int) -> None:
+        """Like ``apply`` for several images, of any sizes: rows from ``row`` on into rows from ``out_row`` on."""
+        if isinstance(images, np.ndarray) and images.ndim != 4:
             raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
-        self._check(images[0])
+        if len(images) == 0:
+            raise DsslError("no images: expected at least one")
         if not 0 <= row <= row + len(images) <= len(plan):
-            raise DsslError(f"rows {row} to {row + len(images) - 1} are not in the plan, which has {len(plan)} rows")
-        self._run(plan, row, _read_only(np.ascontiguousarray(images).view()), out, out_row)
+            rows = f"row {row} is" if len(images) == 1 else f"rows {row} to {row + len(images) - 1} are"
+            raise DsslError(f"{rows} not in the plan, which has {len(plan)} rows")
+        if isinstance(images, np.ndarray):
+            self._check(images[0])
+            kept = np.ascontiguousarray(images)
+            places = np.empty((len(kept), 3), np.int64)
+            places[:, 0] = kept.ctypes.data + kept.strides[0] * np.arange(len(kept))
+            places[:, 1:] = kept.shape[1:3]
+            self._run(plan, row, places, out, out_row)
+            return
+        for image in images:
+            self._check(image)
+        whole = [np.ascontiguousarray(image) for image in images]  # alive until the kernel has read them
+        found = [(image.ctypes.data, image.shape[0], image.shape[1]) for image in whole]
+        self._run(plan, row, np.array(found, np.int64), out, out_row)
 
     def _check(self, image: NDArray[np.uint8]) -> None:
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
@@ -172,24 +184,25 @@ class ViewMaker:
             )
 
     def _run(
-        self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
+        self, plan: Plan, row: int, places: NDArray[np.int64], out: Mapping[str, NDArray[Any]], out_row: int
     ) -> None:
-        count = len(images)
+        """Views of the images at these addresses, with their heights and widths."""
+        count = len(places)
         if not isinstance(out, Buffers) or out.block.shape[2:] != (self.size, self.size, self.channels):
-            self._run_apart(plan, row, images, out, out_row)
+            self._run_apart(plan, row, places, out, out_row)
             return
         as_float = self.normalization is not None
         if out.block.dtype != (np.float32 if as_float else np.uint8) or not 0 <= out_row <= out.block.shape[1] - count:
             raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
         kernel, program, scratch = _loader()().run, self._program, self._scratch
-        scratch.reserve(self.channels * self.size * max(images.shape[1], images.shape[2]))
+        scratch.reserve(self.channels * self.size * int(places[:, 1:].max()))
         bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
         # a custom operation stops the kernel, so such programs go image by image
         for first in range(0, count, 1 if plan.custom else count):
-            part = images[first : first + 1] if plan.custom else images
+            part = places[first : first + 1] if plan.custom else places
             step = -1
             while True:
-                step = kernel(part, plan.codes, plan.values, program.offsets, program.views, row + first, len(part), step,
+                step = kernel(part, plan.codes, plan.values, program.offsets, program.views, row + first, step,
                               scratch.planes, scratch.workspace, scratch.slots, bytes_out, floats_out, as_float,
                               out_row + first, self._scale, self._offset)  # fmt: skip
                 if step < 0:
@@ -205,10 +218,10 @@ class ViewMaker:
         scratch.slots[view], scratch.slots[-1] = spare, source
 
     def _run_apart(
-        self, plan: Plan, row: int, images: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
+        self, plan: Plan, row: int, places: NDArray[np.int64], out: Mapping[str, NDArray[Any]], out_row: int
     ) -> None:
         """For buffers not made by ``allocate``: make the views in a block that is, then copy."""
-        own = self.allocate(len(images))
+        own = self.allocate(len(places))
         for name in self.names:
             if name not in out:
                 raise choices("view", name, out)
@@ -218,11 +231,11 @@ class ViewMaker:
                     f"the buffer of view {name} is {target.dtype} of shape {target.shape}; "
                     f"it must be {own[name].dtype} of shape N x {self.size} x {self.size} x {self.channels}"
                 )
-            if not 0 <= out_row <= len(target) - len(images):
+            if not 0 <= out_row <= len(target) - len(places):
                 raise DsslError(f"row {out_row} is not in the buffer of view {name}, which has {len(target)} rows")
-        self._run(plan, row, images, own, 0)
+        self._run(plan, row, places, own, 0)
         for name in self.names:
-            out[name][out_row : out_row + len(images)] = own[name]
+            out[name][out_row : out_row + len(places)] = own[name]
 
 
 class SizedBuffers(dict[str, NDArray[Any]]):
@@ -257,10 +270,8 @@ class SizedViewMaker:
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply(part, row, image, buffers, out_row)
 
-    def apply_many(
-        self, plan: Sequence[Plan], row: int, images: NDArray[np.uint8], out: SizedBuffers, out_row: int
-    ) -> None:
-        """Like ``apply`` for images of one size."""
+    def apply_many(self, plan: Sequence[Plan], row: int, images: Images, out: SizedBuffers, out_row: int) -> None:
+        """Like ``apply`` for several images, of any sizes."""
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
 
@@ -270,12 +281,6 @@ def _loader() -> Callable[[], "Kernels"]:
     from dssl.augment.kernels.program import load  # imports numba, which reading policies does not need
 
     return load
-
-
-def _read_only(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The kernel is compiled for read-only images, such as those that NumPy makes of Pillow's."""
-    images.flags.writeable = False
-    return images
 
 
 def _in_order(views: Sequence["View"]) -> list["View"]:

@@ -6,8 +6,7 @@ goes through Pillow's plain formula; the first frame of an animation counts; EXI
 
 Colour JPEGs are decoded by torchvision, without the interpreter's lock, where its pixels are certain to be Pillow's. Both are
 libjpeg-turbo, but they differ in what they refuse and how they treat the unusual. So a file is given to torchvision only if its
-header is beyond doubt: every segment intact and of a known kind, baseline or progressive, 8 bits, YCbCr at 4:4:4, 4:2:2 or 4:2:0,
-and the file ends where a JPEG ends. Everything else is left to Pillow, and so is whatever torchvision refuses.
+header is beyond doubt (see `jpeg.py`). Everything else is left to Pillow, and so is whatever torchvision refuses.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import stat
 import struct
 import sys
 import warnings
-from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from PIL import (
@@ -35,6 +34,7 @@ from PIL import (
 )
 from PIL import Image as Pillow
 
+from dssl.data.jpeg import Doubt, read_header
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -45,11 +45,13 @@ MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB in colour; a file that cla
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 MAX_SIDE = 32_767  # what the view kernels can address
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
+GROUP = 1 << 23  # bytes of pixels; images are decoded and made into views together up to here
 EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"])
 
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -59,15 +61,6 @@ _KINDS = {
 }
 # from stored to upright by EXIF's orientation: the direction of the rows and of the columns, after a transposition from 5 on
 _TURNS = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
-
-# segments of a JPEG
-_QUANTISATION, _HUFFMAN, _RESTART, _SCAN, _COMMENT = 0xDB, 0xC4, 0xDD, 0xDA, 0xFE
-_FRAMES = (0xC0, 0xC2)  # baseline and progressive
-_SAMPLINGS = (b"\x11\x11\x11", b"\x21\x11\x11", b"\x22\x11\x11")
-_ORIENTATION, _RESOLUTION, _UNIT = 0x0112, 0x011A, 0x0128
-_SHORT, _RATIONAL = 3, 5
-_COLOUR = 3  # torchvision's ImageReadMode.RGB
-_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)  # bytes of a value by its TIFF type
 
 
 class UnreadableImage(DsslError):
@@ -84,16 +77,15 @@ def kind_of(mode: int) -> str:
     return f"not a regular file but {_KINDS.get(stat.S_IFMT(mode), 'something else')}"
 
 
-def open_regular(path: str | bytes) -> tuple[io.FileIO, int]:
-    """Open a regular file and return its size too; anything else is refused without being opened or waited for."""
+def open_regular(path: str | bytes) -> tuple[int, int]:
+    """Open a regular file: its descriptor and its size. Anything else is refused without being opened or waited for."""
     mode = os.stat(path).st_mode  # noqa: PTH116 (the path may be bytes)
     if stat.S_ISREG(mode):
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags)  # not blocking, in case a FIFO has just taken its place
+        descriptor = os.open(path, _FLAGS)  # not blocking, in case a FIFO has just taken its place
         status = os.fstat(descriptor)
         mode = status.st_mode
         if stat.S_ISREG(mode):
-            return io.FileIO(descriptor, "rb"), status.st_size
+            return descriptor, status.st_size
         os.close(descriptor)
     raise UnreadableImage(path, kind_of(mode))
 
@@ -104,30 +96,86 @@ def read_image(path: str | bytes, *, channels: int = 3, shrink: int | None = Non
     With `shrink`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least that long: several
     times faster on large photos, with slightly different pixels.
     """
+    (image,) = read_images([path], channels=channels, shrink=shrink)
+    if isinstance(image, UnreadableImage):
+        raise image
+    return image
+
+
+def read_images(
+    paths: Iterable[str | bytes], *, channels: int = 3, shrink: int | None = None
+) -> Iterator[Image | UnreadableImage]:
+    """Like `read_image` for several files, in order; an unreadable one gives its error instead.
+
+    JPEGs are decoded in groups, each in one call without the interpreter's lock. Python, which runs several times slower
+    with what a decoder leaves in the processor's caches, then needs the lock once per group and not several times per file.
+    """
+    group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]] = []
+    held = 0
+    for path in paths:
+        one: Image | Jpeg | UnreadableImage
+        try:
+            one = _read(path, channels=channels, shrink=shrink)
+            held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
+        except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
+            one = _named(path, error)
+        group.append((path, one))
+        if held >= GROUP:
+            yield from _finish(group)
+            group, held = [], 0
+    yield from _finish(group)
+
+
+def _read(path: str | bytes, *, channels: int, shrink: int | None) -> Image | Jpeg:
+    """A file, decoded by Pillow unless torchvision may do it."""
+    descriptor, size = open_regular(path)
     try:
-        file, size = open_regular(path)
-        with file:
-            if size > MAX_BYTES:
-                raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
-            if size > _AT_ONCE:
-                return decode(io.BufferedReader(file), channels=channels, shrink=shrink)
-            content = bytearray(size)
-            del content[file.readinto(content) :]  # one call reads all there is of a regular file
-        if channels == 3:
-            image = decode_colour(content, shrink=shrink)
-            if image is not None:
-                return image
-        return decode(io.BytesIO(content), channels=channels, shrink=shrink)
-    except (UnreadableImage, MemoryError):
-        raise
-    except OSError as error:
+        if size > MAX_BYTES:
+            raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
+        if size > _AT_ONCE:
+            with open(descriptor, "rb", closefd=False) as file:
+                return decode(file, channels=channels, shrink=shrink)
+        content = bytearray(size)
+        del content[os.readv(descriptor, [content]) :]  # one call reads all there is of a regular file
+    finally:
+        os.close(descriptor)
+    jpeg = recognise(content, shrink=shrink) if channels == 3 else None
+    return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
+
+
+def _finish(group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]]) -> Iterator[Image | UnreadableImage]:
+    """The group with its JPEGs decoded."""
+    images = iter(decode_together([one for _, one in group if isinstance(one, Jpeg)]))
+    for path, one in group:
+        if not isinstance(one, Jpeg):
+            yield one
+            continue
+        image = next(images)
+        if image is None:
+            try:
+                image = decode(io.BytesIO(one.content))
+            except Exception as error:
+                yield _named(path, error)
+                continue
+        yield image
+
+
+def _named(path: str | bytes, error: Exception) -> UnreadableImage:
+    """What is wrong with this file; raises an error that is not the file's fault."""
+    if isinstance(error, UnreadableImage):
+        return error
+    if isinstance(error, MemoryError):
+        raise error
+    reason = _reason(error)
+    if isinstance(error, OSError):
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise DsslError(
                 f"{printable(path)}: {error.strerror}: the machine is at a limit, the file is not at fault"
             ) from error
-        raise UnreadableImage(path, error.strerror or _reason(error)) from error
-    except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
-        raise UnreadableImage(path, _reason(error)) from error
+        reason = error.strerror or reason
+    named = UnreadableImage(path, reason)
+    named.__cause__ = error
+    return named
 
 
 def decode(file: IO[bytes], *, channels: int = 3, shrink: int | None = None) -> Image:
@@ -200,17 +248,19 @@ def _reason(error: Exception) -> str:
     return text[:200] if text else type(error).__name__
 
 
-class Doubt(Exception):
-    """A file that only Pillow should decode."""
+class Jpeg(NamedTuple):
+    """A file that torchvision may decode, and what its header says."""
+
+    content: bytearray
+    width: int
+    height: int
+    orientation: int
 
 
-def decode_colour(content: bytearray, *, shrink: int | None) -> Image | None:
-    """The image in a whole file, upright; None where Pillow has to decide. Raises ValueError for one that is too large."""
-    if content[:3] != b"\xff\xd8\xff":
-        return None
-    decoder = _decoder() if "torch" in sys.modules else None  # a look at data does not import torch
-    if decoder is None:
-        return None
+def recognise(content: bytearray, *, shrink: int | None) -> Jpeg | None:
+    """The JPEG in a whole file; None where Pillow has to decide. Raises ValueError for one that is too large."""
+    if content[:3] != b"\xff\xd8\xff" or "torch" not in sys.modules or _decoder() is None:
+        return None  # a look at data does not import torch
     try:
         width, height, orientation = read_header(content)
     except (Doubt, struct.error, IndexError):
@@ -218,16 +268,37 @@ def decode_colour(content: bytearray, *, shrink: int | None) -> Image | None:
     _check_size(width, height)
     if shrink is not None and min(width, height) >= 2 * shrink:
         return None  # Pillow decodes at a fraction of the size
+    return Jpeg(content, width, height, orientation)
+
+
+def decode_together(jpegs: list[Jpeg]) -> list[Image | None]:
+    """The images, upright; None where Pillow has to decide."""
+    decoder = _decoder() if jpegs else None
+    if decoder is None:
+        return [None] * len(jpegs)
     try:
-        pixels = decoder(content)
-    except RuntimeError:
-        return None
-    return _upright(pixels, orientation) if pixels.shape == (height, width, 3) else None
+        found = decoder([jpeg.content for jpeg in jpegs])
+    except RuntimeError:  # it does not say which of them it refuses
+        return [None] if len(jpegs) == 1 else [image for jpeg in jpegs for image in decode_together([jpeg])]
+    return [
+        _upright(pixels, jpeg.orientation) if pixels.shape == (jpeg.height, jpeg.width, 3) else None
+        for pixels, jpeg in zip(found, jpegs, strict=True)
+    ]
+
+
+# TorchScript, because its interpreter runs the whole loop without the lock
+_LOOP = """
+def decode(files: List[Tensor]) -> List[Tensor]:
+    images: List[Tensor] = []
+    for file in files:
+        images.append(torch.ops.image.decode_jpeg(file, 3, False).permute(1, 2, 0))
+    return images
+"""
 
 
 @functools.cache
-def _decoder() -> Callable[[bytearray], Image] | None:
-    """torchvision's decoder, from the bytes of a file to height x width x 3; None where this build has none.
+def _decoder() -> Callable[[list[bytearray]], list[Image]] | None:
+    """torchvision's decoder, from the bytes of files to height x width x 3 each; None where this build has none.
 
     The operator and not ``torchvision.io.decode_jpeg``, which warns at every call that it will move to another package.
     """
@@ -235,13 +306,12 @@ def _decoder() -> Callable[[bytearray], Image] | None:
         import torch
         import torchvision.io  # noqa: F401 (registers the operator)
 
-        operator, frombuffer, byte = torch.ops.image.decode_jpeg.default, torch.frombuffer, torch.uint8
+        loop, frombuffer, byte = torch.jit.CompilationUnit(_LOOP).decode, torch.frombuffer, torch.uint8
     except (ImportError, OSError, RuntimeError, AttributeError):
         return None
 
-    def decode(content: bytearray) -> Image:
-        planes: Image = operator(frombuffer(content, dtype=byte), _COLOUR, False).numpy()
-        return planes.transpose(1, 2, 0)  # how the decoder laid it out in memory
+    def decode(files: list[bytearray]) -> list[Image]:
+        return [image.numpy() for image in loop([frombuffer(file, dtype=byte) for file in files])]
 
     return decode
 
@@ -252,89 +322,3 @@ def _upright(pixels: Image, orientation: int) -> Image:
         return pixels
     down, across = _TURNS[orientation]
     return np.ascontiguousarray((pixels.transpose(1, 0, 2) if orientation >= 5 else pixels)[::down, ::across])
-
-
-def read_header(content: bytes | bytearray) -> tuple[int, int, int]:
-    """Width, height and EXIF orientation of a JPEG; raises Doubt, struct.error or IndexError for an unusual one."""
-    if content[-2:] != b"\xff\xd9":
-        raise Doubt
-    place, size, orientation, hidden = 2, None, None, False
-    while True:
-        mark, kind, length = struct.unpack_from(">BBH", content, place)
-        begin, end = place + 4, place + 2 + length
-        if mark != 0xFF or length < 2 or end > len(content):
-            raise Doubt
-        if kind == _SCAN:
-            break
-        if 0xE0 <= kind <= 0xEF:
-            found, hides = _read_application(kind, content[begin:end])
-            if found is not None and orientation is not None:
-                raise Doubt  # Pillow joins them
-            orientation, hidden = orientation or found, hidden or hides
-        elif kind in _FRAMES:
-            bits, height, width, layers = struct.unpack_from(">BHHB", content, begin)
-            layer = bytes(content[begin + 6 : end])
-            if (bits, layers, len(layer)) != (8, 3, 9) or size is not None or not width or not height:
-                raise Doubt
-            if layer[0::3] != b"\x01\x02\x03" or layer[1::3] not in _SAMPLINGS:
-                raise Doubt
-            size = width, height
-        elif kind == _QUANTISATION:
-            if (length - 2) % 65 or any(content[at] > 3 for at in range(begin, end, 65)):
-                raise Doubt
-        elif kind not in (_HUFFMAN, _RESTART, _COMMENT):
-            raise Doubt
-        place = end
-    if size is None or (hidden and not orientation):
-        raise Doubt
-    return *size, orientation or 1
-
-
-def _read_application(kind: int, segment: bytes | bytearray) -> tuple[int | None, bool]:
-    """The orientation in an application segment (0: EXIF without one), and whether another may be hidden in it."""
-    if kind == 0xE0 and segment[:4] == b"JFIF" and len(segment) < 12:
-        raise Doubt
-    if kind == 0xE1 and segment[:6] == b"Exif\0\0":
-        return _read_exif(segment[6:]), False
-    if kind == 0xE1:
-        return None, b"tiff:Orientation" in segment
-    if kind == 0xE2 and segment[:12] == b"ICC_PROFILE\0" and len(segment) < 14:
-        raise Doubt
-    if kind == 0xED and segment[:14] == b"Photoshop 3.0\0":
-        _check_photoshop(segment)
-    if kind == 0xEE and segment[:5] == b"Adobe" and (len(segment) < 12 or segment[11] != 1):
-        raise Doubt  # RGB that was never converted to YCbCr, or something else
-    return None, False
-
-
-def _check_photoshop(segment: bytes | bytearray) -> None:
-    place = 14
-    while segment[place : place + 4] == b"8BIM":
-        place += 7 + segment[place + 6]
-        place += place & 1
-        place += 4 + struct.unpack_from(">I", segment, place)[0]
-        place += place & 1
-
-
-def _read_exif(data: bytes | bytearray) -> int:
-    """The orientation in a block of EXIF data, 0 where it has none."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(data[:4]))
-    if order is None:
-        raise Doubt
-    (place,) = struct.unpack_from(f"{order}I", data, 4)
-    (count,) = struct.unpack_from(f"{order}H", data, place)
-    orientation = 0
-    for tag, kind, values, where in struct.iter_unpack(f"{order}HHII", data[place + 2 : place + 2 + 12 * count]):
-        if not 1 <= kind < len(_SIZES) or (_SIZES[kind] * values > 4 and where + _SIZES[kind] * values > len(data)):
-            raise Doubt
-        if tag in (_ORIENTATION, _UNIT) and (kind, values) != (_SHORT, 1):
-            raise Doubt
-        if tag == _RESOLUTION and (kind, values) != (_RATIONAL, 1):
-            raise Doubt
-        if tag == _ORIENTATION:
-            if orientation:
-                raise Doubt
-            orientation = (where if order == "<" else where >> 16) & 0xFFFF
-    if len(data) < place + 2 + 12 * count:
-        raise Doubt
-    return orientation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import EXTENSIONS, read_image
+from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
 from dssl.data.index import Index, open_index
 from dssl.data.source import NoSplitError, Split, expanded
 from dssl.errors import DsslError
@@ -53,6 +54,10 @@ class Folder:
         """One image, decoded."""
         return read_image(self.index.path(index), channels=self._channels, shrink=self._shrink)
 
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+        """Several images, decoded together; an unreadable one is its error."""
+        return read_images(map(self.index.path, indices), channels=self._channels, shrink=self._shrink)
+
     def label_of(self, index: int) -> str:
         """The path below the folder, printable."""
         return printable(self.index.relative(index))
@@ -92,8 +97,14 @@ class ListFile:
 
     def image(self, index: int) -> Image:
         """One image, decoded."""
-        path = os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
-        return read_image(path, channels=self._channels, shrink=self._shrink)
+        return read_image(self._path(index), channels=self._channels, shrink=self._shrink)
+
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+        """Several images, decoded together; an unreadable one is its error."""
+        return read_images(map(self._path, indices), channels=self._channels, shrink=self._shrink)
+
+    def _path(self, index: int) -> bytes:
+        return os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
 
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""

@@ -15,8 +15,8 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from dssl import rng
-from dssl.augment import Normalization
-from dssl.data.decode import UnreadableImage
+from dssl.augment import Images, Normalization
+from dssl.data.decode import GROUP, UnreadableImage
 from dssl.data.device import Batch, Pool
 from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
@@ -24,8 +24,7 @@ from dssl.data.source import Source
 from dssl.errors import DsslError
 from dssl.types import Image
 
-_SMALL = 64 * 64  # pixels; images up to this size are handed to the kernels many at a time
-_CHUNK = 64
+_CHUNK, _FEW = 64, 16  # images that a thread claims at once: at most, and where the batch has enough also at least
 _LONG = 16  # times its shorter side: longer images are not resized whole
 CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
 
@@ -41,11 +40,11 @@ class Maker(Protocol):
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Any:
         """The parameters of every view of these images."""
 
-    def apply(self, plan: Any, row: int, image: NDArray[np.uint8], out: Any, out_row: int) -> None:
+    def apply(self, plan: Any, row: int, image: Image, out: Any, out_row: int) -> None:
         """All views of one image."""
 
-    def apply_many(self, plan: Any, row: int, images: NDArray[np.uint8], out: Any, out_row: int) -> None:
-        """All views of images of one size."""
+    def apply_many(self, plan: Any, row: int, images: Images, out: Any, out_row: int) -> None:
+        """All views of some images, of any sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +156,9 @@ class Batches(Piped):
             steps=self.steps,
             threads=threads,
             ahead=ahead,
-            # small enough that all threads work on the batch that is needed next
-            chunk=max(1, min(_CHUNK, -(-count // (2 * threads)))),
+            # small enough that all threads work on the batch that is needed next, but no smaller: each claim, like each call
+            # of a kernel, needs the interpreter's lock
+            chunk=max(min(_FEW, -(-count // threads)), min(_CHUNK, -(-count // (2 * threads)))),
         )
 
     def at(self, step: int) -> Batch:
@@ -186,40 +186,35 @@ def _fill(reader: Reader, maker: Maker, content: _Content, rows: range, is_stopp
     with content.lock:  # once per batch: a plan costs a millisecond, however few the images
         if content.plan is None:
             content.plan = maker.plan(content.indices, epoch=content.epoch)
-    plan = content.plan
     pending: list[Image] = []
-    first = rows.start  # of the pending images
-
-    def flush() -> None:
-        if pending:
-            try:
-                maker.apply_many(plan, first, np.stack(pending), content.buffers, first)
-            except Exception as error:
-                name(error, [int(content.indices[row]) for row in range(first, first + len(pending))])
-                raise
-            pending.clear()
-
-    def name(error: Exception, indices: list[int]) -> None:
-        error.add_note(f"while making the views of {', '.join(map(reader.source.label_of, indices))}")
-
+    held, first = 0, rows.start  # of the pending images: their bytes, and the row of the first
+    found = reader.images(content.indices[rows.start : rows.stop].tolist())
     for row in rows:
         if is_stopped():
             return
-        index = int(content.indices[row])
         try:
-            image = reader.read(index)
-            small = image.shape[0] * image.shape[1] <= _SMALL
-            if not small:
-                maker.apply(plan, row, image, content.buffers, row)
+            image = next(found)
         except Exception as error:
-            name(error, [index])
+            error.add_note(f"while reading {reader.source.label_of(int(content.indices[row]))}")
             raise
-        if pending and not (small and image.shape == pending[0].shape):
-            flush()
-        if small:
-            first = first if pending else row
-            pending.append(image)
-    flush()
+        pending.append(image)
+        held += image.nbytes
+        if held >= GROUP or row == rows[-1]:
+            _make(reader, maker, content, first, pending)
+            pending, held, first = [], 0, row + 1
+
+
+def _make(reader: Reader, maker: Maker, content: _Content, first: int, images: list[Image]) -> None:
+    """The views of these images into the rows from `first` on; an error names its image."""
+    try:
+        maker.apply_many(content.plan, first, images, content.buffers, first)
+        return
+    except Exception as error:
+        if len(images) == 1:
+            error.add_note(f"while making the views of {reader.source.label_of(int(content.indices[first]))}")
+            raise
+    for row, image in enumerate(images, first):  # to learn which of them it is
+        _make(reader, maker, content, row, [image])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

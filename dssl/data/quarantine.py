@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from dssl import rng
 from dssl.augment import Normalization
 from dssl.data.decode import UnreadableImage
 from dssl.data.pipeline import in_threads
-from dssl.data.source import Source, skipped_files
+from dssl.data.source import Source, read_many, skipped_files
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -111,26 +111,29 @@ class Reader:
         self.source, self.quarantine = source, quarantine
         self._stream = rng.key(seed, "replacement")
 
-    def read(self, index: int) -> Image:
-        """The image, or its replacement."""
-        image = self._try(index)
-        if image is not None:
-            return image
-        draws = rng.bits(self._stream, np.array([index], np.int64), _ATTEMPTS)[0]
-        for draw in draws.tolist():
-            image = self._try(draw % len(self.source))
-            if image is not None:
-                return image
+    def images(self, indices: list[int]) -> Iterator[Image]:
+        """The images, or their replacements, in order."""
+        known = [index in self.quarantine for index in indices]  # as it is now: other threads add to it
+        found = read_many(self.source, [index for index, bad in zip(indices, known, strict=True) if not bad])
+        for index, bad in zip(indices, known, strict=True):
+            image = None if bad else self._checked(index, next(found))
+            yield self._replacement(index) if image is None else image
+
+    def _replacement(self, index: int) -> Image:
+        for draw in rng.bits(self._stream, np.array([index], np.int64), _ATTEMPTS)[0].tolist():
+            other = draw % len(self.source)
+            if other not in self.quarantine:
+                image = self._checked(other, next(read_many(self.source, [other])))
+                if image is not None:
+                    return image
         raise DsslError(f"{self.source.label_of(index)}: unreadable, and so are {_ATTEMPTS} others tried in its place")
 
-    def _try(self, index: int) -> Image | None:
-        if index in self.quarantine:
-            return None
-        try:
-            return self.source.image(index)
-        except UnreadableImage as error:
-            self.quarantine.record(index, error)
-            return None
+    def _checked(self, index: int, image: Image | UnreadableImage) -> Image | None:
+        """The image; None for an unreadable one, which is recorded."""
+        if not isinstance(image, UnreadableImage):
+            return image
+        self.quarantine.record(index, image)
+        return None
 
 
 def check_sample(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import kind_of
+from dssl.data.decode import UnreadableImage, kind_of
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -88,6 +88,10 @@ class Subset:
     def image(self, index: int) -> Image:
         """One image of the source."""
         return self.source.image(int(self.indices[index]))
+
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+        """Several images of the source."""
+        return read_many(self.source, self.indices[indices].tolist())
 
     def label_of(self, index: int) -> str:
         """What the source calls it."""
@@ -185,6 +189,23 @@ def earlier_fingerprints(source: Source) -> tuple[str, ...]:
 @runtime_checkable
 class _Renamed(Protocol):
     def earlier_fingerprints(self) -> tuple[str, ...]: ...
+
+
+def read_many(source: Source, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+    """Images in order, an unreadable one as its error; a source with a method ``read_many`` reads several at once."""
+    if isinstance(source, _ReadsMany):
+        yield from source.read_many(indices)
+        return
+    for index in indices:
+        try:
+            yield source.image(index)
+        except UnreadableImage as error:
+            yield error
+
+
+@runtime_checkable
+class _ReadsMany(Protocol):
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]: ...
 
 
 def skipped_files(source: Source) -> Sequence[tuple[str, str]]:

@@ -121,6 +121,33 @@ def test_buffers_of_ones_own_and_images_that_may_not_be_written_to():
         assert not own[name][:2].any()
 
 
+@pytest.mark.parametrize("normalization", [None, IMAGENET])
+def test_images_of_any_sizes_in_one_call(normalization):
+    generator = np.random.default_rng(4)
+    shapes = [(40, 30), (8, 90), (1, 1), (33, 32), (90, 8)]
+    pictures = [generator.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]
+    pictures[1] = np.asfortranarray(pictures[1])
+    pictures[3] = generator.integers(0, 256, (66, 64, 3), np.uint8)[::-2, ::2]
+    pictures[4].flags.writeable = False
+    maker = ViewMaker(FOUR, size=32, seed=3, normalization=normalization)
+    plan, one_by_one, together = maker.plan(np.arange(7), epoch=2), maker.allocate(9), maker.allocate(9)
+    for row, picture in enumerate(pictures):
+        maker.apply(plan, row + 2, picture, one_by_one, row + 3)
+    maker.apply_many(plan, 2, pictures, together, 3)
+    for name in maker.names:
+        assert one_by_one[name][3:8].any()
+        np.testing.assert_array_equal(together[name], one_by_one[name])
+    for images_, row, message in (
+        (pictures, 3, "rows 3 to 7 are not"),
+        ([], 0, "no images"),
+        (pictures[:1], 7, "row 7 is"),
+    ):
+        with pytest.raises(DsslError, match=message):
+            maker.apply_many(plan, row, images_, together, 0)
+    with pytest.raises(DsslError, match="do not fit"):
+        maker.apply_many(plan, 0, pictures, together, 5)
+
+
 def test_memory_does_not_grow():
     maker = ViewMaker([View(name="v", policy="standard > ra(2,9)")], size=16, seed=0)
     picture, out = images(1)[0], maker.allocate(1)

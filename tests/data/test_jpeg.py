@@ -5,13 +5,15 @@ import struct
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
 from dssl.data import decode
-from dssl.data.decode import UnreadableImage, read_image
+from dssl.data.decode import UnreadableImage, read_image, read_images
+from dssl.errors import DsslError
 
 GENERATOR = np.random.default_rng(5)
 
@@ -36,7 +38,8 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def fast(content: bytes) -> np.ndarray | None:
-    return decode.decode_colour(bytearray(content), shrink=None)
+    jpeg = decode.recognise(bytearray(content), shrink=None)
+    return None if jpeg is None else decode.decode_together([jpeg])[0]
 
 
 def by_pillow(content: bytes) -> np.ndarray:
@@ -147,8 +150,66 @@ def test_without_torchvisions_decoder_pillow_decodes(tmp_path, monkeypatch):
     assert read_image(str(tmp_path / "a.jpg"), shrink=21).shape == (40, 56, 3)
 
 
-def refuse(content: bytearray) -> None:
+def refuse(files: list[bytearray]) -> None:
     raise RuntimeError("damaged")
+
+
+def outcome(image: np.ndarray | UnreadableImage) -> bytes | str:
+    return str(image) if isinstance(image, UnreadableImage) else image.tobytes()
+
+
+def test_files_read_together_are_those_read_alone(tmp_path, monkeypatch):
+    """Whatever is among them; and no more are decoded together than fit the limit."""
+    contents = [saved(photo(40 + number, 56), exif=turned(1 + number % 8)) for number in range(12)]
+    contents[3] = UNUSUAL["4:1:1"]
+    contents[5] = (
+        contents[5][: contents[5].index(b"\xff\xda") + 40] + b"\xff\xd9"
+    )  # the header is intact, the rest is not
+    contents[6] = b""
+    contents[9] = saved(photo(40, 56).convert("L"))
+    paths = [str(tmp_path / f"{number}.jpg") for number in range(13)]  # the last one is missing
+    for path, content in zip(paths, contents, strict=False):
+        Path(path).write_bytes(content)
+    alone = []
+    for path in paths:
+        try:
+            alone.append(outcome(read_image(path)))
+        except UnreadableImage as error:
+            alone.append(str(error))
+    assert [isinstance(one, str) for one in alone].count(True) >= 2
+    sizes, decoder = [], decode._decoder()
+    monkeypatch.setattr(decode, "_decoder", lambda: lambda files: sizes.append(len(files)) or decoder(files))
+    for limit, most in ((1 << 23, 9), (20_000, 3), (1, 1)):
+        sizes.clear()
+        monkeypatch.setattr(decode, "GROUP", limit)
+        assert [outcome(image) for image in read_images(paths)] == alone
+        assert max(sizes) == most
+
+
+def test_one_refused_file_does_not_keep_the_others_from_torchvision(monkeypatch):
+    decoder = decode._decoder()
+    jpegs = [decode.recognise(bytearray(saved(photo(24, 32 + number))), shrink=None) for number in range(3)]
+
+    def picky(files: list[bytearray]) -> list[np.ndarray]:
+        return refuse(files) if jpegs[1].content in files else decoder(files)
+
+    monkeypatch.setattr(decode, "_decoder", lambda: picky)
+    images = decode.decode_together(jpegs)
+    assert images[1] is None
+    assert [image.shape for image in (images[0], images[2])] == [(24, 32, 3), (24, 34, 3)]
+
+
+def test_an_error_that_is_not_the_files_fault_is_raised(tmp_path, monkeypatch):
+    (tmp_path / "a.jpg").write_bytes(PLAIN)
+    for error, expected in ((OSError(24, "Too many open files"), DsslError), (MemoryError(), MemoryError)):
+
+        def fail(path: str, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(decode, "open_regular", fail)
+        with pytest.raises(expected) as caught:
+            list(read_images([str(tmp_path / "a.jpg")]))
+        assert not isinstance(caught.value, UnreadableImage)
 
 
 def test_a_size_beyond_the_limits_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
@@ -197,7 +258,7 @@ def test_damaged_files_give_pillows_pixels_or_are_left_to_it(where, capfd):  # l
 
 
 def test_it_decodes_without_the_lock():
-    content, decoder = bytearray(saved(photo(600, 800))), decode._decoder()
+    content, decoder = [bytearray(saved(photo(600, 800)))], decode._decoder()
     turns, over = [], threading.Event()
 
     def other() -> None:

@@ -12,9 +12,13 @@ import torch
 from PIL import Image
 
 from dssl import rng
-from dssl.data import Quarantine, UnreadableImage, open_source
+from dssl.augment import ViewMaker
+from dssl.data import Quarantine, UnreadableImage, decode, loader, open_source
+from dssl.data.device import Batch
 from dssl.data.loader import Batches, Order
+from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
+from dssl.graph import View
 
 
 class Numbers:
@@ -174,7 +178,7 @@ def test_too_many_bad_files_stop_the_run():
         list(batches)
 
 
-@pytest.mark.parametrize("index", [9, 10])  # one is made alone, one together with its neighbours
+@pytest.mark.parametrize("index", [9, 10])
 def test_an_error_in_a_thread_reaches_the_consumer_with_the_image_named(index):
     class Broken(Maker):
         def apply(self, plan, row, image, out, out_row):
@@ -185,9 +189,49 @@ def test_an_error_in_a_thread_reaches_the_consumer_with_the_image_named(index):
     with make(maker=Broken(), epochs=2) as batches:
         with pytest.raises(ZeroDivisionError) as caught:
             list(batches)
-        assert any(f"{index}.jpg" in note for note in caught.value.__notes__)
+        assert caught.value.__notes__ == [f"while making the views of {index}.jpg"]
         with pytest.raises(ZeroDivisionError):
             batches.at(0)
+
+
+def test_a_thread_decodes_and_makes_its_images_in_two_calls(tmp_path, monkeypatch):
+    """What needs the interpreter's lock is done once per group: the views are those of images made one by one."""
+    for number in range(24):
+        noise = np.random.default_rng(number).integers(0, 256, (40 + number, 60 - number, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{number:02}.jpg")
+    (tmp_path / "05.jpg").write_bytes((tmp_path / "05.jpg").read_bytes()[:300])
+    source = open_source(str(tmp_path), cache=False)
+    maker = ViewMaker([View(name="a", policy="standard"), View(name="b", policy="ra(2,9)")], size=16, seed=1)
+    decoded, made, decoder, apply_many = [], [], decode._decoder(), maker.apply_many
+
+    def counted(plan, row, images, out, out_row):
+        made.append(len(images))
+        apply_many(plan, row, images, out, out_row)
+
+    monkeypatch.setattr(decode, "_decoder", lambda: lambda files: decoded.append(len(files)) or decoder(files))
+    monkeypatch.setattr(maker, "apply_many", counted)
+
+    def batch(threads: int) -> Batch:
+        decoded.clear(), made.clear()
+        with make(source, maker, batch_size=24, steps=1, epochs=None, threads=threads, ahead=0) as batches:
+            found = batches.at(0)
+        assert batches.quarantine.reasons.keys() == {str(tmp_path / "05.jpg")}
+        return found
+
+    first = batch(2)
+    assert made == [12, 12]
+    assert sorted(decoded) == [1, 11, 12]  # all but the damaged one, and what takes its place
+    reader = Reader(source, seed=5, quarantine=Quarantine(source))
+    plan, alone = maker.plan(first.indices, epoch=0), maker.allocate(24)
+    for row, index in enumerate(first.indices.tolist()):
+        maker.apply(plan, row, next(reader.images([index])), alone, row)
+    for name in "ab":
+        assert np.array_equal(first.views[name].permute(0, 2, 3, 1).numpy(), alone[name])
+    monkeypatch.setattr(loader, "GROUP", 1)
+    monkeypatch.setattr(decode, "GROUP", 1)
+    again = batch(3)
+    assert set(made) == {1}
+    assert all(torch.equal(first.views[name], again.views[name]) for name in "ab")
 
 
 def test_an_error_wakes_a_consumer_that_waits():

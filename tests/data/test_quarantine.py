@@ -34,7 +34,7 @@ class Numbers:
 
 def values(source: Numbers, seed: int, indices: list[int]) -> list[int]:
     reader = Reader(source, seed=seed, quarantine=Quarantine(source, max_share=1))
-    return [int(reader.read(index)[0, 0, 0]) for index in indices]
+    return [int(image[0, 0, 0]) for image in reader.images(list(indices))]
 
 
 def test_replacements_depend_on_seed_and_index_alone():
@@ -59,7 +59,7 @@ def test_each_file_is_listed_once_also_after_a_restart(tmp_path):
         source = Numbers(100, {3, 5})
         reader = Reader(source, seed=0, quarantine=Quarantine(source, path=path))
         for index in (3, 5, 3, 5, 3):
-            reader.read(index)
+            next(reader.images([index]))
         assert source.reads.count(3) == 1  # a known bad file is not tried again
     assert path.read_text() == "/data/3.jpg\tit is bad\n/data/5.jpg\tit is bad\n"
 
@@ -77,10 +77,10 @@ def test_more_than_the_share_is_an_error():
     source = Numbers(100, set(range(50)))
     reader = Reader(source, seed=0, quarantine=Quarantine(source, max_share=0.03))
     with pytest.raises(DsslError, match=r"4 of 100 images .* 3\.0%.*/data/\d+\.jpg: it is bad"):
-        [reader.read(index) for index in range(100)]
+        list(reader.images(list(range(100))))
     one = Numbers(10, {4})
     with pytest.raises(DsslError, match="1 of 10 images"):
-        Reader(one, seed=0, quarantine=Quarantine(one, max_share=0)).read(4)
+        next(Reader(one, seed=0, quarantine=Quarantine(one, max_share=0)).images([4]))
 
 
 def test_what_the_scan_skipped_counts(tmp_path):
@@ -126,7 +126,7 @@ def test_a_sample_finds_a_bad_set_before_the_run_and_lets_a_good_one_pass():
 def test_when_nothing_can_be_read_the_search_ends():
     source = Numbers(5, set(range(5)))
     with pytest.raises(DsslError, match="others tried"):
-        Reader(source, seed=0, quarantine=Quarantine(source, max_share=1)).read(0)
+        next(Reader(source, seed=0, quarantine=Quarantine(source, max_share=1)).images([0]))
 
 
 def test_a_list_that_cannot_be_written_is_one_line(tmp_path):

@@ -10,7 +10,7 @@ from PIL import Image
 from dssl.data import NoSplitError, Subset, UnreadableImage, open_source, require_labels
 from dssl.data.folder import holds
 from dssl.data.index import open_index
-from dssl.data.source import earlier_fingerprints
+from dssl.data.source import earlier_fingerprints, read_many
 from dssl.errors import DsslError
 
 
@@ -236,3 +236,25 @@ def test_names_that_are_no_text_are_printable(tmp_path):
     names = [source.label_of(index) for index in range(2)]
     assert names == ["ok.png", "x\\udcff\\n\\x1b[31m.png"]
     assert np.array_equal(source.image(0), source.image(1))
+
+
+def test_several_images_at_once_are_those_read_alone(tmp_path):
+    for value in range(6):
+        picture(tmp_path / "data" / f"{value}.png", value)
+    (tmp_path / "data" / "2.png").write_bytes(b"nothing")
+    (tmp_path / "list.txt").write_text("".join(f"data/{value}.png\n" for value in range(6)))
+    folder = open_source(str(tmp_path / "data"))
+    subset = Subset(folder, np.array([5, 2, 0]))
+    for source, values in ((folder, [1, None, 4]), (open_source(str(tmp_path / "list.txt")), [1, None, 4])):
+        found = list(read_many(source, [1, 2, 4]))
+        assert [None if isinstance(one, UnreadableImage) else one[0, 0, 0] for one in found] == values
+        assert found[1].path == str(tmp_path / "data" / "2.png")
+    assert [isinstance(one, UnreadableImage) or int(one[0, 0, 0]) for one in read_many(subset, [2, 1, 0])] == [
+        0,
+        True,
+        5,
+    ]
+    assert list(read_many(subset, [])) == []
+    assert [image[0, 0].tolist() for image in read_many(open_source("shapes:4"), [3, 1])] == [
+        open_source("shapes:4").image(index)[0, 0].tolist() for index in (3, 1)
+    ]

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import carray, njit, types
 from numba.core import event
+from numba.core.cgutils import voidptr_t
+from numba.extending import intrinsic
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
@@ -18,6 +20,12 @@ from dssl.files import first_alone, forget_kernels
 
 _logger = logging.getLogger("dssl")
 _lock = threading.Lock()
+
+
+@intrinsic
+def _pointer(typing, address):  # type: ignore[no-untyped-def]
+    """What numba has no name for: an integer as a pointer."""
+    return types.voidptr(address), lambda context, builder, signature, values: builder.inttoptr(values[0], voidptr_t)
 
 
 @njit(nogil=True)
@@ -139,20 +147,22 @@ def _build(sources: int, *, cache: bool) -> Kernels:
 
     @njit(nogil=True, cache=cache)
     def run(  # type: ignore[no-untyped-def]
-        images, codes, values, offsets, views, row, count, done, planes, workspace, slots,
+        places, codes, values, offsets, views, row, done, planes, workspace, slots,
         bytes_out, floats_out, as_float, out_row, scale, offset,
     ):  # fmt: skip
-        """Makes the views of ``count`` images; stops at a custom operation and returns its step, else -1.
+        """Makes the views of some images; stops at a custom operation and returns its step, else -1.
 
-        ``scale`` and ``offset`` repeat the numbers of the channels over a line of pixels. ``slots`` says which of the
-        planes holds each view, and last which one is spare; it carries over when a call resumes after a custom
-        operation (``done`` is then that operation's step, otherwise -1).
+        ``places`` has the address, height and width of each image: one call for images of any sizes, since entering and
+        leaving a call takes the interpreter's lock. ``scale`` and ``offset`` repeat the numbers of the channels over a
+        line of pixels. ``slots`` says which of the planes holds each view, and last which one is spare; it carries over
+        when a call resumes after a custom operation (``done`` is then that operation's step, otherwise -1).
         """
         if sources == 0:
             return -1
         number_of_views = views.shape[0]
         channels, pixels = planes.shape[1], planes.shape[2] * planes.shape[3]
-        for item in range(count):
+        for item in range(places.shape[0]):
+            whole = carray(_pointer(places[item, 0]), (places[item, 1], places[item, 2], channels), np.uint8)
             for view in range(number_of_views):
                 first, stop, origin = views[view, 0], views[view, 1], views[view, 2]
                 if done >= stop:
@@ -172,7 +182,7 @@ def _build(sources: int, *, cache: bool) -> Kernels:
                     numbers = values[row + item, offsets[step] : offsets[step + 1]]
                     here = planes[slots[view]]
                     if kind == code.CROP or kind == code.RESIZE:
-                        image = images[item]
+                        image = whole
                         if sized:
                             again = np.empty((here.shape[1], here.shape[2], channels), np.uint8)
                             _interleave(here.reshape(channels, pixels), 0, again.reshape(pixels, channels))
@@ -270,10 +280,9 @@ def _draw_signature() -> tuple[types.Type, ...]:
 
 def _signature() -> tuple[types.Type, ...]:
     """The one signature: every array is C-contiguous, every flag and count 64 bits wide."""
-    images = types.Array(types.uint8, 4, "C", readonly=True)  # what NumPy makes of a Pillow image may not be written to
     return (
-        images, _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
-        _array(types.int64, 2), types.int64, types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
+        _array(types.int64, 2), _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
+        _array(types.int64, 2), types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
         _array(types.int64, 1), _array(types.uint8, 5), _array(types.float32, 5), types.boolean, types.int64,
         _array(types.float32, 1), _array(types.float32, 1),
     )  # fmt: skip
