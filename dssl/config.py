@@ -97,7 +97,7 @@ class RunConfig:
     """Settings that a resumed run may change, since no weight depends on them."""
 
     data: str = "shapes"
-    """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, or a text file that lists them."""
+    """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, a text file that lists them, or tar shards."""
     limit: int | None = None
     """Use only N of the images, chosen by the seed."""
     image_size: int = 32

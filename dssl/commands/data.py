@@ -28,7 +28,8 @@ class Arguments:
     action: Literal["show", "pack", "cifar10"]
     """What to do."""
     place: str
-    """show, pack: shapes, cifar10:FOLDER, packed:FOLDER, a folder of images or a text list; cifar10: the folder to fill."""
+    """show, pack: shapes, cifar10:FOLDER, packed:FOLDER, a folder of images, a text list or tar shards; cifar10: the
+    folder to fill."""
     split: Literal["train", "test"] | None = None
     """show: which split; train by default."""
     measure: bool = False

@@ -20,7 +20,8 @@ import stat
 import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
@@ -104,20 +105,37 @@ def read_image(path: str | bytes, *, channels: int = 3, shrink: int | None = Non
     With `shrink`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least that long: several
     times faster on large photos, with slightly different pixels.
     """
-    try:
+    with naming(path):
         file, size = open_regular(path)
         with file:
-            if size > MAX_BYTES:
-                raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
+            check_length(size)
             if size > _AT_ONCE:
                 return decode(io.BufferedReader(file), channels=channels, shrink=shrink)
             content = bytearray(size)
             del content[file.readinto(content) :]  # one call reads all there is of a regular file
-        if channels == 3:
-            image = decode_colour(content, shrink=shrink)
-            if image is not None:
-                return image
-        return decode(io.BytesIO(content), channels=channels, shrink=shrink)
+        return decode_content(content, channels=channels, shrink=shrink)
+
+
+def check_length(size: int) -> None:
+    """Refuse an image of too many bytes before they are read."""
+    if size > MAX_BYTES:
+        raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
+
+
+def decode_content(content: bytearray, *, channels: int = 3, shrink: int | None = None) -> Image:
+    """Decode the bytes of a whole file; raises whatever the decoder raises."""
+    if channels == 3:
+        image = decode_colour(content, shrink=shrink)
+        if image is not None:
+            return image
+    return decode(io.BytesIO(content), channels=channels, shrink=shrink)
+
+
+@contextmanager
+def naming(path: str | bytes) -> Iterator[None]:
+    """Turn whatever goes wrong while an image is read and decoded into an UnreadableImage with its path and the reason."""
+    try:
+        yield
     except (UnreadableImage, MemoryError):
         raise
     except OSError as error:

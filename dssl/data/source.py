@@ -102,9 +102,10 @@ class Subset:
 def open_source(
     text: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
 ) -> Source:
-    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
+    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images, a text list, or tar
+    shards: "shards/{000..127}.tar", "shards/*.tar", or a folder or text list of them.
 
-    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders and lists.
+    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders, lists and shards.
     """
     text = expanded(text)
     if split not in ("train", "test"):
@@ -139,14 +140,19 @@ def open_source(
 
 def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, cache: bool) -> Source:
     from dssl.data.folder import Folder, ListFile
+    from dssl.data.shards import find_shards
+    from dssl.data.tar import Tar
 
+    shards = find_shards(text, split)
+    if shards is not None:
+        return Tar(shards, channels=channels, shrink=shrink, cache=cache)
     try:
         mode = os.stat(text).st_mode  # noqa: PTH116
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DsslError(
-            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images "
-            "or a text list"
+            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images, "
+            "tar shards or a text list"
         ) from error
     if stat.S_ISDIR(mode):
         return Folder(text, split=split, channels=channels, shrink=shrink, cache=cache)
@@ -161,7 +167,8 @@ def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels and classes for callers that need them; an error where there are none, or only one class."""
     if source.labels is None or source.classes is None:
         raise DsslError(
-            f"{source.name}: no labels: expected one folder per class, or a list with a label after a tab on each line"
+            f"{source.name}: no labels: expected one folder per class, a list with a label after a tab on each line, or shards "
+            "with a .cls or .json beside each image"
         )
     if len(np.unique(source.labels)) < 2:
         raise DsslError(f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: expected at least two")
