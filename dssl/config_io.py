@@ -20,6 +20,8 @@ from dssl.methods import METHODS, MethodSettings, declaration_of
 Plain = dict[str, Any]
 _REMOVED: Plain = {"accumulate": 1}
 """Settings of earlier versions that had a single value: old files may still state it."""
+_ADDED: Plain = {"shuffle": None, "window": None}
+"""Settings that earlier versions did not have: at these values they leave the fingerprint of a configuration as it was."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
 
@@ -90,7 +92,11 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
 
 def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    told = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
+    told = {
+        key: value
+        for key, value in flat(to_dict(config)).items()
+        if not is_harmless(key, config) and not (key in _ADDED and value == _ADDED[key])
+    }
     text = json.dumps(told | _REMOVED, sort_keys=True)  # as earlier versions wrote it: results keep their names
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

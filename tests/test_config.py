@@ -102,3 +102,5 @@ def test_difference_names_what_matters_and_nothing_else() -> None:
     assert config_io.difference(old, new) == ["epochs: 100 -> 200", "optimizer.rate: 0.03 -> 0.5"]
     assert config_io.fingerprint(old) != config_io.fingerprint(new)
     assert config_io.fingerprint(old) == config_io.fingerprint(replace(old, threads=3, knn_every=1))
+    # as computed before there were shards: results keep their names
+    assert config_io.fingerprint(RunConfig()) == "b97bc5c6d5ddccf9"

@@ -13,10 +13,12 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, decode_content, naming, open_regular
 from dssl.data.index import ENDINGS, Index, kept_index
@@ -87,6 +89,13 @@ class Tar:
         """One image, decoded."""
         with naming(self.index.path(index)):
             return decode_content(self._read(index), channels=self._channels, shrink=self._shrink)
+
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:
+        """Have the system read whole shards, in sequence, before their images are asked for."""
+        if hasattr(os, "posix_fadvise"):
+            for shard in shards.tolist():
+                with suppress(OSError, ValueError):  # who needs an image of it will say what is wrong
+                    os.posix_fadvise(self._files.at(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def _read(self, index: int) -> bytearray:
         record = self.index.records[index]

@@ -14,6 +14,7 @@ from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.loader import EvaluationBatches
+from dssl.data.order import require_shards
 from dssl.distributed import World
 from dssl.graph import ViewGraph
 from dssl.methods import Method, declaration_of
@@ -27,6 +28,8 @@ logger = logging.getLogger("dssl")
 def open_data(config: RunConfig) -> Source:
     """The training images, or the part of them that the configuration asks for."""
     source = open_source(config.data, channels=config.channels)
+    if config.shuffle == "shards":
+        require_shards(source)
     if config.limit is None or config.limit >= len(source):
         return source
     chosen = rng.permutation(rng.key(config.seed, "limit"), len(source))[: config.limit]

@@ -13,7 +13,8 @@ from PIL import Image
 
 from dssl import rng
 from dssl.data import Quarantine, UnreadableImage, open_source
-from dssl.data.loader import Batches, Order
+from dssl.data.loader import Batches
+from dssl.data.order import Order
 from dssl.errors import DsslError
 
 
