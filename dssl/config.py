@@ -97,11 +97,11 @@ class RunConfig:
     """Settings that a resumed run may change, since no weight depends on them."""
 
     data: str = "shapes"
-    """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, a text file that lists them, or tar shards."""
+    """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, a text file that lists them, or shards (tar, Parquet)."""
     limit: int | None = None
     """Use only N of the images, chosen by the seed."""
     shuffle: Literal["images", "shards"] | None = None
-    """images: an order random over all images, the default; shards: a few shards at a time, for slow disks."""
+    """images: random over all images, the default; shards: a few shards at a time, for slow disks and for Parquet."""
     window: int | None = None
     """With --shuffle shards: how many shards are mixed at a time; 16 by default."""
     image_size: int = 32

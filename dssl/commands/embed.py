@@ -13,9 +13,9 @@ from dssl.errors import DsslError
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Write the embeddings of images: shards in a folder, or one .npz or .csv.
+    """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
-    Rerunning the command resumes where it stopped.
+    Rerunning the command resumes where it stopped, if it writes shards.
     """
 
     weights: Path  # positional
@@ -23,7 +23,8 @@ class Arguments:
     data: str  # positional
     """Images: a folder, a list of files, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
-    """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz or .csv."""
+    """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz,
+    .csv or .parquet (columns path, label and embedding)."""
     shard: int = 10_000
     """Images per shard; one shard is in memory at a time."""
     split: Literal["train", "test"] = "train"
@@ -49,12 +50,12 @@ def run(arguments: Arguments) -> int:
 
     from dssl.data import open_source
     from dssl.distributed import pick_device
-    from dssl.evaluate.embed import embed_file, embed_shards
+    from dssl.evaluate.embed import embed_file, embed_parquet, embed_shards
     from dssl.evaluate.store import FeatureStore
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
-    if arguments.out.suffix not in ("", ".npz", ".csv"):
-        raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
+    if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
+        raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
     begun = time.perf_counter()
     loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
@@ -68,6 +69,8 @@ def run(arguments: Arguments) -> int:
     )
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(store, source, arguments.out)
+    elif arguments.out.suffix == ".parquet":
+        done = embed_parquet(store, source, arguments.out, shard=arguments.shard)
     else:
         done = embed_shards(store, source, arguments.out, shard=arguments.shard)
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""

@@ -188,6 +188,12 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
 
 
+def ending_of(content: bytes) -> str:
+    """The usual extension for these bytes; raises ValueError where they are not an image."""
+    kind = str(_identify(io.BytesIO(content)).format)
+    return {"JPEG": "jpg", "TIFF": "tif"}.get(kind, kind.lower())
+
+
 def _orientation(picture: Pillow.Image) -> int:
     """EXIF's orientation, 1 (upright) where there is none or it cannot be read."""
     try:

@@ -53,6 +53,10 @@ class Folder:
         """One image, decoded."""
         return read_image(self.index.path(index), channels=self._channels, shrink=self._shrink)
 
+    def content(self, index: int) -> bytes:
+        """The bytes of one file."""
+        return Path(os.fsdecode(self.index.path(index))).read_bytes()
+
     def label_of(self, index: int) -> str:
         """The path below the folder, printable."""
         return printable(self.index.relative(index))
@@ -94,6 +98,10 @@ class ListFile:
         """One image, decoded."""
         path = os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
         return read_image(path, channels=self._channels, shrink=self._shrink)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of one file."""
+        return Path(os.fsdecode(os.path.join(self._base, self._paths[index]))).read_bytes()  # noqa: PTH118
 
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""

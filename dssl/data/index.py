@@ -76,9 +76,16 @@ def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True) -> I
     return kept_index(root, lambda: scan(root), cache=cache)
 
 
-def kept_index(root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), cache: bool) -> Index:
+def kept_index(
+    root: bytes,
+    make: Callable[[], Index],
+    *,
+    shards: tuple[bytes, ...] = (),
+    options: tuple[bytes, ...] = (),
+    cache: bool,
+) -> Index:
     """The index of a folder, or of these shards below it, from the cache where it is current, else made (and kept)."""
-    place = _place(b"\0".join([root, *shards])) if cache else None
+    place = _place(b"\0".join([root, *shards, *options])) if cache else None
     if place is not None:
         kept = _load(place, root)
         if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):

@@ -127,21 +127,25 @@ class ShardOrder(Order):
 def order_of(
     source: Source, *, batch_size: int, seed: int, shuffle: Shuffle | None = None, window: int | None = None
 ) -> Order:
-    """The order of a source: random over all images unless asked otherwise."""
+    """The order of a source: random over all images unless asked otherwise, or unless the source is better read in shards."""
+    inner = source.source if isinstance(source, Subset) else source
+    if shuffle is None and (inner is source or (np.diff(source.indices) > 0).all()):  # type: ignore[attr-defined]
+        shuffle = getattr(inner, "shuffle", None)
     if shuffle != "shards":
         if window is not None:
             raise DsslError(f"window {window}: only --shuffle shards has one")
         return Order(len(source), batch_size=batch_size, seed=seed)
     bounds = require_shards(source)
     kept = np.flatnonzero(np.diff(bounds))  # of a part of the data, some shards may have no image
-    inner = source.source if isinstance(source, Subset) else source
 
     def ahead(shards: NDArray[np.int64]) -> None:
         # the loader's lock is held here, and a system may take its time to accept what it is told
         threading.Thread(target=inner.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()  # type: ignore[attr-defined]
 
     bounds = np.append(bounds[kept], bounds[-1])
-    return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or WINDOW, ahead=ahead)
+    return ShardOrder(
+        bounds, batch_size=batch_size, seed=seed, window=window or getattr(inner, "window", WINDOW), ahead=ahead
+    )
 
 
 def require_shards(source: Source) -> NDArray[np.int64]:
@@ -149,7 +153,7 @@ def require_shards(source: Source) -> NDArray[np.int64]:
     inner = source.source if isinstance(source, Subset) else source
     bounds: NDArray[np.int64] | None = getattr(inner, "bounds", None)
     if bounds is None:
-        raise DsslError(f"--shuffle shards: {source.name} does not consist of shards; expected tar files")
+        raise DsslError(f"--shuffle shards: {source.name} does not consist of shards; expected tar or Parquet files")
     if not isinstance(source, Subset):
         return bounds
     if (np.diff(source.indices) <= 0).any():

@@ -6,7 +6,7 @@ import glob
 import itertools
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from dssl.data.source import NoSplitError, Split
 from dssl.errors import DsslError
 from dssl.files import printable
 
-SHARDS = (".tar",)
+SHARDS = (".tar", ".parquet")
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _TEST = ("validation", "valid", "val", "test")
 _COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
@@ -36,12 +36,28 @@ class Found:
     name: str
     paths: tuple[bytes, ...]
     train: tuple[bytes, ...] | None = None
+    columns: str = ""
+    """Of Parquet: image=COLUMN,label=COLUMN, as given behind a #."""
+
+    @property
+    def kind(self) -> str:
+        """The ending that all of them have."""
+        kinds = {os.path.splitext(path)[1].lower().decode() for path in self.paths}  # noqa: PTH122 (bytes)
+        if len(kinds) > 1:
+            raise DsslError(f"{self.name}: both tar and Parquet files; name those of one kind")
+        return kinds.pop()
 
 
 def find_shards(text: str, split: Split) -> Found | None:
     """The shards that a text means: a file, a folder, a text list or a pattern; None where it means something else."""
-    if os.path.isdir(text):  # noqa: PTH112 (no error for a name that no file can have)
-        return _in_folder(Path(text), split)
+    place, _, columns = text.partition("#")
+    # not Path.exists, which fails for a name that no file can have
+    if os.path.exists(text) or not (place.endswith(".parquet") or os.path.isdir(place)):  # noqa: PTH110, PTH112
+        place, columns = text, ""
+    text = place
+    if os.path.isdir(text):  # noqa: PTH112
+        found = _in_folder(Path(text), split)
+        return found if found is None else replace(found, columns=columns)
     paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110
     if not paths:
         return None
@@ -55,7 +71,9 @@ def find_shards(text: str, split: Split) -> Found | None:
             raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
     if split == "test":
         raise NoSplitError(f"{printable(text)}: these shards have no test split: give those of the test images instead")
-    return Found(name=printable(text), paths=tuple(os.path.realpath(os.fsencode(path)) for path in paths))
+    return Found(
+        name=printable(text), paths=tuple(os.path.realpath(os.fsencode(path)) for path in paths), columns=columns
+    )
 
 
 def _in_folder(place: Path, split: Split) -> Found | None:
@@ -200,8 +218,10 @@ class Scanned:
     ignored: int
 
 
-def assemble(root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, started: int) -> Index:
-    """One index of what was found in all shards."""
+def assemble(
+    root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, started: int, marks: list[bytes] | None = None
+) -> Index:
+    """One index of what was found in all shards; `marks` identify them where their names and the sizes of images do not."""
     counts = [len(shard.names) for shard in found]
     classes = _sorted_classes({label for shard in found for label in shard.labels if label is not None})
     number: dict[bytes | None, int] = {name: place for place, name in enumerate(classes)}
@@ -226,7 +246,7 @@ def assemble(root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, st
             for name, why in shard.skipped
         ],
         ignored=sum(shard.ignored for shard in found),
-        fingerprint=fingerprint([*shards], names, records),
+        fingerprint=fingerprint(marks or [*shards], names, records),
         reusable=not any(shard.time >= started - YOUNG for shard in found),
     )
 

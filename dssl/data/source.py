@@ -103,7 +103,7 @@ def open_source(
     text: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
 ) -> Source:
     """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images, a text list, or tar
-    shards: "shards/{000..127}.tar", "shards/*.tar", or a folder or text list of them.
+    or Parquet shards: "shards/{000..127}.tar", "data/*.parquet#label=COLUMN", or a folder or text list of them.
 
     `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders, lists and shards.
     """
@@ -140,19 +140,21 @@ def open_source(
 
 def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, cache: bool) -> Source:
     from dssl.data.folder import Folder, ListFile
+    from dssl.data.parquet import Parquet
     from dssl.data.shards import find_shards
     from dssl.data.tar import Tar
 
     shards = find_shards(text, split)
     if shards is not None:
-        return Tar(shards, channels=channels, shrink=shrink, cache=cache)
+        kind = Tar if shards.kind == ".tar" else Parquet
+        return kind(shards, channels=channels, shrink=shrink, cache=cache)
     try:
         mode = os.stat(text).st_mode  # noqa: PTH116
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DsslError(
             f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images, "
-            "tar shards or a text list"
+            "tar or Parquet shards, or a text list"
         ) from error
     if stat.S_ISDIR(mode):
         return Folder(text, split=split, channels=channels, shrink=shrink, cache=cache)
@@ -192,6 +194,14 @@ def earlier_fingerprints(source: Source) -> tuple[str, ...]:
 @runtime_checkable
 class _Renamed(Protocol):
     def earlier_fingerprints(self) -> tuple[str, ...]: ...
+
+
+@runtime_checkable
+class InFiles(Protocol):
+    """A source whose images are files of their own, or in shards."""
+
+    def content(self, index: int) -> bytes | bytearray:
+        """The bytes of one of them, not decoded."""
 
 
 def skipped_files(source: Source) -> Sequence[tuple[str, str]]:

@@ -88,7 +88,7 @@ class Tar:
     def image(self, index: int) -> Image:
         """One image, decoded."""
         with naming(self.index.path(index)):
-            return decode_content(self._read(index), channels=self._channels, shrink=self._shrink)
+            return decode_content(self.content(index), channels=self._channels, shrink=self._shrink)
 
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
         """Have the system read whole shards, in sequence, before their images are asked for."""
@@ -97,7 +97,8 @@ class Tar:
                 with suppress(OSError, ValueError):  # who needs an image of it will say what is wrong
                     os.posix_fadvise(self._files.at(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
-    def _read(self, index: int) -> bytearray:
+    def content(self, index: int) -> bytearray:
+        """The bytes of one image as they are in its shard."""
         record = self.index.records[index]
         size = int(record["size"])
         check_length(size)
