@@ -215,7 +215,7 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
 
 def _is_current(index: Index) -> bool:
     """True where every container has the time stamp, and every shard the length, that it had at the scan."""
-    lengths = index.lengths or [None] * len(index.containers)
+    lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for container, modified, length in zip(index.containers, index.times, lengths, strict=True):
             status = os.stat(os.path.join(index.root, container))  # noqa: PTH116, PTH118

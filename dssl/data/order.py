@@ -143,9 +143,8 @@ def order_of(
         threading.Thread(target=inner.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()  # type: ignore[attr-defined]
 
     bounds = np.append(bounds[kept], bounds[-1])
-    return ShardOrder(
-        bounds, batch_size=batch_size, seed=seed, window=window or getattr(inner, "window", WINDOW), ahead=ahead
-    )
+    usual: int = getattr(inner, "window", WINDOW)
+    return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or usual, ahead=ahead)
 
 
 def require_shards(source: Source) -> NDArray[np.int64]:

@@ -231,7 +231,7 @@ def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[st
     name = columns.get("image")
     if name is None:
         name = next(iter(inner)) if len(inner) == 1 else next((one for one in _NAMES["image"] if one in inner), None)
-    if name not in inner:
+    if name is None or name not in inner:
         what = f"no column {name!r} of images" if name is not None else "no column, or several, of images"
         raise DsslError(f"{printable(path)}: {what} among {', '.join(schema.names)}; name one: FILES#image=COLUMN")
     return name, inner[name]

@@ -91,6 +91,7 @@ def test_images_that_are_no_files_become_png(tmp_path, form):
     assert len(hashes[0]) == 12
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # its own
 def test_webdataset_reads_them(photos, tmp_path):
     webdataset = pytest.importorskip("webdataset", reason="webdataset is in the benchmarks' environment")
     pack(photos, tmp_path, "tar", max_bad=0.1)
