@@ -146,7 +146,8 @@ def index_cost(members: int) -> record.Record:
             os._exit(min(250, round((_private() - before) / 2**20 * 1e6 / len(source))))
         private = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         return {
-            "members": members, "scan_seconds": scan, "scan_cpu_seconds": cpu, "reopen_seconds": statistics.median(reopen), "reopen_cpu_seconds": again,
+            "members": members, "scan_seconds": scan, "scan_cpu_seconds": cpu,
+            "reopen_seconds": statistics.median(reopen), "reopen_cpu_seconds": again,
             "index_bytes_per_image": kept.stat().st_size / members, "private_mb_per_million": private,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }  # fmt: skip
