@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults lint types bench bench-setup bench-long clean
+.PHONY: help setup demo test test-slow test-faults test-gpu lint types bench bench-setup bench-long clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,13 +24,16 @@ demo: $(STAMP) ## run the main job on built-in data
 	$(BIN)/dssl demo
 
 test: $(STAMP) lint types ## lint, types and the test suite (at most 10 minutes on two cores)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not faults"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## tests that take minutes each
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not gpu"
 
 test-faults: $(STAMP) ## the long fault injections, with counts: tried, survived, lost (half an hour on two idle cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
+
+test-gpu: $(STAMP) ## what only GPUs can show, with a table to paste (10 minutes on two GPUs)
+	$(BIN)/python -m pytest tests/gpu -m gpu
 
 lint: $(STAMP) ## ruff: errors, imports and format
 	$(BIN)/ruff check .

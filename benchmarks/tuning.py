@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 started = time.process_time()
             rate = learning_rate(step, peak=options.peak, total=options.steps, warmup=int(0.05 * options.steps))
             set_learning_rate(optimizer, rate, fixed=options.peak)
-            report = objective.backward(batches.at(step).views)
+            report = objective.backward(batches.at(step).views, progress=step / max(options.steps - 1, 1))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             method.after_step(step, options.steps)

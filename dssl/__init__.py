@@ -5,6 +5,7 @@ whole way. Everything is imported when it is first used.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from dssl.version import VERSION as __version__
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from dssl.config import RunConfig
     from dssl.errors import DsslError
     from dssl.graph import Edge, View, ViewGraph
-    from dssl.methods import BYOL, SimCLR, SimSiam
+    from dssl.methods import BYOL, BarlowTwins, SimCLR, SimSiam, Teacher, VICReg
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
     from dssl.presets import equation6, named_graph, soft
     from dssl.recipes import recipe
     from dssl.weights.load import load_encoder
+
+# Of torch 2.15's AMX kernels some run without having configured the tiles: a small bf16 matrix product then ends the process with
+# "illegal instruction" (docs/decisions.md). oneDNN reads this at its first use; whoever sets it decides.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 # torch takes seconds to import: `dssl --help` and the graph must not wait for it
 _HOME = {
@@ -32,6 +37,9 @@ _HOME = {
     "BYOL": "methods",
     "SimCLR": "methods",
     "SimSiam": "methods",
+    "Teacher": "methods",
+    "VICReg": "methods",
+    "BarlowTwins": "methods",
     "build_encoder": "models",
     "encoder_names": "models",
     "feature_dim": "models",
@@ -44,6 +52,7 @@ _HOME = {
 
 __all__ = [
     "BYOL",
+    "BarlowTwins",
     "DsslError",
     "Edge",
     "LossReport",
@@ -51,6 +60,8 @@ __all__ = [
     "RunConfig",
     "SimCLR",
     "SimSiam",
+    "Teacher",
+    "VICReg",
     "View",
     "ViewGraph",
     "__version__",

@@ -76,7 +76,7 @@ def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -
 
 
 def _what_was_wrong(box: str) -> str:
-    """The first paragraph of tyro's box, and the likeliest of the options that it proposes."""
+    """The first paragraph of tyro's box, and the closest of the options that it suggests."""
     lines = [line.strip("│ ") for line in box.splitlines()[1:] if not line.startswith("╰")]  # the first is its title
     paragraphs = [text for text in re.split(r"[─-]{8,}", "\n".join(lines)) if text.strip()]  # not all terminals have ─
     what = " ".join(paragraphs[0].split())

@@ -1,4 +1,4 @@
-"""Everything that defines a run, as frozen dataclasses: the docstring under a field is its help, nonsense is refused here.
+"""Everything that defines a run, as frozen dataclasses: the docstring under a field is its help, invalid values are refused here.
 
 ``dssl train RECIPE`` starts from a recipe's full configuration; each field is a flag of the same name.
 """
@@ -65,15 +65,46 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """The watch over a run."""
+    """The health check of a run."""
 
     stop: bool = False
     """Stop the run when it has collapsed; a NaN always stops it."""
     every: int = 20
-    """Look every so many steps."""
+    """Check every N steps."""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "health.every", self.every, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptConfig:
+    """Continued pretraining: an encoder that starts from good weights keeps most of them."""
+
+    head_epochs: int = 5
+    """Of the run's epochs, the first so many train the heads alone: the gradients of random heads would damage the encoder."""
+    trained_blocks: int | None = 2
+    """Train only so many of the encoder's last blocks; None trains all of them."""
+    encoder_rate: float = 1.0
+    """The learning rate of the encoder as a share of the heads'."""
+    layer_decay: float = 1.0
+    """Layer-wise decay: the rate of a block is this times that of the next one towards the output."""
+    average: float = 0.25
+    """Average the encoder over this last share of the steps in which it learns; 0 takes the last weights."""
+    most_drift: float | None = 0.2
+    """Go from the start towards the average only as far as features drift by this (1 - mean cosine); None goes all the way."""
+    evaluation_size: int = 128
+    """Size of whole images where the encoder is measured and used; larger than the views, since crops enlarge what they show."""
+
+    def __post_init__(self) -> None:
+        require(self.head_epochs >= 0, "adapt.head_epochs", self.head_epochs, "0 or more")
+        blocks = self.trained_blocks
+        require(blocks is None or blocks >= 1, "adapt.trained_blocks", blocks, "at least 1, or None for all")
+        finite("adapt.encoder_rate", self.encoder_rate, strictly=True)
+        require(0 < self.layer_decay <= 1, "adapt.layer_decay", self.layer_decay, "a number above 0 and at most 1")
+        require(0 <= self.average <= 1, "adapt.average", self.average, "a number from 0 to 1")
+        if self.most_drift is not None:
+            finite("adapt.most_drift", self.most_drift, strictly=True)
+        between("adapt.evaluation_size", self.evaluation_size, LARGEST["image_size"])
 
 
 def _simsiam() -> MethodSettings:
@@ -116,9 +147,13 @@ class RunConfig:
     encoder: str = "small"
     """The network to train: whitened or small (for CPUs), resnet18-cifar, any torchvision classifier by name, or timm:NAME."""
     init: Path | None = None
-    """Initialise the encoder from these weights: a file of dssl, torchvision or timm."""
+    """Initialise the encoder from these weights: imagenet (torchvision's or timm's), or a file of dssl, torchvision or timm."""
+    teacher: Path | None = None
+    """Weights of the frozen teacher of edges such as s1->teacher(s1): a run, or a file of dssl, torchvision or timm."""
+    teacher_encoder: str | None = None
+    """The teacher's encoder, where its file does not say: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=_simsiam)
-    """simsiam, byol or simclr."""
+    """simsiam, byol, simclr, vicreg or barlowtwins."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"
@@ -150,6 +185,13 @@ class RunConfig:
     """Measure kNN accuracy every N epochs if the data has labels and a test split; 0 for never."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    adapt: AdaptConfig | None = None
+    """How an encoder that starts from weights is adapted; the recipe adapt has it."""
+
+    @property
+    def head_epochs(self) -> int:
+        """Epochs at the beginning in which the encoder does not learn."""
+        return 0 if self.adapt is None else self.adapt.head_epochs
 
     def __post_init__(self) -> None:
         from dssl.augment import parse
@@ -174,13 +216,26 @@ class RunConfig:
         if self.compile and self.checkpoint_activations:
             raise DsslError("compile and checkpoint_activations are both on, and do not work together: choose one")
         graph = named_graph(self.graph)
+        taught = next((edge.name for edge in graph.active_edges if edge.is_taught), None)
+        if taught is not None and self.teacher is None:
+            raise DsslError(f"the graph has the edge {taught}: name the teacher's weights with --teacher")
+        if taught is None and (self.teacher or self.teacher_encoder) is not None:
+            raise DsslError(
+                f"teacher is {self.teacher or self.teacher_encoder}, but no edge of the graph ends at a teacher: "
+                "add one such as s1->teacher(s1), or leave the teacher out"
+            )
         parse(self.standard)
         parse(self.heavy)
         for view in graph.views:
             if view.policy not in ("standard", "heavy"):
                 parse(view.policy)
-        if self.optimizer.warmup_epochs > self.epochs:
+        if self.head_epochs >= self.epochs:
+            raise DsslError(
+                f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"
+            )
+        if self.optimizer.warmup_epochs > self.epochs - self.head_epochs:
+            kind = "epochs of the run" if not self.head_epochs else "epochs in which the encoder learns"
             raise DsslError(
                 f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs:g}, "
-                f"expected at most the {self.epochs} epochs of the run"
+                f"expected at most the {self.epochs - self.head_epochs} {kind}"
             )

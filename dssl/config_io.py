@@ -20,8 +20,16 @@ from dssl.methods import METHODS, MethodSettings, declaration_of
 Plain = dict[str, Any]
 _REMOVED: Plain = {"accumulate": 1}
 """Settings of earlier versions that had a single value: old files may still state it."""
-_ADDED: Plain = {"shuffle": None, "window": None}
-"""Settings that earlier versions did not have: at these values they leave the fingerprint of a configuration as it was."""
+_ADDED: Plain = {
+    "method.guard": 0.0,
+    "teacher": None,
+    "teacher_encoder": None,
+    "method.predictor": "shared",
+    "adapt": None,
+    "shuffle": None,
+    "window": None,
+}
+"""Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
 
@@ -81,7 +89,7 @@ def _is_removed(name: str, value: Any) -> bool:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
-    """A JSON object; the parser alone would let the last of two equal names win in silence, which TOML forbids."""
+    """A JSON object; the parser alone would let the last of two equal names win silently, which TOML forbids."""
     plain: Plain = {}
     for name, value in pairs:
         if name in plain:
@@ -92,11 +100,8 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
 
 def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    told = {
-        key: value
-        for key, value in flat(to_dict(config)).items()
-        if not is_harmless(key, config) and not (key in _ADDED and value == _ADDED[key])
-    }
+    told = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
+    told = {key: value for key, value in told.items() if key not in _ADDED or value != _ADDED[key]}
     text = json.dumps(told | _REMOVED, sort_keys=True)  # as earlier versions wrote it: results keep their names
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -147,16 +152,21 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
             raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + one for one in known))}")
         if hints[name] is MethodSettings:
             changes[name] = _method(value, getattr(default, name), where)
-        elif dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
-            assert isinstance(hints[name], type)
-            changes[name] = _build(hints[name], value, getattr(default, name), where, f"{prefix}{name}.")
+        elif (table := _table(hints[name])) is not None and isinstance(value, Mapping):
+            before = getattr(default, name)
+            changes[name] = _build(table, value, table() if before is None else before, where, f"{prefix}{name}.")
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
     return dataclasses.replace(default, **changes)
 
 
+def _table(hint: Any) -> type | None:
+    """The dataclass that a setting is, or may be."""
+    return next((one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None)  # type: ignore[return-value]
+
+
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """The value as its type wants it; only loss-free steps are taken (an int for a float, a text for a path)."""
+    """The value in its declared type; only lossless conversions are made (an int to a float, a text to a path)."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value in inside and type(value) in {type(one) for one in inside}:

@@ -1,4 +1,4 @@
-"""A user's mistake, said in one line: what was given, what was expected, what to do."""
+"""A user's mistake, reported in one line: what was given, what was expected, what to do."""
 
 import difflib
 from collections.abc import Iterable, Iterator

@@ -29,9 +29,9 @@ def cache_folder() -> Path | None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that then takes the place of ``path``: after a crash there is the old file or the new one, whole.
+    """A new file that takes the place of ``path`` at the end: after a crash there is the old file or the new one, complete.
 
-    It is the only way in which this program replaces a file.
+    Everything in this program that replaces a file does it through this.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
     os.close(descriptor)
@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file, whole or not at all, and the folders above it."""
+    """Write a file in one go, and create the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, temporary.open("wb") as file:
         for part in parts:
@@ -65,7 +65,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def is_partial(path: Path, *, of: str) -> bool:
-    """Whether a kill while ``of`` was written left this file."""
+    """Whether this is what a kill left of writing ``of``."""
     return path.name.startswith(f".{of}.") and path.suffix == _PARTIAL
 
 
@@ -93,9 +93,8 @@ def first_alone(folder: str | None, *, kept: str) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if folder is not None and not any(Path(folder).glob(kept)):
-            with suppress(
-                OSError
-            ):  # a folder that cannot be written, or a disk without locks: each compiles for itself
+            # a folder that cannot be written, or a disk without locks: each compiles for itself
+            with suppress(OSError):
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context(Path(folder, "compiling.lock").open("w"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -103,7 +102,7 @@ def first_alone(folder: str | None, *, kept: str) -> Iterator[None]:
 
 
 def forget_kernels(folder: str | None, *, module: str) -> None:
-    """Delete what numba cached of a module's kernels: a full disk or a power cut has damaged it."""
+    """Delete numba's cache of a module's kernels, which a full disk or a power cut left incomplete."""
     if folder is None:
         return
     _logger.warning("the compiled kernels in %s are damaged and will be rebuilt", folder)

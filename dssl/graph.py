@@ -10,8 +10,12 @@ The text form, for people and for the command line; ``ViewGraph.parse(text)`` an
     h1->s1             alignment: the prediction of h1 is pulled to the detached target of s1
     s1<-h1             the same, as the paper writes it
     h1->s1:0.5         a weight
+    h1->s1:0..1        a weight that moves linearly over the run
+    s1->mean(s2,s3)    the target is the mean of the targets of several views
+    s1->teacher(s1)    the target is what a frozen teacher makes of a view
     a->b[similarity, attach]   another kind, or a target through which gradient flows
     h1 = ra(2,5)(image)        a view declared: policy, and what it is applied to
+    l1 = crop(0.05,0.3)@16(image)   a view of 16 pixels
     normalize=all      what the total is divided by
 
 Items are separated by commas, semicolons or new lines. A view that is not declared is ``standard(image)`` when its name starts
@@ -25,20 +29,25 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dssl.errors import DsslError, choices
+from dssl.settings import LARGEST
 
 Kind = Literal["similarity", "alignment"]
 Normalize = Literal["similarity", "all", "sum"]
 
 KINDS: tuple[Kind, ...] = ("similarity", "alignment")
 NORMALIZATIONS: tuple[Normalize, ...] = ("similarity", "all", "sum")
-RESERVED_NAMES = ("image", "normalize")
+RESERVED_NAMES = ("image", "normalize", "mean", "teacher")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_END = r"\w+(?:\s*\((?:[^()]|\([^()]*\))*\))?"
 _EDGE = re.compile(
-    r"(?P<left>\w+)\s*(?P<arrow><->|->|<-)\s*(?P<right>\w+)"
+    rf"(?P<left>{_END})\s*(?P<arrow><->|->|<-)\s*(?P<right>{_END})"
     r"\s*(?::\s*(?P<weight>[^\s\[\]]+))?\s*(?:\[(?P<options>[^\]]*)\])?"
 )
-_DECLARATION = re.compile(r"(?P<name>\w+)\s*=\s*(?P<policy>.+)\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL)
+_DECLARATION = re.compile(
+    r"(?P<name>\w+)\s*=\s*(?P<policy>.+?)(?:@(?P<size>[^@()]*))?\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL
+)
+_VERTEX = re.compile(r"(?P<teacher>teacher\()?(?P<view>[A-Za-z_][A-Za-z0-9_]*)(?(teacher)\))")
 _SETTING = re.compile(r"normalize\s*=\s*(?P<value>[^()]*)")
 
 
@@ -51,6 +60,8 @@ class View:
     """``standard`` and ``heavy`` stand for whatever the run uses as such; any policy text may stand here."""
     source: str | None = None
     """None: made from the image. The name of a view: derived from that view."""
+    size: int | None = None
+    """Width and height in pixels; None: the run's image size. A derived view has the size of its source."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in RESERVED_NAMES:
@@ -61,9 +72,24 @@ class View:
         if self.policy != self.policy.strip() or not self.policy:
             raise DsslError(f"view {self.name}: its policy is {self.policy!r}, expected a policy such as 'standard'")
         _check_brackets(self)
+        if self.size is not None and not 1 <= self.size <= LARGEST["image_size"]:
+            raise DsslError(
+                f"view {self.name}: its size is {self.size}, expected 1 to {LARGEST['image_size']:,} pixels"
+            )
+        if self.size is not None and self.source is not None:
+            raise DsslError(
+                f"view {self.name} is derived from {self.source} and has its size: leave out @{self.size}, "
+                "or make it from the image"
+            )
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether it is anything but a standard view: heavy, or with a policy of its own."""
+        return not self.policy.startswith("standard")
 
     def __str__(self) -> str:
-        return f"{self.name} = {self.policy}({self.source or 'image'})"
+        size = "" if self.size is None else f"@{self.size}"
+        return f"{self.name} = {self.policy}{size}({self.source or 'image'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +98,79 @@ class Edge:
 
     predictor: str
     target: str
+    """A view, ``teacher(s1)``: the features of a frozen teacher, or ``mean(s1,s2)``: the mean of the targets of several views."""
     weight: float = 1.0
+    """Where it moves, the weight at the first step."""
     kind: Kind = "alignment"
     """``similarity``: S, the method's own loss (Eq. 2). ``alignment``: D, negative cosine (Eq. 4)."""
     detach: bool = True
     """A stop-gradient on the target. SimSiam and BYOL always have one; for SimCLR this is what makes an edge directed."""
+    final: float | None = None
+    """The weight at the last step, to which it moves linearly; None: it stays."""
 
     def __post_init__(self) -> None:
-        if self.predictor == self.target:
+        object.__setattr__(self, "target", "".join(self.target.split()))
+        if not _NAME.fullmatch(self.predictor):
+            raise DsslError(f"edge {self.name}: only a view predicts; write {self.target}->{self.predictor}")
+        if not all(_VERTEX.fullmatch(one) for one in self.targets):
+            raise DsslError(
+                f"edge {self.name}: target is {self.target!r}, expected a view, a mean such as mean(s1,s2), or teacher(s1)"
+            )
+        if self.predictor in self.targets:
             raise DsslError(f"edge {self.name}: a view cannot be its own target")
+        if self.target.startswith("mean(") and len(set(self.targets)) < max(2, len(self.targets)):
+            raise DsslError(f"edge {self.name}: a mean is of two or more different views")
+        if self.is_taught and not all(one.startswith("teacher(") for one in self.targets):
+            raise DsslError(f"edge {self.name}: a mean is of views or of what the teacher makes of them, not of both")
+        if self.is_taught and (self.kind != "alignment" or not self.detach):
+            raise DsslError(
+                f"edge {self.name}: a teacher is aligned to and does not learn; leave out similarity and attach"
+            )
         if self.kind not in KINDS:
             raise DsslError(f"edge {self.name}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
-        if not math.isfinite(self.weight) or self.weight < 0:
-            raise DsslError(f"edge {self.name}: weight is {self.weight}, expected a finite number that is not negative")
+        for weight in (self.weight, self.final):
+            if weight is not None and (not math.isfinite(weight) or weight < 0):
+                raise DsslError(f"edge {self.name}: weight is {weight}, expected a finite number that is not negative")
 
     @property
     def name(self) -> str:
         return f"{self.predictor}->{self.target}"
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether the target is the teacher's."""
+        return "teacher(" in self.target
+
+    @property
+    def target_views(self) -> tuple[str, ...]:
+        """The views that the target is made of."""
+        return tuple(match["view"] for one in self.targets if (match := _VERTEX.fullmatch(one)))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What is averaged: views, or the teacher's vertices such as ``teacher(s1)``; one, where there is no mean."""
+        inside = re.fullmatch(r"mean\((.*)\)", self.target)
+        return tuple(inside[1].split(",")) if inside else (self.target,)
+
+    def is_reverse_of(self, other: "Edge") -> bool:
+        """Whether the two are one pair, ``a<->b``."""
+        if len(self.targets) > 1 or self.is_taught or (self.predictor, self.target) != (other.target, other.predictor):
+            return False
+        return self == replace(other, predictor=other.target, target=other.predictor)
+
+    @property
+    def largest(self) -> float:
+        """The largest weight that it has during a run."""
+        return self.weight if self.final is None else max(self.weight, self.final)
+
+    def weight_at(self, progress: float) -> float:
+        """The weight when ``progress`` of the run is done, from 0 at the first step to 1 at the last."""
+        return self.weight if self.final is None else self.weight + (self.final - self.weight) * progress
+
+    @property
+    def weight_text(self) -> str:
+        """As the text form has it: ``0.5``, or ``0..1`` where it moves."""
+        return _number(self.weight) + ("" if self.final is None else f"..{_number(self.final)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +200,15 @@ class ViewGraph:
     def view(self, name: str) -> View:
         return next(view for view in self.views if view.name == name)
 
+    def size(self, name: str) -> int | None:
+        """The size of a view in pixels, its own or that of the view it is derived from; None: the run's."""
+        view = self.view(name)
+        return view.size if view.source is None else self.size(view.source)
+
     @property
     def active_edges(self) -> tuple[Edge, ...]:
-        """The edges that take part: an edge of weight zero is as good as none."""
-        return tuple(edge for edge in self.edges if edge.weight > 0)
+        """The edges that take part: an edge of weight zero, from the first step to the last, is as good as none."""
+        return tuple(edge for edge in self.edges if edge.largest > 0)
 
     @property
     def predictors(self) -> tuple[str, ...]:
@@ -132,7 +219,13 @@ class ViewGraph:
     @property
     def targets(self) -> tuple[str, ...]:
         """The views whose target must be computed, in the order of the views."""
-        needed = {edge.target for edge in self.active_edges}
+        needed = {name for edge in self.active_edges if not edge.is_taught for name in edge.targets}
+        return tuple(view.name for view in self.views if view.name in needed)
+
+    @property
+    def taught(self) -> tuple[str, ...]:
+        """The views that the teacher sees, in the order of the views."""
+        needed = {name for edge in self.active_edges if edge.is_taught for name in edge.target_views}
         return tuple(view.name for view in self.views if view.name in needed)
 
     @property
@@ -152,19 +245,19 @@ class ViewGraph:
                 add(view.source)
             order.setdefault(name, view)
 
-        for name in self.encoded:
+        for name in (*self.encoded, *self.taught):
             add(name)
         return tuple(order.values())
 
     @property
     def divisor(self) -> float:
-        """What the weighted sum of the edges is divided by."""
+        """What the weighted sum of the edges is divided by; a weight that moves counts with its largest value, at every step."""
         if self.normalize == "sum":
             return 1.0
-        similarity = math.fsum(edge.weight for edge in self.edges if edge.kind == "similarity")
+        similarity = math.fsum(edge.largest for edge in self.edges if edge.kind == "similarity")
         if self.normalize == "similarity" and similarity > 0:
             return similarity
-        return math.fsum(edge.weight for edge in self.edges)
+        return math.fsum(edge.largest for edge in self.edges)
 
 
 def _check_brackets(view: View) -> None:
@@ -172,13 +265,13 @@ def _check_brackets(view: View) -> None:
     depth = 0
     for character in view.policy:
         depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth < 0 or (depth == 0 and character in ",;=\n"):
+        if depth < 0 or (depth == 0 and character in ",;=@\n"):
             break
     else:
         if depth == 0:
             return
     raise DsslError(
-        f"view {view.name}: policy {view.policy!r} has unbalanced brackets, or one of , ; = outside of brackets"
+        f"view {view.name}: policy {view.policy!r} has unbalanced brackets, or one of , ; = @ outside of brackets"
     )
 
 
@@ -203,18 +296,19 @@ def _check_views(graph: ViewGraph) -> None:
 
 def _check_edges(graph: ViewGraph) -> None:
     names = {view.name for view in graph.views}
-    seen: set[str] = set()
+    seen: set[tuple[str, frozenset[str]]] = set()
     for edge in graph.edges:
-        for end in (edge.predictor, edge.target):
+        for end in (edge.predictor, *edge.target_views):
             if end not in names:
                 raise DsslError(f"edge {edge.name}: there is no view {end}; views are {', '.join(sorted(names))}")
-        if edge.name in seen:
-            raise DsslError(f"edge {edge.name} stands there twice; keep one and add the weights")
-        seen.add(edge.name)
+        ends = (edge.predictor, frozenset(edge.targets))
+        if ends in seen:
+            raise DsslError(f"duplicate edge {edge.name}: keep one and add the weights")
+        seen.add(ends)
     if not graph.active_edges:
-        given = ", ".join(f"{edge.name}:{edge.weight:g}" for edge in graph.edges) or "no edge"
+        given = ", ".join(f"{edge.name}:{edge.weight_text}" for edge in graph.edges) or "no edge"
         raise DsslError(f"nothing to learn from: {given}; at least one edge needs a weight above zero")
-    used = {end for edge in graph.edges for end in (edge.predictor, edge.target)}
+    used = {end for edge in graph.edges for end in (edge.predictor, *edge.target_views)}
     frontier = list(used)
     while frontier:
         source = graph.view(frontier.pop()).source
@@ -239,8 +333,7 @@ def _parse(text: str) -> ViewGraph:
         elif match := _DECLARATION.fullmatch(item):
             if match["name"] in declared:
                 raise DsslError(f"view {match['name']} is declared twice; give the second one another name")
-            source = None if match["source"] == "image" else match["source"]
-            declared[match["name"]] = View(name=match["name"], policy=match["policy"].strip(), source=source)
+            declared[match["name"]] = _view(match)
         else:
             raise DsslError(
                 f"cannot read {item!r} in the graph: expected an edge such as 'h1->s1:0.5' or 's1<->s2', "
@@ -280,6 +373,20 @@ def _items(text: str) -> Iterator[str]:
         raise DsslError(f"a bracket is not closed in {text[start:].strip()!r}")
 
 
+def _view(match: re.Match[str]) -> View:
+    size = match["size"]
+    if size is not None and not re.fullmatch(r"\d{1,9}", size.strip()):
+        raise DsslError(
+            f"view {match['name']}: its size is {size.strip()!r}, expected a whole number of pixels, as in @16"
+        )
+    return View(
+        name=match["name"],
+        policy=match["policy"].strip(),
+        source=None if match["source"] == "image" else match["source"],
+        size=None if size is None else int(size),
+    )
+
+
 def _normalization(value: str) -> Normalize:
     for known in NORMALIZATIONS:
         if value == known:
@@ -289,11 +396,16 @@ def _normalization(value: str) -> Normalize:
 
 def _edges(match: re.Match[str]) -> list[Edge]:
     left, arrow, right = match["left"], match["arrow"], match["right"]
+    first, moves, last = (match["weight"] or "1").partition("..")
     try:
-        weight = float(match["weight"] or 1)
+        weight, final = float(first), float(last) if moves else None
     except ValueError:
-        raise DsslError(f"edge {match.group()!r}: weight {match['weight']!r} is not a number") from None
+        raise DsslError(
+            f"edge {match.group()!r}: weight {match['weight']!r} is not a number, nor two as in 0..1"
+        ) from None
     both = arrow == "<->"
+    if both and "(" in left + right:
+        raise DsslError(f"edge {left}{arrow}{right}: only a view predicts; use one arrow, as in s1->mean(s2,s3)")
     kind: Kind = "similarity" if both else "alignment"
     detach = not both
     for option in filter(None, (word.strip() for word in (match["options"] or "").split(","))):
@@ -303,9 +415,11 @@ def _edges(match: re.Match[str]) -> list[Edge]:
             detach = option == "detach"
         else:
             raise choices(f"option of edge {left}{arrow}{right}", option, (*KINDS, "attach", "detach"))
-    forward = Edge(predictor=left, target=right, weight=weight, kind=kind, detach=detach)
-    backward = replace(forward, predictor=right, target=left)
-    return {"->": [forward], "<-": [backward], "<->": [forward, backward]}[arrow]
+    ends = {"->": [(left, right)], "<-": [(right, left)], "<->": [(left, right), (right, left)]}[arrow]
+    return [
+        Edge(predictor=predictor, target=target, weight=weight, kind=kind, detach=detach, final=final)
+        for predictor, target in ends
+    ]
 
 
 def _default_view(name: str) -> View | None:
@@ -340,8 +454,8 @@ def _complete(declared: dict[str, View], edges: list[Edge]) -> tuple[View, ...]:
         if source is not None:
             add(source, f"view {name}")
     for edge in edges:
-        add(edge.predictor, f"edge {edge.name}")
-        add(edge.target, f"edge {edge.name}")
+        for name in (edge.predictor, *edge.target_views):
+            add(name, f"edge {edge.name}")
     return tuple(views.values())
 
 
@@ -349,16 +463,15 @@ def _edge_texts(edges: tuple[Edge, ...]) -> Iterator[str]:
     position = 0
     while position < len(edges):
         edge = edges[position]
-        back = replace(edge, predictor=edge.target, target=edge.predictor)
-        both = position + 1 < len(edges) and edges[position + 1] == back
+        following = edges[position + 1] if position + 1 < len(edges) else None
         # a pair of alignments reads better as two arrows, unless nothing but the pair's own spelling differs
-        both = both and edge.kind == "similarity"
+        both = edge.kind == "similarity" and following is not None and following.is_reverse_of(edge)
         options: list[str] = []
         if edge.kind != ("similarity" if both else "alignment"):
             options.append(edge.kind)
         if edge.detach == both:
             options.append("detach" if edge.detach else "attach")
-        weight = "" if edge.weight == 1 else f":{_number(edge.weight)}"
+        weight = "" if edge.weight_text == "1" else f":{edge.weight_text}"
         suffix = f"[{', '.join(options)}]" if options else ""
         yield f"{edge.predictor}{'<->' if both else '->'}{edge.target}{weight}{suffix}"
         position += 2 if both else 1

@@ -1,4 +1,4 @@
-"""What one sees of a run: a progress line, metrics.jsonl and TensorBoard."""
+"""What a run shows: a progress line, metrics.jsonl and TensorBoard."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ class Log:
         self._since_step = start
         self._waited = 0.0
         self.verdict = ""
-        """The last verdict that was written down."""
+        """The last verdict that was logged."""
         self._measured = ""
         self._seen: Sight | None = None
         if not active:
@@ -103,6 +103,16 @@ class Log:
         self._measured = f", kNN {result['knn']:.1f} %"
         self._board.scalar("knn", result["knn"], step)
 
+    def start(self, step: int, record: Mapping[str, Any], text: str) -> None:
+        """Where a run that started from weights stands beside them."""
+        if not self.active:
+            return
+        self.write({"step": step, "epoch": step / self.pace.steps_per_epoch, **record})
+        self._measured = f", {text}"
+        for name, value in record["start"].items():
+            if isinstance(value, float):
+                self._board.scalar(f"start/{name}", value, step)
+
     def gallery(self, picture: Any) -> None:
         """The views of a few images, for TensorBoard's page of images (height x width x 3, uint8)."""
         if self.active:
@@ -140,7 +150,7 @@ class Log:
 
 
 def _numbers(value: Any) -> Any:
-    """The same with None for every NaN and infinity: JSON has neither."""
+    """The same with None in place of NaN and infinity, which JSON lacks."""
     if isinstance(value, Mapping):
         return {name: _numbers(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -51,7 +51,7 @@ class Trainable(Generic[Inputs]):
     optimizer: torch.optim.Optimizer
     watch: Watch[Any]
     header: Mapping[str, Any]
-    """What every checkpoint says of the run: its configuration and the fingerprint of its data."""
+    """What every checkpoint records about the run: its configuration and the fingerprint of its data."""
     fixed_rate: float = 0.0
     """The learning rate of parameter groups that do not follow the schedule."""
 
@@ -60,7 +60,7 @@ class Trainable(Generic[Inputs]):
         raise NotImplementedError
 
     def place(self, batch: Inputs) -> Any:
-        """The inputs of a step on the device and in the run's arithmetic."""
+        """The inputs of a step, on the device and in the run's precision."""
         raise NotImplementedError
 
     def rate(self, step: int) -> float:
@@ -107,10 +107,11 @@ class Ending:
 
     @property
     def exit_code(self) -> int:
-        """0 fine, 3 collapsed, 4 diverged, 128 + n stopped by signal n."""
+        """0 success, 3 collapsed, 4 diverged, 5 below where it started, 128 + n stopped by signal n."""
         if self.signal is not None:
             return 128 + self.signal
-        return {"diverged": 4, "collapsed": 3, "partial collapse": 3}.get(self.opinion.verdict, 0)
+        codes = {"diverged": 4, "collapsed": 3, "partial collapse": 3, "below where it started": 5}
+        return codes.get(self.opinion.verdict, 0)
 
 
 def run(
@@ -156,12 +157,13 @@ def run(
             waited = time.perf_counter() - started  # for data, while the device had nothing to do
             inputs = task.place(batch)
             rate = task.rate(step)
-            set_learning_rate(optimizer, rate, fixed=task.fixed_rate)
+            set_learning_rate(optimizer, rate, fixed=task.fixed_rate, step=step)
             # dropout draws from a generator that no checkpoint holds: seeded like this, a resumed run draws the same
             torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
             optimizer.zero_grad(set_to_none=True)
             with autocast(world.device, settings.precision):
-                loss = backward(task.objective, inputs, through=wrapped, scaler=scaler)
+                progress = step / max(total - 1, 1)
+                loss = backward(task.objective, inputs, progress=progress, through=wrapped, scaler=scaler)
             if settings.clip is not None:
                 scaler.unscale_(optimizer)  # the norm to clip is the true one; without fp16 this does nothing
                 nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip)
@@ -207,10 +209,12 @@ def run(
     return Ending(state.step, total, watch.opinion, keeper.newest(), stop.signal)
 
 
-def backward(objective: nn.Module, inputs: Any, *, through: nn.Module, scaler: torch.amp.GradScaler) -> Any:
+def backward(
+    objective: nn.Module, inputs: Any, *, progress: float, through: nn.Module, scaler: torch.amp.GradScaler
+) -> Any:
     """View by view where there are views; the loss of a detector or a classifier is one graph."""
     if isinstance(objective, Objective):
-        return objective.backward(inputs, through=through, scaler=scaler)
+        return objective.backward(inputs, progress=progress, through=through, scaler=scaler)
     loss = through(inputs)
     with torch.autocast(loss.total.device.type, enabled=False):
         scaler.scale(loss.total).backward()
@@ -238,3 +242,5 @@ def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int,
         log.say(f"stopped at step {step} of {total} and saved; the same command resumes it")
     elif opinion.verdict in ("collapsed", "partial collapse"):
         log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
+    elif opinion.verdict == "below where it started":  # judged after the last look, which has not said it
+        log.say(*opinion.lines(), keeper.last_healthy_line())

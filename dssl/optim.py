@@ -53,24 +53,37 @@ class LARS(torch.optim.Optimizer):
             torch._foreach_sub_(weights, velocities, alpha=group["lr"])
 
 
-def build_optimizer(module: nn.Module, config: OptimizerConfig, *, nesterov: bool = False) -> torch.optim.Optimizer:
-    """One group for each combination of decay and fixed rate; a group's ``fixed_rate`` is read by ``set_learning_rate``."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+def build_optimizer(
+    module: nn.Module,
+    config: OptimizerConfig,
+    *,
+    nesterov: bool = False,
+    shares: Mapping[str, float] | None = None,
+    first_step: int = 0,
+) -> torch.optim.Optimizer:
+    """One group for each combination of decay and rate; ``set_learning_rate`` reads what the groups say of their rate.
+
+    ``shares`` are the rates of some parameters as shares of the scheduled one; before ``first_step`` these do not learn.
+    """
+    shares = shares or {}
+    groups: dict[tuple[bool, bool, float | None], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             small = parameter.dim() <= 1
-            fixed = config.fixed_predictor_rate and name.startswith("predictor.")
-            groups.setdefault((small, fixed), []).append(parameter)
+            fixed = config.fixed_predictor_rate and name.startswith(("predictor.", "heavy_predictor."))
+            groups.setdefault((small, fixed, shares.get(name)), []).append(parameter)
     described: list[dict[str, Any]] = [
         {
             "params": parameters,
             "fixed_rate": fixed,
+            "rate_share": 1.0 if share is None else share,
+            "first_step": 0 if share is None else first_step,
             "weight_decay": config.weight_decay if config.decay_norms_and_biases or not small else 0.0,
         }
-        for (small, fixed), parameters in groups.items()
+        for (small, fixed, share), parameters in groups.items()
     ]
     if config.name == "lars":
-        for group, (small, _) in zip(described, groups, strict=True):
+        for group, (small, *_) in zip(described, groups, strict=True):
             group["adapt"] = config.decay_norms_and_biases or not small
         return LARS(described, lr=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
     if config.name == "adamw":
@@ -90,10 +103,11 @@ def peak_rate(base: float, batch_size: int) -> float:
     return base * batch_size / 256
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, *, fixed: float) -> None:
-    """The scheduled rate for all, the fixed one for the groups that keep it."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, *, fixed: float, step: int = 0) -> None:
+    """The scheduled rate, or the fixed one for the groups that keep it, times a group's share; zero before its first step."""
     for group in optimizer.param_groups:
-        group["lr"] = fixed if group.get("fixed_rate") else rate
+        own = fixed if group.get("fixed_rate") else rate
+        group["lr"] = own * group.get("rate_share", 1.0) if step >= group.get("first_step", 0) else 0.0
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, method: nn.Module) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from dssl.distributed import World
 _MOST_IMAGES, _PIXELS = 16, 2**17
 """The measured batch: 16 small images, 2 of 224 pixels."""
 _TURNS, _SECONDS = 5, 1.0
-"""At most so many turns, and none that begins after so many seconds."""
+"""Upper limits: the number of turns, and the seconds after which no turn begins."""
 
 Measure = Callable[[nn.Module, Tensor], tuple[float, float]]
 """Seconds of a step in fp32 and in bf16."""
@@ -42,7 +42,7 @@ def precision_of(
 def choose_precision(
     encoder: nn.Module, *, image_size: int, channels: int, device: torch.device, measure: Measure | None = None
 ) -> tuple[Precision, str]:
-    """bf16 where a step of this encoder is at least a tenth faster with it than in fp32, and the sentence that says so."""
+    """bf16 where a step of this encoder is at least a tenth faster with it than in fp32, and a sentence with the reason."""
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16", "bf16: the GPU has it"
@@ -80,7 +80,7 @@ def encoder_seconds(
 ) -> tuple[float, float]:
     """The best of a few turns of forward and backward in fp32, then in bf16, on a copy of the encoder.
 
-    One thread and its own processor time: neither a busy machine nor threads that wait for each other have a say.
+    One thread and its own processor time: neither a busy machine nor threads that wait for each other distort it.
     """
     trial = copy.deepcopy(encoder).train().to(memory_format=torch.channels_last)
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The named graphs of the paper: its baselines, its method, and every row of its ablation.
+"""The named graphs: the paper's baselines, its method, every row of its ablation, and one from elsewhere.
 
 The figure of the ablation (section 4.3) survives only through its text; rows whose shape the text does not state are marked as
 inferred in ``ABLATION``, and so in ``dssl graph`` and in the documentation.
@@ -56,7 +56,7 @@ def equation6(
             Edge(predictor=standard_, target=heavy_, weight=delta) for heavy_, standard_ in zip(h, s, strict=True)
         ]
     edges = [edge for edge in edges if edge.weight != 0]
-    needed = {end for edge in edges for end in (edge.predictor, edge.target)}
+    needed = {end for edge in edges for end in (edge.predictor, *edge.targets)}
     needed |= {source for name in needed if (source := views[name].source) is not None}
     return ViewGraph(tuple(view for name, view in views.items() if name in needed), tuple(edges))
 
@@ -77,6 +77,7 @@ class Preset:
     """What the paper does not say outright; empty where it does."""
 
 
+_FOUR = ("s1", "s2", "s3", "s4")
 PRESETS: dict[str, Preset] = {
     "standard": Preset("s1<->s2", "one pair of standard views: the original methods; SimCLR's row 'repro.'"),
     "standard2": Preset("s1<->s2, s3<->s4", "two standard pairs (Algorithm 2): the row 'repro.' of SimSiam and BYOL"),
@@ -87,6 +88,10 @@ PRESETS: dict[str, Preset] = {
     ),
     "dssl": Preset(
         "s1<->s2, h1->s1, h2->s2", "directional self-supervised learning (Eq. 5, Algorithm 1), derived views"
+    ),
+    "fastsiam": Preset(
+        ", ".join(f"{one}->mean({','.join(other for other in _FOUR if other != one)})[similarity]" for one in _FOUR),
+        "four standard views, each pulled to the mean of the others (FastSiam, Pototzky et al. 2022)",
     ),
 }
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from dssl.config import OptimizerConfig, RunConfig
+from dssl.config import AdaptConfig, OptimizerConfig, RunConfig
 from dssl.errors import choices
 from dssl.methods import METHODS, Defaults, MethodSettings
 
@@ -26,7 +27,7 @@ def _optimizer(recipe: str, method: str, usual: OptimizerConfig) -> OptimizerCon
 def shapes(method: str = "simsiam") -> RunConfig:
     """The built-in images: minutes on two CPU cores, with heads that suit the small encoder.
 
-    A batch of 64: at this length steps teach more than images do.
+    A batch of 64: in runs this short the number of steps matters more than the number of images.
     """
     return RunConfig(
         data="shapes",
@@ -72,8 +73,8 @@ def imagenet(method: str = "simsiam") -> RunConfig:
 def folder(method: str = "simsiam") -> RunConfig:
     """Your own images, in any folder; give --data FOLDER.
 
-    A magnitude that means what it says (``monotone14``), the data's own mean and deviation, and a size that a single GPU
-    trains in hours and a CPU in a night for a few thousand images.
+    Magnitudes that grow monotonically (``monotone14``), the data's own mean and standard deviation, and a size that a single GPU
+    trains in hours, or a CPU overnight for a few thousand images.
     """
     base = imagenet(method)
     return dataclasses.replace(
@@ -89,19 +90,45 @@ def folder(method: str = "simsiam") -> RunConfig:
     )
 
 
-RECIPES: dict[str, Callable[[str], RunConfig]] = {
+def adapt(method: str = "simclr") -> RunConfig:
+    """A few thousand images of your own, from weights that are good already; give --data FOLDER and --encoder.
+
+    The heads learn first, then the last two blocks of the encoder for a few epochs; BatchNorm keeps the statistics that it came
+    with, because small batches of crops give worse ones. docs/adapt.md has the measurements behind these settings.
+    """
+    return RunConfig(
+        data="folder",
+        image_size=96,
+        normalization="imagenet",
+        encoder="mobilenet_v2",
+        init=Path("imagenet"),
+        method=_settings("adapt", method),
+        graph="standard",
+        standard="crop(0.3,1) > flip > jitter(0.4,0.4,0.4,0.1)?0.8 > gray?0.2",
+        heavy="ra(2,5,monotone14)",
+        epochs=9,
+        batch_size=64,
+        precision="fp32",  # minutes, and the result is compared with weights of full precision
+        knn_every=1,
+        optimizer=OptimizerConfig(name="adamw", rate=4e-3, weight_decay=0.0, warmup_epochs=0.4),
+        adapt=AdaptConfig(),
+    )
+
+
+RECIPES: dict[str, Callable[..., RunConfig]] = {
     "shapes": shapes,
     "cifar10": cifar10,
     "imagenet": imagenet,
     "folder": folder,
+    "adapt": adapt,
 }
 
 
-def recipe(name: str, *, method: str = "simsiam", **changes: Any) -> RunConfig:
-    """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3)``."""
+def recipe(name: str, *, method: str | None = None, **changes: Any) -> RunConfig:
+    """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3)``; its own method by default."""
     if name not in RECIPES:
         raise choices("recipe", name, RECIPES)
-    if method not in METHODS:
+    if method is not None and method not in METHODS:
         raise choices("method", method, METHODS)
-    made = RECIPES[name](method)
+    made = RECIPES[name]() if method is None else RECIPES[name](method)
     return dataclasses.replace(made, **changes) if changes else made

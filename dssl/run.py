@@ -29,7 +29,10 @@ T = TypeVar("T", bound=config_io.Settings)
 
 
 class RunFolder:
-    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``."""
+    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``.
+
+    ``start.safetensors`` is the encoder that a run with ``init`` started from.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,6 +42,7 @@ class RunFolder:
         self.quarantine_file = path / "quarantine.txt"
         self.views_file = path / "views.png"
         self.tensorboard = path / "tensorboard"
+        self.start_file = path / "start.safetensors"
 
     @property
     def has_run(self) -> bool:
@@ -91,6 +95,8 @@ class RunFolder:
         """Written once, whole or not at all: from then on the folder is a run."""
         with _naming(self.config_file):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
+            for leftover in self.path.glob(f".{_OURS}.*"):  # of a start that was killed; we hold the lock
+                leftover.unlink()
             write_text(self.config_file, json.dumps(plain, indent=2) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:

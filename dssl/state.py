@@ -21,7 +21,7 @@ from dssl.run import Resumed, RunFolder
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
-Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged"]
+Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
 Report_contra = TypeVar("Report_contra", contravariant=True)
 
 
@@ -81,8 +81,12 @@ class Watch(Protocol[Report_contra]):
     @property
     def opinion(self) -> Opinion: ...
 
+    @property
+    def trusted(self) -> bool:
+        """Whether the weights as they are now may become the last healthy checkpoint, as far as the verdict allows."""
+
     def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
-        """See and judge; ``first_bad`` is the first step whose loss was no number, or -1. This waits for the device."""
+        """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
 
     def divergence(self, step: int, report: Report_contra, *, first_bad: int) -> None:
         """Take note that the weights are no longer numbers."""
@@ -102,6 +106,8 @@ class Loss:
 
 class LossWatch:
     """The watch over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
+
+    trusted = True
 
     def __init__(self, *, remedies: tuple[str, ...] = ()) -> None:
         self.opinion, self.remedies = Opinion("healthy", 0), remedies
@@ -221,7 +227,7 @@ class Keeper:
         assert self.folder is not None
         step = self.state.step
         verdict = self.state.watch.opinion.verdict
-        if verdict in ("healthy", "too early"):
+        if verdict in ("healthy", "too early") and self.state.watch.trusted:
             self.last_healthy = step
         path = checkpoint.path_at(self.folder.checkpoints, step)
         checkpoint.write(
@@ -266,6 +272,7 @@ class Keeper:
 class Stop:
     """SIGTERM, SIGINT and SIGUSR1 (from batch systems) end a run after it has saved; a second signal ends it at once.
 
+    The same SIGTERM or SIGUSR1 again is no second signal: Slurm sends it to every process, and torchrun hands on its own.
     Within the ``with`` block, ``signal`` is the number of the first one, or None.
     """
 
@@ -286,6 +293,8 @@ class Stop:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == number != signal.SIGINT:
+            return
         if self.signal is not None:
             os._exit(128 + number)
         self.signal = number

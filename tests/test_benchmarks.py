@@ -3,8 +3,11 @@
 import io
 import json
 import re
+import shlex
+import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +16,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from benchmarks import our_views, page, train_paper, views
+from benchmarks import adapt, gpu, our_views, page, train_paper, views
 from benchmarks.view_peers import VIEWS, Contender
 from dssl import Objective, named_graph
 from dssl.augment import Buffers, Plan, ViewMaker
+from dssl.cli import _parse
+from dssl.commands import train as train_command
 from dssl.data import decode
 from dssl.methods import METHODS
+from dssl.recipes import recipe
 
 ROOT = Path(__file__).parent.parent
 BATCH = 4
@@ -157,3 +163,73 @@ def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same
     ordered = [views[name] for name in sorted(names, key=lambda name: (name[0] == "h", name))]
     expected = Objective(built, named_graph(same))(views).total
     assert train_paper.paper_loss(built, ordered, graph).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(tmp_path: Path) -> None:
+    rows = [
+        {"name": name, "before": 40.0, "after": 43.0, "difference": 3.0, "interval": interval}
+        for name, interval in zip(adapt.COLUMNS, ([-1.0, 7.0], [-6.0, -0.5], [0.5, 5.5], [0.0, 6.0]), strict=True)
+    ]
+    (tmp_path / "elpv-dssl-1" / "evaluation").mkdir(parents=True)
+    written = tmp_path / "elpv-dssl-1" / "evaluation" / "comparison.json"
+    written.write_text(json.dumps({"against": [{"protocols": rows}]}))
+    text = adapt.page(tmp_path)
+    (row,) = [line for line in text.splitlines() if line.startswith("| DSSL")]
+    assert row.split(" | ")[0] == "| DSSL, seed 1"
+    assert [cell.count("**") for cell in row.split(" | ")[1:]] == [0, 2, 2, 0]
+    missing = next(line for line in text.splitlines() if line.startswith("Not measured yet"))
+    assert missing.count(",") == 10
+    assert "elpv-dssl-1" not in missing
+    assert len(list(adapt.cells())) == 12
+    # every command of the page is one that dssl understands
+    for line in text.splitlines():
+        if line.startswith("dssl train"):
+            default, words = train_command.defaults(shlex.split(line.replace("$GRAY", adapt.GRAY))[2:])
+            parsed = _parse(train_command.Arguments, "dssl train", words, default)
+            assert parsed.config.adapt is not None
+
+
+def test_the_benchmark_of_gpus_says_in_one_line_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("no GPU was found")
+    assert said.err.count("\n") == 1
+
+
+def test_the_benchmark_of_gpus_trains_reads_and_prints_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs on the CPU with a small encoder, in the process of the test: one after the other, to the table."""
+    base = recipe("shapes", method="simclr")
+    base = replace(base, device="cpu", precision="fp32", batch_size=16, graph="standard", threads=1)
+    monkeypatch.setattr(gpu, "BATCHES", (10**6, 16))
+    monkeypatch.setattr(gpu, "rows", lambda gpus: [gpu.Row("simclr", precision="fp32")])
+
+    def here(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        assert words[1:3] == ["-m", "benchmarks.gpu"]
+        return subprocess.CompletedProcess(words, gpu.main(words[3:]), "", "")
+
+    monkeypatch.setattr(gpu.subprocess, "run", here)
+    said = gpu.run(None, steps=3, gpus=1, memory=10**9, gpu="1 x CPU", base=base)
+    heading, _, titles, _, line = said.splitlines()
+    assert heading.startswith("1 x CPU, torch ")
+    assert titles == "| run | GPUs | images per GPU | images/s | waits for data | peak GiB | counted GiB |"
+    name, gpus, images, rate, share, peak, counted = line.strip("| ").split(" | ")
+    assert (name, gpus, images, peak) == ("simclr, fp32", "1", "16", "0.0")  # a million images do not fit
+    assert float(rate.replace(",", "")) > 0
+    assert 0 <= int(share.removesuffix(" %")) <= 100
+    assert counted in ("0.0", "0.1", "0.2")
+
+
+def test_the_benchmark_of_gpus_launches_one_process_for_each() -> None:
+    assert [row.gpus for row in gpu.rows(1)] == [1] * 5
+    assert [row.gpus for row in gpu.rows(4)][5:] == [4, 4]
+
+
+def test_the_table_of_memory_is_counted() -> None:
+    lines = gpu.memory_table(encoders=("resnet18",), images=(4,)).splitlines()
+    assert lines[0] == "| encoder | method | 4 images |"
+    assert len(lines) == 2 + len(METHODS)
+    assert all(float(line.strip("| ").split(" | ")[2]) >= 0.2 for line in lines[2:])  # weights and momentum are 0.1

@@ -28,7 +28,7 @@ def test_graph_prints_views_edges_and_cost() -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("s1<->s2, h1->s1, h2->s2\n")
     assert "h1    heavy on the pixels of s1" in result.stdout
-    assert "byol     6               2" in result.stdout
+    assert "byol         6               2" in result.stdout
     assert "2n² + 2n" in result.stdout
 
 
@@ -107,7 +107,7 @@ def test_the_shell_completes_commands_flags_and_values() -> None:
         (["train", "shapes", "--epoch", "3"], "--epoch, 3; did you mean --epochs?"),
         (["train", "shapes", "--epochs", "many"], "--epochs: invalid literal for int() with base 10: 'many'"),
         (["train", "shapes", "--epochs"], "--epochs"),
-        (["evaluate"], "PATH"),
+        (["evaluate"], "WEIGHTS"),
         (["graph", "dssl", "extra"], "extra"),
     ],
 )

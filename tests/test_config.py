@@ -102,5 +102,12 @@ def test_difference_names_what_matters_and_nothing_else() -> None:
     assert config_io.difference(old, new) == ["epochs: 100 -> 200", "optimizer.rate: 0.03 -> 0.5"]
     assert config_io.fingerprint(old) != config_io.fingerprint(new)
     assert config_io.fingerprint(old) == config_io.fingerprint(replace(old, threads=3, knn_every=1))
-    # as computed before there were shards: results keep their names
+
+
+def test_results_keep_their_names_when_settings_are_added() -> None:
+    """As the version before the guard computed them: a setting that came later counts only where it changes something."""
     assert config_io.fingerprint(RunConfig()) == "b97bc5c6d5ddccf9"
+    before = {"simsiam": "cefe9bf54f3da438", "byol": "b097c957203ec231", "simclr": "cad3892d64bb774f"}
+    assert {name: config_io.fingerprint(recipe("cifar10", method=name)) for name in before} == before
+    guarded = replace(RunConfig(), method=SimSiamConfig(guard=1.0))
+    assert config_io.fingerprint(guarded) != config_io.fingerprint(RunConfig())

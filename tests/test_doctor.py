@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dssl.commands.doctor import Arguments, run
+from dssl.commands.doctor import Arguments, run, verdict
 from dssl.errors import DsslError
 from dssl.recipes import recipe
 from dssl.train import estimate
-from dssl.train.estimate import Speed, measure_speed
+from dssl.train.budget import Budget
+from dssl.train.estimate import Speed, loader_rate, measure_speed
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             why="fp32: as measured",
             views=("s1", "s2", "h1", "h2"),
         )
-        monkeypatch.setattr(estimate, "measure_speed", lambda *_: speed)
+        monkeypatch.setattr(estimate, "measure_speed", lambda *_, **__: speed)
 
     return put
 
@@ -78,6 +79,58 @@ def test_views_that_are_too_slow(measured, capsys) -> None:
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
     assert "would wait for data" in warnings[0]
+
+
+def test_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Memory is counted, the loader is measured (here it is told), the card comes from a table; nothing is trained."""
+    monkeypatch.setattr(estimate, "measure_speed", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(estimate, "loader_rate", lambda *_: 311.0)
+    assert run(Arguments(recipe="imagenet", device="cuda", batch_size=256, gpus=2)) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "11.0 GiB per GPU, counted (128 images each, bf16)" in lines["memory"]
+    assert "up to 622 images a second" in lines["A100"]
+    assert "not measured" in lines["A100"]
+    assert lines["verdict"] == (
+        "verdict      fits on 2 x A100: 12.1 of 74.5 GiB; the loader gives 311 of 1,243 images a second: it would wait for data "
+        "up to 75% of the time; pack the images (dssl data) or add cores"
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "given", "said"),
+    [
+        (48, 700, "fits on A100: 44.0 of 48.0 GiB; the loader keeps up: 700 images a second of 600"),
+        (
+            16,
+            700,
+            "does not fit on A100: 44.0 of 16.0 GiB; take --batch-size 186 or less, more GPUs, or --checkpoint-activ",
+        ),
+        (48, 150, "the loader gives 150 of 600 images a second: it would wait for data up to 75% of the time"),
+    ],
+)
+def test_the_verdict(memory: int, given: float, said: str) -> None:
+    budget = Budget(40 * 2**30, 1.0, 512)
+    assert said in verdict(budget, memory * 2**30, name="A100", gpus=1, asked=600, given=given)
+
+
+def test_the_loader_gives_real_batches() -> None:
+    """From JPEG files where views are large; the clock is ours, and strikes a second whenever it is asked."""
+    ticks = iter(range(100))
+    config = recipe("folder", image_size=72, batch_size=8, graph="standard", threads=1)
+    # started at 0; asked after two batches (1), after a third (2), and for the end (3)
+    assert loader_rate(config, None, seconds=1.5, clock=lambda: float(next(ticks))) == 3 * 8 / 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (Arguments(gpus=3), "gpus is 3 and the batch is 64"),
+        (Arguments(device="cuda", card="A200"), "A100"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: Arguments, said: str) -> None:
+    with pytest.raises(DsslError, match=said):
+        run(arguments)
 
 
 def test_an_unknown_recipe_is_refused_in_one_line() -> None:

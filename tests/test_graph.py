@@ -22,7 +22,8 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
     views = [View(name=chosen[0], policy=draw(policies))]
     for name in chosen[1:]:
         source = draw(st.one_of(st.none(), st.sampled_from([view.name for view in views])))
-        views.append(View(name=name, policy=draw(policies), source=source))
+        size = draw(st.sampled_from([None, None, 16, 4096])) if source is None else None
+        views.append(View(name=name, policy=draw(policies), source=source, size=size))
     pairs = st.tuples(st.sampled_from(chosen), st.sampled_from(chosen)).filter(lambda pair: pair[0] != pair[1])
     edges = [
         Edge(
@@ -31,12 +32,24 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
             weight=draw(weights),
             kind=draw(st.sampled_from(["similarity", "alignment"])),
             detach=draw(st.booleans()),
+            final=draw(st.one_of(st.none(), weights)),
         )
         for predictor, target in draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
     ]
-    if not any(edge.weight > 0 for edge in edges):
+    for position, edge in enumerate(edges):
+        others = [name for name in chosen if name not in (edge.predictor, edge.target)]
+        if others and draw(st.booleans()):
+            more = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
+            mean = replace(edge, target=f"mean({','.join(draw(st.permutations([edge.target, *more])))})")
+            if not any((one.predictor, {*one.targets}) == (mean.predictor, {*mean.targets}) for one in edges):
+                edges[position] = mean
+        if draw(st.integers(0, 4)) == 0:
+            taught = ",".join(f"teacher({name})" for name in edges[position].targets)
+            target = f"mean({taught})" if "," in taught else taught
+            edges[position] = replace(edges[position], target=target, kind="alignment", detach=True)
+    if not any(edge.largest > 0 for edge in edges):
         edges[0] = replace(edges[0], weight=1.0)
-    used = {end for edge in edges for end in (edge.predictor, edge.target)}
+    used = {end for edge in edges for end in (edge.predictor, *edge.target_views)}
     for view in reversed(views):  # sources come before what is derived from them
         if view.name in used and view.source is not None:
             used.add(view.source)
@@ -83,6 +96,48 @@ def test_a_view_may_be_declared() -> None:
     assert graph.view("h1") == View(name="h1", policy="0.9*ra(2,5) | 0.1*jigsaw(4)", source=None)
     assert graph.edges[2] == Edge(predictor="h1", target="s1", weight=0.5, kind="alignment", detach=False)
     assert graph.normalize == "all"
+
+
+def test_a_target_may_be_a_mean_and_a_weight_may_move() -> None:
+    graph = ViewGraph.parse("s1<->s2:2..0.5, h1 -> mean( s1, s2 ):0..1, mean(s1,h1)<-s2[attach]")
+    assert graph.edges[2:] == (
+        Edge(predictor="h1", target="mean(s1,s2)", weight=0.0, final=1.0),
+        Edge(predictor="s2", target="mean(s1,h1)", detach=False),
+    )
+    assert graph.edges[2].name == "h1->mean(s1,s2)"
+    assert graph.edges[2].targets == ("s1", "s2")
+    assert [edge.weight_at(0.5) for edge in graph.edges] == [1.25, 1.25, 0.5, 1.0]
+    assert str(graph) == "s1<->s2:2..0.5, h1->mean(s1,s2):0..1, s2->mean(s1,h1)[attach]"
+    assert graph.targets == ("s1", "s2", "h1")
+    assert graph.divisor == 4.0  # a weight that moves counts with its largest value
+    assert ViewGraph.parse("h1->s1:0..0, s1->s2:1..0").active_edges == (Edge(predictor="s1", target="s2", final=0.0),)
+
+
+def test_a_view_may_have_its_own_size_and_passes_it_on() -> None:
+    graph = ViewGraph.parse("s1<->s2, l1->s1, l1 = crop(0.05,0.3) @ 16 (image), hl->s2, hl = ra(2,5)(l1)")
+    assert graph.view("l1") == View(name="l1", policy="crop(0.05,0.3)", size=16)
+    assert {view.name: graph.size(view.name) for view in graph.views} == {"s1": None, "s2": None, "l1": 16, "hl": 16}
+    assert "l1 = crop(0.05,0.3)@16(image)" in str(graph)
+
+
+def test_a_teacher_is_a_vertex() -> None:
+    graph = ViewGraph.parse("s1<->s2, s1->teacher(s1), h1->mean(teacher(s1),teacher(s3)):0..1, s2->teacher(s2):0")
+    assert graph.predictors == ("s1", "s2", "h1")
+    assert graph.targets == ("s1", "s2")  # of the method's own
+    assert graph.taught == ("s1", "s3")
+    assert graph.encoded == ("s1", "s2", "h1")
+    assert [view.name for view in graph.made] == ["s1", "s2", "h1", "s3"]
+    assert graph.edges[3].targets == ("teacher(s1)", "teacher(s3)")
+    assert ViewGraph.parse(str(graph)) == graph
+    assert ViewGraph.parse("s1->teacher(s1)").divisor == 1.0
+
+
+def test_fastsiam_pulls_each_view_to_the_mean_of_the_others() -> None:
+    graph = named_graph("fastsiam")
+    assert [(edge.predictor, edge.targets) for edge in graph.edges] == [
+        ("s1", ("s2", "s3", "s4")), ("s2", ("s1", "s3", "s4")), ("s3", ("s1", "s2", "s4")), ("s4", ("s1", "s2", "s3")),
+    ]  # fmt: skip
+    assert graph.divisor == 4.0
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -159,7 +214,7 @@ def test_only_what_positive_edges_need() -> None:
         ("s1<->s2:much", "'much'"),
         ("s1<->s2:0", "s1->s2:0"),
         ("a = heavy(b), b = heavy(a), a->b", "a -> b -> a"),
-        ("s1<->s2, s1->s2", "s1->s2 stands there twice"),
+        ("s1<->s2, s1->s2", "duplicate edge s1->s2"),
         ("s1<->s2, s3 = standard(image)", "s3"),
         ("s1<->s2, h1 = a(image), h1 = b(image)", "h1 is declared twice"),
         ("s1<->s2, hello", "'hello'"),
@@ -168,6 +223,33 @@ def test_only_what_positive_edges_need() -> None:
         ("h1 = ra(2,5(image), h1->s1", "bracket"),
         ("h1 = jigsaw(4), h1->s1", "'h1 = jigsaw(4)'"),
         ("image->s1", "image"),
+        ("s1->mean(s1,s2)", "its own target"),
+        ("h1->mean(s1)", "two or more different views"),
+        ("h1->mean(s1,s1)", "two or more different views"),
+        ("h1->mean(s1,)", "expected a view, a mean such as mean(s1,s2), or teacher(s1)"),
+        ("h1->median(s1,s2)", "expected a view, a mean such as mean(s1,s2), or teacher(s1)"),
+        ("s1->teacher(s1,s2)", "expected a view, a mean"),
+        ("s1->teacher(mean(s1,s2))", "expected a view, a mean"),
+        ("s1->teacher", "teacher"),
+        ("teacher(s1)->s1", "only a view predicts; write s1->teacher(s1)"),
+        ("s1<->teacher(s1)", "only a view predicts"),
+        ("s1->mean(s2,teacher(s1))", "not of both"),
+        ("s1->teacher(s1)[similarity]", "a teacher is aligned to and does not learn"),
+        ("s1->teacher(s1)[attach]", "a teacher is aligned to and does not learn"),
+        ("s1->teacher(x)", "'x'"),
+        ("h1->mean(s1,x)", "'x'"),
+        ("mean(s1,s2)->h1", "only a view predicts; write h1->mean(s1,s2)"),
+        ("h1<->mean(s1,s2)", "only a view predicts"),
+        ("h1->mean(s1,s2), h1->mean(s2,s1)", "duplicate edge h1->mean(s2,s1)"),
+        ("mean = heavy(image), mean->s1", "mean"),
+        ("s1<->s2, s2 = standard@0(image)", "its size is 0, expected 1 to 4,096"),
+        ("s1<->s2, s2 = standard@5000(image)", "its size is 5000"),
+        ("s1<->s2, s2 = standard@-3(image)", "its size is '-3', expected a whole number"),
+        ("s1<->s2, s2 = standard@16@8(image)", "one of , ; = @ outside"),
+        ("h1->s1, h1 = heavy@16(s1)", "view h1 is derived from s1 and has its size: leave out @16"),
+        ("s1<->s2:0..", "nor two as in 0..1"),
+        ("s1<->s2:0..-1", "weight is -1"),
+        ("s1<->s2:0..0", "s1->s2:0..0"),
         ("dsssl", "did you mean 'dssl'"),
         ("soft(2)", "between 0 and 1"),
         ("soft()", "expected numbers"),

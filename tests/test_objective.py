@@ -3,6 +3,7 @@
 import copy
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -10,24 +11,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dssl import BYOL, DsslError, Objective, SimCLR, SimSiam, ViewGraph, named_graph
+from dssl import BYOL, BarlowTwins, DsslError, Objective, SimCLR, SimSiam, Teacher, VICReg, ViewGraph, named_graph
 from dssl.methods import METHODS
 from dssl.presets import PRESETS
 
-METHOD_NAMES = ("simsiam", "byol", "simclr")
+METHOD_NAMES = ("simsiam", "byol", "simclr", "vicreg", "barlowtwins")
 
 
 def encoder() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
 
-def build(name: str) -> SimSiam | BYOL | SimCLR:
+def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
+    """A small method of that name; ``simsiam guarded`` has a guard, ``simsiam per-kind`` a predictor for each kind of view."""
     torch.manual_seed(0)
+    name, _, more = name.partition(" ")
+    guard = 0.7 if more == "guarded" else 0.0
+    predictor: Literal["shared", "per-kind"] = "per-kind" if more == "per-kind" else "shared"
     if name == "simsiam":
-        return SimSiam(encoder(), feature_dim=16, hidden=16, output=16, bottleneck=8).double()
+        return SimSiam(
+            encoder(), feature_dim=16, hidden=16, output=16, bottleneck=8, predictor=predictor, guard=guard
+        ).double()
     if name == "byol":
-        return BYOL(encoder(), feature_dim=16, hidden=16, output=8).double()
+        return BYOL(encoder(), feature_dim=16, hidden=16, output=8, predictor=predictor, guard=guard).double()
+    if name == "vicreg":
+        return VICReg(encoder(), feature_dim=16, hidden=16, output=8).double()
+    if name == "barlowtwins":
+        return BarlowTwins(encoder(), feature_dim=16, hidden=16, output=8).double()
     return SimCLR(encoder(), feature_dim=16, output=8).double()
+
+
+def taught(name: str, graph: ViewGraph) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
+    """The method, with a teacher of another width where the graph has an edge to one."""
+    method = build(name)
+    if graph.taught:
+        width = {"simsiam": 16}.get(name.split()[0], 8)
+        teacher = nn.Sequential(nn.Flatten(), nn.LazyLinear(12), nn.BatchNorm1d(12), nn.Linear(12, 5)).double()
+        teacher(torch.randn(4, 3, 6, 6, dtype=torch.float64))
+        method.teacher = Teacher(teacher, width=width, features=5).double()
+    return method
 
 
 def views_of(graph: ViewGraph, *, count: int = 5, seed: int = 1) -> dict[str, Tensor]:
@@ -62,18 +84,25 @@ def test_in_dssl_the_heavy_edges_leave_the_standard_views_alone(name: str) -> No
         torch.testing.assert_close(ours, alone, rtol=1e-12, atol=1e-15)
 
 
-def test_simclr_pulls_both_ends_of_an_attached_edge() -> None:
+@pytest.mark.parametrize("name", ["simclr", "vicreg", "barlowtwins"])
+def test_both_ends_of_an_attached_edge_are_pulled(name: str) -> None:
     graph = ViewGraph.parse("h1->s1[attach]")
     views = {key: value.requires_grad_() for key, value in views_of(graph).items()}
-    Objective(build("simclr"), graph)(views).total.backward()
+    Objective(build(name), graph)(views).total.backward()
     assert all(view.grad is not None and view.grad.abs().max() > 1e-6 for view in views.values())
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
-@pytest.mark.parametrize("preset", [*PRESETS, "soft(0.1)", "h1->s1", "s1->s2[similarity, attach]", "s1<->s2, h1->s1:0"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *(*PRESETS, "soft(0.1)", "h1->s1", "s1->s2[similarity, attach]", "s1<->s2, h1->s1:0", "h1->mean(s1,s2)"),
+        *("s1<->s2, h1->mean(s1,s3):0..1", "s1->mean(s2,s3)[attach]", "s1<->s2, h1->teacher(s3)"),
+    ],
+)
 def test_passes_are_counted(name: str, preset: str) -> None:
     graph = named_graph(preset)
-    method = build(name)
+    method = taught(name, graph)
     passes: Counter[str] = Counter()
 
     def count(module: nn.Module, inputs: object, output: Tensor) -> None:
@@ -82,9 +111,12 @@ def test_passes_are_counted(name: str, preset: str) -> None:
     for module in method.children():
         if module is method.encoder or module is getattr(method, "target_encoder", None):
             module.register_forward_hook(count)
-    Objective(method, graph)(views_of(graph))
+    if graph.taught:
+        method.teacher.register_forward_hook(lambda *_: passes.update(["teacher"]))
+    Objective(method, graph)(views_of(graph), progress=0.0)
     price = METHODS[name].cost(graph)
     assert (passes["with"], passes["without"]) == (price.with_gradient, price.without_gradient)
+    assert passes["teacher"] == len(graph.taught)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +149,13 @@ def test_under_sum_the_loss_is_linear_in_the_weights(name: str, data: st.DataObj
     )
     views = views_of(graph)
     values = Objective(build(name), graph)(views).edges
+    terms = Objective(build(name), graph)(views).regularisers
     expected = sum(weight * values[edge.name].item() for edge, weight in zip(graph.edges, weights, strict=True))
+    expected += sum(
+        weight * terms[edge.predictor].item()
+        for edge, weight in zip(graph.edges, weights, strict=True)
+        if edge.predictor in terms and edge.kind == "similarity"
+    )
     assert Objective(build(name), weighted)(views).total.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
@@ -194,7 +232,7 @@ def test_autocast_keeps_the_loss_in_float32(name: str) -> None:
         low = Objective(method, graph)(views)
     exact = Objective(build(name), graph)(views_of(graph))
     assert low.total.dtype == torch.float32
-    assert low.total.item() == pytest.approx(exact.total.item(), abs=0.1)
+    assert low.total.item() == pytest.approx(exact.total.item(), abs=0.1, rel=0.02)
     low.total.backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in method.parameters())
 

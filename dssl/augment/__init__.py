@@ -1,7 +1,7 @@
 """Views of images: policies as data, plans drawn as arrays, kernels bit-identical to Pillow."""
 
 from dssl.augment.custom import add_function, add_kernel
-from dssl.augment.maker import CIFAR10, DEFAULT_POLICIES, IMAGENET, Buffers, Normalization, ViewMaker
+from dssl.augment.maker import CIFAR10, DEFAULT_POLICIES, IMAGENET, Buffers, Normalization, SizedViewMaker, ViewMaker
 from dssl.augment.operations import OPERATIONS
 from dssl.augment.plan import Plan
 from dssl.augment.policy import Policy
@@ -19,6 +19,7 @@ __all__ = [
     "Normalization",
     "Plan",
     "Policy",
+    "SizedViewMaker",
     "ViewMaker",
     "add_function",
     "add_kernel",

@@ -98,6 +98,11 @@ class ViewMaker:
             raise DsslError(
                 f"view names: expected at least one and no duplicates, got {', '.join(self.names) or 'none'}"
             )
+        for view in views:
+            if view.size not in (None, size):
+                raise DsslError(
+                    f"view {view.name} has {view.size} px and this maker makes {size}: use a SizedViewMaker of one for each size"
+                )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
         meanings = {name: parse(text) for name, text in {**DEFAULT_POLICIES, **(policies or {})}.items()}
         ordered = _in_order(views)
@@ -218,6 +223,46 @@ class ViewMaker:
         self._run(plan, row, images, own, 0)
         for name in self.names:
             out[name][out_row : out_row + len(images)] = own[name]
+
+
+class SizedBuffers(dict[str, NDArray[Any]]):
+    """One array per view, as ``Buffers``, where views have different sizes; ``parts`` has the buffers of each size."""
+
+    def __init__(self, parts: Sequence[Buffers], names: Sequence[str]) -> None:
+        arrays = {name: array for part in parts for name, array in part.items()}
+        super().__init__({name: arrays[name] for name in names})
+        self.parts = parts
+
+
+class SizedViewMaker:
+    """Makes views of several sizes: a ``ViewMaker`` for each size, behind the same methods.
+
+    A view's bytes do not depend on the others, so that each is what its own maker alone would make.
+    """
+
+    def __init__(self, makers: Sequence[ViewMaker], names: Sequence[str]) -> None:
+        self.makers, self.names = tuple(makers), tuple(names)
+        self.policies = {name: policy for maker in makers for name, policy in maker.policies.items()}
+
+    def allocate(self, count: int, *, pinned: bool = False) -> SizedBuffers:
+        """Buffers for ``count`` images, N x H x W x C, each view at its own size."""
+        return SizedBuffers([maker.allocate(count, pinned=pinned) for maker in self.makers], self.names)
+
+    def plan(self, indices: NDArray[np.int64], *, epoch: int) -> list[Plan]:
+        """Draws the parameters of every view of these images."""
+        return [maker.plan(indices, epoch=epoch) for maker in self.makers]
+
+    def apply(self, plan: Sequence[Plan], row: int, image: NDArray[np.uint8], out: SizedBuffers, out_row: int) -> None:
+        """Makes all views of one image into row ``out_row`` of each buffer."""
+        for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
+            maker.apply(part, row, image, buffers, out_row)
+
+    def apply_many(
+        self, plan: Sequence[Plan], row: int, images: NDArray[np.uint8], out: SizedBuffers, out_row: int
+    ) -> None:
+        """Like ``apply`` for images of one size."""
+        for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
+            maker.apply_many(part, row, images, buffers, out_row)
 
 
 @functools.cache

@@ -38,9 +38,14 @@ class Sample:
     """Objects x height x width, 0 or 1."""
 
     def to(self, device: torch.device) -> "Sample":
-        pixels, boxes, labels, masks = (
-            value.to(device, non_blocking=True) for value in (self.pixels, self.boxes, self.labels, self.masks)
-        )
+        return self._each(lambda value: value.to(device, non_blocking=True))
+
+    def pinned(self) -> "Sample":
+        """In memory that a GPU reads by itself; torch keeps it until the GPU has done so."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Sample":
+        pixels, boxes, labels, masks = map(change, (self.pixels, self.boxes, self.labels, self.masks))
         return Sample(pixels=pixels, boxes=boxes, labels=labels, masks=masks)
 
 
@@ -141,7 +146,14 @@ class CocoBatches(Piped):
     """The batches of a run from any step on, made by threads ahead of it."""
 
     def __init__(
-        self, images: Sequence[CocoImage], config: CocoConfig, *, start: int, rank: int = 0, world_size: int = 1
+        self,
+        images: Sequence[CocoImage],
+        config: CocoConfig,
+        *,
+        start: int,
+        rank: int = 0,
+        world_size: int = 1,
+        pinned: bool = False,
     ) -> None:
         count = config.batch_size // world_size
         choices = Choices(len(images), config)
@@ -157,7 +169,8 @@ class CocoBatches(Piped):
                 if is_stopped():
                     return
                 index, shorter, mirror = shown[row]
-                samples[row] = make_sample(images[index], shorter=shorter, longest=config.max_size, mirror=mirror)
+                made = make_sample(images[index], shorter=shorter, longest=config.max_size, mirror=mirror)
+                samples[row] = made.pinned() if pinned else made
 
         threads = config.threads or default_threads()
         self._pipeline = Pipeline(

@@ -151,7 +151,11 @@ class Finetuning(loop.Trainable[tuple[Sample, ...]]):
         self.watch = LossWatch(remedies=_REMEDIES)
 
     def batches(self, start: int) -> AbstractContextManager[CocoBatches]:
-        return CocoBatches(self.images, self.config, start=start, rank=self.world.rank, world_size=self.world.size)
+        world = self.world
+        return CocoBatches(
+            self.images, self.config, start=start, rank=world.rank, world_size=world.size,
+            pinned=world.device.type == "cuda",
+        )  # fmt: skip
 
     def place(self, batch: tuple[Sample, ...]) -> list[Sample]:
         return [sample.to(self.world.device) for sample in batch]

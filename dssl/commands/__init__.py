@@ -1,17 +1,17 @@
 """One module per command, with a dataclass ``Arguments`` and a function ``run``; ``arguments`` is what they share."""
 
 COMMANDS: dict[str, str] = {
-    "demo": "three runs on built-in images: heavy views with and without collapse, in minutes",
+    "demo": "train on built-in images: heavy views with and without collapse, in minutes",
     "train": "pretrain an encoder on images, or resume a run",
     "evaluate": "measure an encoder: kNN, linear probe, fine-tuning",
-    "evaluate-coco": "Mask R-CNN on COCO from an encoder: box and mask AP",
+    "evaluate-coco": "fine-tune Mask R-CNN on COCO from an encoder: box and mask AP",
     "report": "write an HTML page about runs: curves, verdicts, differences",
     "embed": "write the embeddings of images",
     "export": "write weights for torchvision, timm, Detectron2 or ONNX, verified by loading them back",
     "views": "show the views of your images, and what each policy does to them",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
     "data": "inspect a source of images, pack it, or download CIFAR-10",
-    "reproduce": "the paper's tables and figures at three scales (table 4: pretraining only)",
+    "reproduce": "run the paper's tables and figures, at scales from minutes to GPUs",
     "doctor": "check this machine and estimate how long a run would take",
     "completion": "print a script that completes commands and flags in the shell",
 }

@@ -54,7 +54,7 @@ def script(shell: str) -> str:
     lines += ['    *) case "${COMP_WORDS[1]}" in']
     for name in COMMANDS:
         known = sorted({*flags(importlib.import_module(f"dssl.commands.{module_name(name)}").Arguments), "--help"})
-        first = {"train": [*RECIPES, "--config", "--method"], "graph": list(PRESETS)}.get(name, [])
+        first = {"train": [*RECIPES, "--config", "--method", "--guard"], "graph": list(PRESETS)}.get(name, [])
         lines.append(f'      {name}) words="{" ".join([*first, *known])}";;')
     lines += ["    esac;;", "  esac; fi"]
     lines += ['  COMPREPLY=($(compgen -W "$words" -- "$word"))', "}", "complete -o default -F _dssl dssl"]

@@ -1,4 +1,4 @@
-"""``dssl doctor``: what this machine has, what works, and how long a run would take."""
+"""``dssl doctor``: what this machine has, what a run would need of a GPU, and how long it would take."""
 
 import importlib.util
 import os
@@ -7,9 +7,18 @@ import shutil
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from dssl.errors import DsslError, choices
+from dssl.methods import declaration_of
 from dssl.recipes import recipe
 from dssl.version import VERSION
+
+if TYPE_CHECKING:
+    import torch
+
+    from dssl.config import RunConfig
+    from dssl.train.budget import Budget
 
 _PACKAGES = (
     "torch",
@@ -27,14 +36,28 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Check versions, devices, bf16, threads and disk, and measure what a run would cost here."""
+    """Check versions, devices, bf16, threads and disk; measure what a run costs here, or count what it needs of a GPU."""
 
     recipe: str = "shapes"
-    """The recipe whose speed is measured: shapes, cifar10, imagenet or folder."""
-    method: str = "simsiam"
-    """simsiam, byol or simclr."""
+    """The recipe whose speed is measured: shapes, cifar10, imagenet, folder or adapt."""
+    method: str | None = None
+    """simsiam, byol, simclr, vicreg or barlowtwins; the recipe's own by default."""
     images: int | None = None
     """How many images the run would have; the recipe's usual number by default."""
+    data: str | None = None
+    """Images to measure the loader on; drawn ones by default."""
+    encoder: str | None = None
+    """Another encoder than the recipe's."""
+    batch_size: int | None = None
+    """Another batch than the recipe's, over all GPUs together."""
+    checkpoint_activations: bool = False
+    """Count with checkpointed activations."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """cuda also without a GPU: what the run would need of one is counted, and nothing is trained."""
+    gpus: int = 1
+    """How many GPUs share the batch."""
+    card: str = "A100"
+    """The GPU that is assumed where there is none: V100, A100 or H100."""
     out: Path = Path()
     """Where the run would be written: its free space is shown."""
 
@@ -43,23 +66,49 @@ def run(arguments: Arguments) -> int:
     import torch
 
     from dssl.distributed import pick_device
-    from dssl.train.estimate import measure_speed
 
-    config = recipe(arguments.recipe, method=arguments.method)
+    config = _configuration(arguments)
     print(f"dssl {VERSION}, Python {platform.python_version()}, {platform.platform()}")
     for package in _PACKAGES:
         print(f"  {package:<12} {_version(package)}")
-    device = pick_device("auto")
+    device = pick_device("cpu" if arguments.device == "cpu" else "auto")
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     print(f"device       {device}{': ' + ', '.join(names) if names else ''}")
     print(f"threads      {os.cpu_count()} cores, torch uses {torch.get_num_threads()}")
     place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
     writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
     print(f"disk         {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}{writable}")
-    print(
-        f"measuring    {arguments.recipe}: {config.encoder}, {arguments.method}, {config.graph}, batch {config.batch_size} ..."
-    )
-    speed = measure_speed(config, device)
+    method = declaration_of(config.method).name
+    print(f"measuring    {arguments.recipe}: {config.encoder}, {method}, {config.graph}, batch {config.batch_size} ...")
+    if device.type == "cuda" or arguments.device == "cuda":
+        _gpu(arguments, config, device)
+    else:
+        _measure(arguments, config, device)
+    return 0
+
+
+def _configuration(arguments: Arguments) -> "RunConfig":
+    changes: dict[str, Any] = {"checkpoint_activations": arguments.checkpoint_activations}
+    if arguments.encoder is not None:
+        changes["encoder"] = arguments.encoder
+    if arguments.batch_size is not None:
+        changes["batch_size"] = arguments.batch_size
+    config = recipe(arguments.recipe, method=arguments.method, **changes)
+    if arguments.gpus < 1 or config.batch_size % arguments.gpus or config.batch_size // arguments.gpus < 2:
+        raise DsslError(
+            f"gpus is {arguments.gpus} and the batch is {config.batch_size}: expected a number of GPUs that divides the batch "
+            "into parts of at least 2 images"
+        )
+    return config
+
+
+def _measure(
+    arguments: Arguments, config: "RunConfig", device: "torch.device", *, batch_size: int | None = None
+) -> float:
+    """Train for some seconds and say how fast; images a second."""
+    from dssl.train.estimate import measure_speed
+
+    speed = measure_speed(config, device, batch_size=batch_size)
     print(f"precision    {speed.why}")
     print(
         f"views        {speed.views_per_second:,.0f} a second on one thread, "
@@ -69,7 +118,9 @@ def run(arguments: Arguments) -> int:
     print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
     count = (
         arguments.images
-        or {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000}[arguments.recipe]
+        or {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000}[
+            arguments.recipe
+        ]
     )
     seconds = count * config.epochs / speed.images_per_second
     print(f"a run        {config.epochs} epochs of {count:,} images: about {_duration(seconds)}")
@@ -79,11 +130,61 @@ def run(arguments: Arguments) -> int:
             "something else threads wait for each other; set OMP_NUM_THREADS=1, or wait until the machine is idle"
         )
     bound = speed.views_per_second * (os.cpu_count() or 1) / len(speed.views)
-    if bound < 1.2 * speed.images_per_second:
+    if device.type != "cuda" and bound < 1.2 * speed.images_per_second:
         print(
             f"warning      views for only {bound:,.0f} images a second: the processor would wait for data; add cores or --threads"
         )
-    return 0
+    return speed.images_per_second
+
+
+def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> None:
+    """Memory by count, the loader by measurement, the GPU's appetite by measurement or from a table, and a verdict."""
+    import torch
+
+    from dssl.train.budget import CARDS, ON_TOP, step_budget
+    from dssl.train.estimate import loader_rate
+
+    known = {card.name: card for card in CARDS}
+    if arguments.card not in known:
+        raise choices("card", arguments.card, known)
+    card = known[arguments.card]
+    budget = step_budget(config, gpus=arguments.gpus)
+    print(
+        f"memory       {budget.peak / 2**30:.1f} GiB per GPU, counted ({budget.images} images each, bf16); "
+        f"{budget.needed / 2**30:.1f} GiB with {ON_TOP:.0%} for workspaces"
+    )
+    given = loader_rate(config, arguments.data)
+    what = arguments.data or ("JPEG files of 500 x 375 px" if config.image_size > 64 else "images in memory")
+    print(f"loader       {given:,.0f} images a second, from {what}")
+    if device.type == "cuda":
+        name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+        asked = _measure(arguments, config, device, batch_size=max(2, min(budget.images, budget.most(memory))))
+    else:
+        asked, name, memory = budget.rate(card), card.name, card.memory * 10**9
+        print(
+            f"{card.name:<12} asks for up to {asked:,.0f} images a second: {card.rate:,.0f} of ResNet-50 at 224 px "
+            f"({card.source}), scaled by arithmetic; not measured"
+        )
+    print(f"verdict      {verdict(budget, memory, name=name, gpus=arguments.gpus, asked=asked, given=given)}")
+
+
+def verdict(budget: "Budget", memory: float, *, name: str, gpus: int, asked: float, given: float) -> str:
+    """One line: does it fit, and is it fed."""
+    card = f"{gpus} x {name}" if gpus > 1 else name
+    if budget.needed > memory:
+        space = (
+            f"does not fit on {card}: {budget.needed / 2**30:.1f} of {memory / 2**30:.1f} GiB; take --batch-size "
+            f"{budget.most(memory) * gpus} or less, more GPUs, or --checkpoint-activations"
+        )
+    else:
+        space = f"fits on {card}: {budget.needed / 2**30:.1f} of {memory / 2**30:.1f} GiB"
+    wanted = asked * gpus
+    if given >= wanted:
+        return f"{space}; the loader keeps up: {given:,.0f} images a second of {wanted:,.0f}"
+    return (
+        f"{space}; the loader gives {given:,.0f} of {wanted:,.0f} images a second: it would wait for data up to "
+        f"{1 - given / wanted:.0%} of the time; pack the images (dssl data) or add cores"
+    )
 
 
 def _version(package: str) -> str:

@@ -1,10 +1,13 @@
 """``dssl embed``: the encoder's vectors of any images, in files."""
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, load
 from dssl.commands.evaluate import show_progress
@@ -18,9 +21,9 @@ class Arguments:
     Rerunning the command resumes where it stopped, if it writes shards.
     """
 
-    weights: Path  # positional
+    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
     """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
-    data: str  # positional
+    data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a list of files, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz,
@@ -37,6 +40,8 @@ class Arguments:
     """Image size, if the file does not state it or another one is wanted."""
     normalization: Literal["cifar10", "imagenet"] | None = None
     """Pixel normalisation, if the file does not state it."""
+    dense: bool = False
+    """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
@@ -52,13 +57,21 @@ def run(arguments: Arguments) -> int:
     from dssl.distributed import pick_device
     from dssl.evaluate.embed import embed_file, embed_parquet, embed_shards
     from dssl.evaluate.store import FeatureStore
+    from dssl.models.dense import DenseEncoder
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
+    if arguments.dense and arguments.out.suffix in (".csv", ".parquet"):
+        raise DsslError(
+            f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
+        )
     begun = time.perf_counter()
     loaded = load(arguments)
     loaded.encoder.to(pick_device(arguments.device))
+    if arguments.dense:
+        maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+        loaded = dataclasses.replace(loaded, encoder=maps)
     source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
     store = FeatureStore(
         loaded,
@@ -73,10 +86,15 @@ def run(arguments: Arguments) -> int:
         done = embed_parquet(store, source, arguments.out, shard=arguments.shard)
     else:
         done = embed_shards(store, source, arguments.out, shard=arguments.shard)
+    what = (
+        f"feature maps of {' x '.join(map(str, done.shape))}"
+        if arguments.dense
+        else f"embeddings of {done.shape[0]} numbers"
+    )
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
     kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
     print(
-        f"{arguments.out}: {done.images:,} embeddings of {done.dimensions} numbers in {done.files:,} "
+        f"{arguments.out}: {done.images:,} {what} in {done.files:,} "
         f"{'file' if done.files == 1 else 'shards'}{kept}{left_out}; {time.perf_counter() - begun:.1f} s"
     )
     return 0

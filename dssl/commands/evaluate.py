@@ -6,14 +6,18 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, command_line, default_folder, load
 from dssl.errors import DsslError
 from dssl.files import write_text
+from dssl.version import VERSION
 
 if TYPE_CHECKING:
     from dssl.data import Source
+    from dssl.evaluate.protocols import Task
     from dssl.weights.load import LoadedEncoder
 
 
@@ -26,7 +30,7 @@ class Arguments:
     with the others they are "all".
     """
 
-    weights: Path  # positional
+    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
     """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     data: str | None = None
     """Labelled images: cifar10:FOLDER, shapes, a folder with train and val in it; by default those of the run."""
@@ -46,6 +50,8 @@ class Arguments:
     """Pixel normalisation, if the file does not state it."""
     seed: int = 0
     """Seed of splits and training; it does not affect the encoder."""
+    against: tuple[str, ...] = ()
+    """Compare with these instead, image by image: imagenet, start, untrained, supervised, a run or a file of weights."""
     epochs: int | None = None
     """Epochs of the trained protocols instead of their own, for quick trials; recorded with the result."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -90,6 +96,8 @@ def run(arguments: Arguments) -> int:
         loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
         classes=classes, seed=arguments.seed, epochs=arguments.epochs, threads=arguments.threads, folder=out,
     )  # fmt: skip
+    if arguments.against:
+        return _compare(arguments, task, protocols, begun)
     policy = (loaded.header.get("config") or {}).get("standard")
     say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
     evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
@@ -101,6 +109,33 @@ def run(arguments: Arguments) -> int:
         base_page.write(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
         print(out / EVALUATION_PAGE)
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], begun: float) -> int:
+    from dssl.evaluate.against import evaluate_against, open_other
+    from dssl.report import comparison as page
+    from dssl.report import page as base_page
+
+    others = []
+    for word in arguments.against:
+        other = open_other(word, task.loaded, seed=arguments.seed)
+        if other is not None:
+            print(other.report.text())
+        others.append((word, other))
+    say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
+    found = evaluate_against(task, others, protocols, say=say)
+    assert task.folder is not None
+    written = task.folder / "comparison.json"
+    plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": [one.plain() for one in found]}
+    write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
+    print(page.table(found))
+    print(f"\n{written}")
+    if arguments.page:
+        target = task.folder / "comparison.html"
+        base_page.write(target, page.html(found, task, command=command_line("evaluate", arguments)))
+        print(target)
+    print(f"{time.perf_counter() - begun:.1f} s")
     return 0
 
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, default_folder, load
 from dssl.errors import DsslError
@@ -17,7 +19,7 @@ class Arguments:
     lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
     """
 
-    weights: Path  # positional
+    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
     """The folder of a run, a checkpoint, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from dssl.errors import DsslError
 from dssl.graph import Edge, ViewGraph
@@ -16,9 +19,9 @@ _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without g
 class Arguments:
     """Show a view graph: its views, edges, weights and cost with each method; draw it with --out."""
 
-    graph: str
-    """A preset (standard, standard2, heavy, heavy2, dssl, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or the
-    text itself: "s1<->s2, h1->s1, h2->s2"."""
+    graph: Annotated[str, tyro.conf.arg(metavar="GRAPH")]
+    """A preset (standard, standard2, heavy, heavy2, dssl, fastsiam, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or
+    the text itself: "s1<->s2, h1->s1, h2->s2"."""
     out: Path | None = None
     """Draw the graph to this file: .png, .svg or .pdf."""
 
@@ -47,27 +50,44 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     lines += ["", "views"]
     for view in graph.views:
         source = "the image" if view.source is None else f"the pixels of {view.source}"
-        lines.append(f"  {view.name:<6}{view.policy} on {source}{'' if view.name in made else '  (never made)'}")
+        size = "" if view.size is None else f", {view.size} px"
+        lines.append(f"  {view.name:<6}{view.policy} on {source}{size}{'' if view.name in made else '  (never made)'}")
     lines += ["", "edges"]
-    lines += [f"  {edge.name:<10}weight {edge.weight:<6g}{_meaning(edge)}" for edge in graph.edges]
+    width = max(10, *(len(edge.name) + 2 for edge in graph.edges))
+    lines += [f"  {edge.name:<{width}}weight {edge.weight_text:<6} {_meaning(edge)}" for edge in graph.edges]
     divided = {"similarity": "the similarity weights", "all": "all weights", "sum": "nothing"}[graph.normalize]
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
-    lines += [
-        "",
-        "cost of a step with a batch of n",
-    ]
+    if any(edge.kind == "alignment" and not edge.is_taught for edge in graph.active_edges):
+        lines.append(
+            "  D is the negative cosine; for vicreg and barlowtwins, the part of S that pulls the two ends together"
+        )
+    lines += ["", "cost of a step with a batch of n"]
     costs = [("method", "encoder passes", "of these without gradient", "compared pairs")]
     for method in METHODS.values():
         price = method.cost(graph)
         costs.append((method.name, str(price.passes), str(price.without_gradient), str(price.pairs)))
     lines += [f"  {line}" for line in columns(costs)]
+    if graph.taught:
+        lines.append(f"  and with each of them {len(graph.taught)} of the teacher, without gradient")
+    sizes: dict[int, list[str]] = {}
+    for name in dict.fromkeys((*graph.encoded, *graph.taught)):
+        if (pixels := graph.size(name)) is not None:
+            sizes.setdefault(pixels, []).append(name)
+    for pixels, names in sizes.items():
+        lines.append(
+            f"  at {pixels} px: {', '.join(names)}; a pass costs about ({pixels} / the run's image size)² of the others"
+        )
     if graph == named_graph("dssl"):
         lines += [f"  byol: {_PUBLISHED}", "  simclr: the standard pair alone compares 2n² pairs"]
     return "\n".join(lines)
 
 
 def _meaning(edge: Edge) -> str:
-    if edge.weight == 0:
+    if edge.largest == 0:
         return "costs nothing"
-    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D, negative cosine"
-    return text + (", target detached" if edge.detach else "")
+    if edge.is_taught:
+        text = "alignment D to the features of a frozen teacher, the negative cosine"
+    else:
+        text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
+    moving = "" if edge.final is None else ", the weight moves over the run"
+    return text + (", target detached" if edge.detach and not edge.is_taught else "") + moving

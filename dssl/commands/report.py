@@ -3,6 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from dssl.commands.arguments import command_line
 from dssl.errors import DsslError
@@ -16,7 +19,7 @@ class Arguments:
     The page is one file that works offline. Runs may still be running; the page shows their progress.
     """
 
-    runs: tuple[Path, ...]  # positional
+    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[RUN ...]")]
     """Folders of runs (the --out of dssl train), or folders that hold runs, such as results/cpu/runs."""
     out: Path = Path("report.html")
     """The page to write."""

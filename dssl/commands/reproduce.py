@@ -5,7 +5,9 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError
@@ -25,7 +27,7 @@ class Arguments:
     LaTeX labels, or all. Finished runs are skipped and interrupted ones resumed, so it may be stopped at any time.
     """
 
-    target: str  # positional
+    target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
     """The table or figure, such as table2 or ablation."""
     scale: Literal["cpu", "cpu-few", "hour", "hour-few", "paper"] = "cpu"
     """cpu: minutes per cell on two cores; hour: up to an hour; -few: on 5,000 images; paper: the paper's settings, for GPUs."""
@@ -109,7 +111,7 @@ def _write_table(
     picture = write.curves(made, runs)
     if picture is not None:
         write_atomically(folder / f"{target.name}.png", [picture])
-    text = write.markdown(made, command=_command(arguments), outcomes=list(used.values()), drawn=picture is not None)
+    text = write.document(made, command=_command(arguments), outcomes=list(used.values()), drawn=picture is not None)
     write_text(folder / f"{target.name}.md", text)
     write_text(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
     print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")

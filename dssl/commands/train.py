@@ -12,6 +12,7 @@ from dssl import config_io
 from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
+from dssl.methods import declaration_of
 from dssl.recipes import RECIPES, recipe
 
 
@@ -19,9 +20,10 @@ from dssl.recipes import RECIPES, recipe
 class Arguments:
     """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. Rerunning the command resumes the run.
 
-    Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images).
-    --method simsiam, byol or simclr picks the method and the settings under method.*. With several processes:
-    torchrun --nproc-per-node 8 -m dssl train ...
+    Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
+    adapt (your own images, starting from ImageNet weights or --init FILE).
+    --method simsiam, byol, simclr, vicreg or barlowtwins picks the method and the settings under method.*; --guard 1 is short for
+    --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
@@ -46,12 +48,18 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / Path(file).stem
     elif name is not None:
-        config = recipe(name, method="simsiam" if method is None else method)
+        config = recipe(name, method=method)
         out = Path("runs") / name
     elif {"-h", "--help"} & set(rest):
-        config, out = recipe("shapes", method="simsiam" if method is None else method), Path("runs/shapes")
+        config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:
         raise DsslError(f"nothing to train is named: expected a recipe ({', '.join(RECIPES)}) or --config FILE")
+    guard = _take(rest, "--guard")
+    if guard is not None:
+        if not hasattr(config.method, "guard"):
+            known = declaration_of(config.method).name
+            raise DsslError(f"--guard {guard}: {known} has no guard, simsiam and byol have one; leave it out")
+        rest += ["--method.guard", guard]
     return Arguments(config=config, out=out), rest
 
 

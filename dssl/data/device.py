@@ -153,7 +153,16 @@ class Feed:
             return {name: view.to(self._device, self._dtype) for name, view in batch.views.items()}
         copies, done = self._copies.copy(batch.views)
         batch.readers.append(done)
-        return {
-            name: copied.to(torch.float32).mul_(self._scale).add_(self._offset).to(self._dtype)
-            for name, copied in copies.items()
-        }
+        return {name: self._normalised(copied) for name, copied in copies.items()}
+
+    def plain(self, images: Tensor) -> Tensor:
+        """Images of an evaluation, which come as bytes where batches have to; others are normalised already."""
+        if self._copies is None:
+            return images
+        # torch keeps the pinned copy until the device has read it
+        held = images.pin_memory() if self._device.type == "cuda" else images
+        copies, _ = self._copies.copy({"images": held})
+        return self._normalised(copies["images"])
+
+    def _normalised(self, copied: Tensor) -> Tensor:
+        return copied.to(torch.float32).mul_(self._scale).add_(self._offset).to(self._dtype)

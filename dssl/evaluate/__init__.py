@@ -1,1 +1,1 @@
-"""Evaluation that one can trust: every number with its protocol, every sample counted, the backbone verified frozen."""
+"""Evaluation you can trust: every number with its protocol, every sample counted, the backbone verified frozen."""

@@ -20,11 +20,11 @@ from dssl import loop, rng
 from dssl.augment import Normalization, ViewMaker
 from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
-from dssl.data.device import Batch
+from dssl.data.device import Batch, Feed
 from dssl.data.loader import CROP_RATIO, Batches, EvaluationBatches
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
-from dssl.evaluate.features import Progress
+from dssl.evaluate.features import Progress, feed_of
 from dssl.evaluate.result import frozen, weights_hash
 from dssl.graph import View
 from dssl.models import evaluating, forward
@@ -40,9 +40,9 @@ class Training:
 
     optimizer: Literal["sgd", "lars"] = "sgd"
     rate: float
-    """Base rate; the real one is this times batch size / 256."""
+    """Base rate; the peak rate is this times batch size / 256."""
     batch_size: int
-    """Where there are fewer images, all of them are a batch."""
+    """With fewer images, all of them form one batch."""
     epochs: int
     decay: Literal["cosine", "linear"]
     """How the rate falls to zero."""
@@ -50,7 +50,7 @@ class Training:
     nesterov: bool = False
     weight_decay: float = 0.0
     policy: str = "crop(0.08,1) > flip"
-    """Augmentation of the training images; test images are the centre, always."""
+    """Augmentation of the training images; test images are always centre crops."""
 
 
 LINEAR_CIFAR_SGD = Training(rate=30.0, batch_size=256, epochs=100, decay="cosine")
@@ -66,7 +66,7 @@ FINETUNE = Training(rate=0.05, batch_size=256, epochs=30, decay="cosine", nester
 SUPERVISED = Training(
     rate=0.1, batch_size=256, epochs=200, decay="cosine", weight_decay=5e-4, policy="crop(0.2,1) > flip"
 )
-"""The paper gives the result of its supervised baseline and not its settings: these are usual ones."""
+"""The paper gives the result of its supervised baseline but not its settings: these are common ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Setting:
 
 
 def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
-    """Its settings; LARS adapts the rate of matrices, and leaves biases and norms alone."""
+    """The optimiser's settings; LARS adapts the rate of matrices only, and decays nothing else."""
     return OptimizerConfig(
         name=training.optimizer,
         rate=peak,
@@ -123,7 +123,7 @@ def train_classifier(
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
-    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, to the bit; it is
+    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit; it is
     removed at the end. Returns the settings as they were used.
     """
     if len(labels) != len(source):
@@ -137,7 +137,7 @@ def train_classifier(
 
 
 class _Classifier(nn.Module):
-    """Encoder, head and the cross-entropy of what they say."""
+    """Encoder, head and the cross-entropy of their output."""
 
     def __init__(self, encoder: nn.Module, head: nn.Linear, *, freeze: bool) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Classifier(nn.Module):
 
 
 class _Fitting(loop.Trainable[Batch]):
-    """A classifier, as the loop trains it. Accuracy is measured once: a checkpoint chosen on the test split would flatter."""
+    """A classifier, as the loop trains it. Accuracy is measured once: choosing a checkpoint would use the test split."""
 
     name = "classifier"
 
@@ -161,6 +161,7 @@ class _Fitting(loop.Trainable[Batch]):
     ) -> None:  # fmt: skip
         self.source, self.training, self.setting, self.progress = source, training, setting, progress
         self.device = head.weight.device
+        self.feed = Feed(self.device, normalization=setting.normalization)
         self.peak = training.rate * training.batch_size / 256
         self.steps_per_epoch = len(source) // training.batch_size
         self.total = self.steps_per_epoch * training.epochs
@@ -183,16 +184,15 @@ class _Fitting(loop.Trainable[Batch]):
             size=setting.image_size,
             seed=setting.seed,
             channels=setting.channels,
-            normalization=setting.normalization,
+            normalization=None if self.feed.as_bytes else setting.normalization,
         )
         return Batches(
             self.source, maker, batch_size=self.training.batch_size, seed=setting.seed, steps=self.total,
-            start_step=start, threads=setting.threads,
+            start_step=start, threads=setting.threads, pinned=self.feed.as_bytes,
         )  # fmt: skip
 
     def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        images = batch.views["train"].to(self.device, non_blocking=True)
-        return images, self.labels[batch.indices].to(self.device)
+        return self.feed.place(batch)["train"], self.labels[batch.indices].to(self.device)
 
     def rate(self, step: int) -> float:
         return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
@@ -216,7 +216,7 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
     if folder is None:
         ending = loop.run(task, settings, world=world)
     else:
-        # what is there may be of other weights or other images: the name tells them apart
+        # a training that is there may have other weights or images: the name distinguishes them
         kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
         with kept.locked():
             kept.checkpoints.mkdir(exist_ok=True)
@@ -237,17 +237,18 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
 def predict(encoder: nn.Module, head: nn.Linear, source: Source, *, setting: Setting) -> Tensor:
     """The class of every image of a source, in order."""
     found: list[Tensor] = []
+    feed = feed_of(encoder, setting.normalization)
     batches = EvaluationBatches(
         source,
         size=setting.image_size,
         channels=setting.channels,
-        normalization=setting.normalization,
+        normalization=None if feed.as_bytes else setting.normalization,
         crop_ratio=setting.crop_ratio,
         threads=setting.threads,
     )
     with batches, evaluating(encoder):
         for batch in batches:
-            found.append(predict_features(head, forward(encoder, batch.images, autocast=setting.autocast)))
+            found.append(predict_features(head, forward(encoder, feed.plain(batch.images), autocast=setting.autocast)))
     predicted = torch.cat(found)
     if len(predicted) != len(source):
         raise DsslError(f"{source.name}: {len(predicted)} predictions for {len(source)} images: samples were dropped")

@@ -17,9 +17,10 @@ from dssl.evaluate.features import NothingReadable
 from dssl.evaluate.store import FeatureStore
 from dssl.files import replacing, write_text
 from dssl.models import feature_dim
+from dssl.models.dense import DenseEncoder
 
 SMALL = 100_000
-"""Up to so many images fit into one .npz or .csv."""
+"""Upper limit of images in one .npz or .csv."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +28,16 @@ class Embedded:
     """What was written."""
 
     images: int
-    dimensions: int
+    shape: tuple[int, ...]
+    """Of one row: its length, or channels, height and width."""
     unreadable: int
     computed: int
-    """How many images went through the encoder this time; the others were there already."""
+    """Images that went through the encoder this time; the others existed already."""
     files: int
 
 
 def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: int) -> Embedded:
-    """Write ``embeddings-00000.npy`` (float32, rows x dimensions) and ``names-00000.txt`` for every ``shard`` images.
+    """Write ``embeddings-00000.npy`` (float32, a row for each image) and ``names-00000.txt`` for every ``shard`` images.
 
     The names come last, so a shard with names is complete; another run with the same weights and images resumes after it.
     """
@@ -50,7 +52,8 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
     folder.mkdir(parents=True, exist_ok=True)
     _check_manifest(manifest, about)
     quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
-    computed = images = dimensions = 0
+    computed = images = 0
+    shape: tuple[int, ...] = ()
     for number in range(about["shards"]):
         indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
@@ -61,12 +64,12 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
             write_text(names, "".join(f"{title}\n" for title in titles))
             computed += len(indices)
         stored = np.load(values, mmap_mode="r", allow_pickle=False)
-        images, dimensions = images + len(stored), stored.shape[1]
+        images, shape = images + len(stored), stored.shape[1:]
     if images == 0:
         raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
     return Embedded(
         images=images,
-        dimensions=dimensions,
+        shape=shape,
         unreadable=quarantine.total - images,
         computed=computed,
         files=about["shards"],
@@ -91,7 +94,7 @@ def embed_file(store: FeatureStore, source: Source, path: Path) -> Embedded:
             _csv(lines, rows, names)
     return Embedded(
         images=len(rows),
-        dimensions=rows.shape[1],
+        shape=rows.shape[1:],
         unreadable=quarantine.total - len(rows),
         computed=len(source),
         files=1,
@@ -128,7 +131,7 @@ def embed_parquet(store: FeatureStore, source: Source, path: Path, *, shard: int
             images += len(rows)
         if images == 0:
             raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
-    return Embedded(images=images, dimensions=size, unreadable=quarantine.total - images, computed=len(source), files=1)
+    return Embedded(images=images, shape=(size,), unreadable=quarantine.total - images, computed=len(source), files=1)
 
 
 def _rows(
@@ -143,14 +146,22 @@ def _rows(
         # a shard without rows: the others are still worth having
         loaded = store.loaded
         size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
-        return np.empty((0, size), np.float32), [], []
-    kept = [int(row) for row in features.rows]
-    return features.values.numpy(), [source.label_of(row) for row in kept], kept
+        return np.empty((0, *_shape(store, size)), np.float32), [], []
+    values, kept = features.values.numpy(), [int(row) for row in features.rows]
+    values = values.reshape(len(values), *_shape(store, values.shape[1]))
+    return values, [source.label_of(row) for row in kept], kept
+
+
+def _shape(store: FeatureStore, length: int) -> tuple[int, ...]:
+    """Of a row: a vector, or a feature map where the encoder gives maps."""
+    encoder = store.loaded.encoder
+    return encoder.shape if isinstance(encoder, DenseEncoder) else (length,)
 
 
 def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
     loaded = store.loaded
     return {
+        **({"dense": list(loaded.encoder.shape)} if isinstance(loaded.encoder, DenseEncoder) else {}),
         "weights": loaded.sha256,
         "encoder": loaded.name,
         "image_size": loaded.image_size,
@@ -173,7 +184,8 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
     with suppress(OSError, ValueError):
         before = json.loads(manifest.read_text(encoding="utf-8"))
     if before != about:
-        changed = [key for key in about if not isinstance(before, dict) or before.get(key) != about[key]]
+        known = before if isinstance(before, dict) else {}
+        changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
         raise DsslError(
             f"{manifest.parent} holds embeddings of something else ({', '.join(changed)} differ): name another folder"
         )

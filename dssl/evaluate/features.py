@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from dssl.augment import Normalization
 from dssl.data import Source
+from dssl.data.device import Feed
 from dssl.data.loader import CROP_RATIO, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
 from dssl.models import evaluating, forward
 
 Progress = Callable[[int, int], None]
-"""Called with how many images are done, and of how many."""
+"""Called with the number of images done and their total."""
 
 
 class NothingReadable(DsslError):
@@ -49,18 +50,21 @@ def compute_features(
     threads: int | None = None,
     quarantine: Quarantine | None = None,
     progress: Progress | None = None,
+    feed: Feed | None = None,
 ) -> Features:
     """The encoder's vector of every image (or of those at ``indices``), in order, computed where the encoder's weights are.
 
-    The encoder is in evaluation mode meanwhile and is given back as it was. An image that cannot be read is an error, unless
-    there is a ``quarantine`` (for training images only: a test set of which some are missing is another test set).
+    The encoder is in evaluation mode meanwhile, and is left as it was. An unreadable image is an error unless there is a
+    ``quarantine`` (for training images only: a test set with missing images is another test set). ``feed`` brings the images
+    to the encoder; the usual one by default.
     """
+    feed = feed or feed_of(encoder, normalization)
     batches = EvaluationBatches(
         source,
         size=image_size,
         batch_size=batch_size,
         channels=channels,
-        normalization=normalization,
+        normalization=None if feed.as_bytes else normalization,
         crop_ratio=crop_ratio,
         indices=indices,
         threads=threads,
@@ -72,7 +76,7 @@ def compute_features(
     done = 0
     with batches, evaluating(encoder):
         for batch in batches:
-            parts.append(forward(encoder, batch.images, autocast=autocast))
+            parts.append(forward(encoder, feed.plain(batch.images), autocast=autocast))
             rows.append(batch.indices)
             done += len(batch.indices)
             if progress is not None:
@@ -84,6 +88,11 @@ def compute_features(
         wanted = wanted[[int(index) not in quarantine for index in wanted]]
     check_complete(values, found, wanted, name=source.name)
     return Features(values=values, rows=found, unreadable=batches.count - len(found), cropped=batches.cropped)
+
+
+def feed_of(encoder: nn.Module, normalization: Normalization) -> Feed:
+    """What brings images to where the encoder's weights are."""
+    return Feed(next(encoder.parameters(), torch.zeros(())).device, normalization=normalization)
 
 
 def check_complete(values: Tensor, rows: NDArray[np.int64], wanted: NDArray[np.int64], *, name: str) -> None:

@@ -1,6 +1,6 @@
 """Weighted k-nearest-neighbour classification: cosine similarity, votes of weight exp(similarity / temperature)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isqrt
 
 import torch
@@ -15,28 +15,45 @@ _BLOCK, _TRAIN_BLOCK = 512, 65_536
 
 @torch.no_grad()
 def neighbours(
-    train_features: Tensor, test_features: Tensor, *, k: int, block: int = _BLOCK, train_block: int = _TRAIN_BLOCK
+    train_features: Tensor,
+    test_features: Tensor,
+    *,
+    k: int,
+    block: int = _BLOCK,
+    train_block: int = _TRAIN_BLOCK,
+    device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cosine similarities and indices of the ``k`` nearest training rows of each test row, nearest first: M x k each.
 
-    Features need not be normalised. At most ``block`` x ``train_block`` similarities exist at a time. With fewer than
-    ``k`` training rows all of them are neighbours.
+    Features need not be normalised. They stay where they are; on the ``device`` (by default that of the training rows) exist at
+    a time ``train_block`` training rows, ``block`` test rows, their similarities, and the results. With fewer than ``k``
+    training rows all of them are neighbours.
     """
-    _check(train_features, test_features, k=k)
+    _check(train_features, test_features, k=k, rows=train_block)
+    device = device or train_features.device
     k = min(k, len(train_features))
-    train = _normalised(train_features)
-    similarities = torch.empty(len(test_features), k, dtype=train.dtype, device=train.device)
-    indices = torch.empty(len(test_features), k, dtype=torch.int64, device=train.device)
-    # one piece of memory for all blocks: to be given a new one costs more than to choose the neighbours
-    room = train.new_empty(min(block, len(test_features)) * min(train_block, len(train)))
-    for start in range(0, len(test_features), block):
-        test = _normalised(test_features[start : start + block].to(train.device))
-        blocks = _per_train_block(train, test, room, k=k, train_block=train_block)
-        best, place = next(blocks)
-        for value, index in blocks:
-            best, order = torch.cat([best, value], dim=1).topk(min(k, best.shape[1] + value.shape[1]), dim=1)
-            place = torch.cat([place, index], dim=1).gather(1, order)
-        similarities[start : start + block], indices[start : start + block] = best, place
+    kind = torch.float64 if train_features.dtype == torch.float64 else torch.float32
+    similarities = torch.empty(len(test_features), k, dtype=kind, device=device)
+    indices = torch.empty(len(test_features), k, dtype=torch.int64, device=device)
+    # one buffer for all blocks: allocating a new one costs more than choosing the neighbours
+    room = torch.empty(
+        min(block, len(test_features)) * min(train_block, len(train_features)), dtype=kind, device=device
+    )
+    found = 0
+    for begin in range(0, len(train_features), train_block):  # the outer loop: each training row is moved once
+        train = _normalised(train_features[begin : begin + train_block].to(device))
+        now = min(k, found + len(train))
+        for start in range(0, len(test_features), block):
+            rows = slice(start, start + block)
+            test = _normalised(test_features[rows].to(device))
+            between = room[: len(test) * len(train)].view(len(test), len(train))
+            best, place = largest(torch.mm(test, train.T, out=between), min(k, len(train)))
+            place += begin
+            if found:
+                best, order = torch.cat([similarities[rows, :found], best], dim=1).topk(now, dim=1)
+                place = torch.cat([indices[rows, :found], place], dim=1).gather(1, order)
+            similarities[rows, :now], indices[rows, :now] = best, place
+        found = now
     return similarities, indices
 
 
@@ -59,14 +76,18 @@ def knn_predict(
     temperature: float,
     classes: int,
     block: int = _BLOCK,
+    device: torch.device | None = None,
 ) -> Tensor | list[Tensor]:
-    """Predicted classes of the test rows; a list of predictions for several ``k``, which share one search."""
+    """Predicted classes of the test rows, beside them; a list of predictions for several ``k``, which share one search."""
     if len(train_labels) != len(train_features):
         raise DsslError(
             f"there are {len(train_features)} training features and {len(train_labels)} labels: expected equal numbers"
         )
     counts = [k] if isinstance(k, int) else list(k)
-    similarities, indices = neighbours(train_features, test_features, k=max(counts), block=block)
+    similarities, indices = (
+        found.to(test_features.device)
+        for found in neighbours(train_features, test_features, k=max(counts), block=block, device=device)
+    )
     labels = train_labels.to(indices.device)[indices]
     predictions = [
         vote(similarities[:, :count], labels[:, :count], temperature=temperature, classes=classes) for count in counts
@@ -84,6 +105,7 @@ def knn_accuracy(
     temperature: float,
     classes: int,
     block: int = _BLOCK,
+    device: torch.device | None = None,
 ) -> float:
     """The share of test rows that get their own label, from 0 to 1; with fewer than ``k`` training rows all of them vote."""
     if len(test_labels) != len(test_features) or len(test_labels) == 0:
@@ -91,27 +113,18 @@ def knn_accuracy(
             f"there are {len(test_features)} test features and {len(test_labels)} labels: expected equal numbers, at least 1"
         )
     predicted = knn_predict(
-        train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, block=block
-    )
+        train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, block=block,
+        device=device,
+    )  # fmt: skip
     assert isinstance(predicted, Tensor)
     return int((predicted == test_labels.to(predicted.device)).sum()) / len(test_labels)
-
-
-def _per_train_block(
-    train: Tensor, test: Tensor, room: Tensor, *, k: int, train_block: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(train), train_block):
-        part = train[start : start + train_block]
-        found = room[: len(test) * len(part)].view(len(test), len(part))
-        value, index = largest(torch.mm(test, part.T, out=found), min(k, len(part)))
-        yield value, index + start
 
 
 def largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The ``k`` largest of each row and their columns, largest first: ``topk``, with less to sort where k is a small part.
 
-    The columns are dealt out to groups. The largest are all in the k groups with the largest maxima, since each of the others
-    has k groups, and so k values, before it.
+    The columns are split into groups. The largest are all in the k groups with the largest maxima, since any other group has
+    k groups, and so k values, ahead of it.
     """
     rows, width = values.shape
     depth = isqrt(width // k)  # as much to sort among the maxima as among the members of the groups that are left
@@ -131,7 +144,7 @@ def _normalised(features: Tensor) -> Tensor:
     return F.normalize(precise, dim=1)
 
 
-def _check(train: Tensor, test: Tensor, *, k: int) -> None:
+def _check(train: Tensor, test: Tensor, *, k: int, rows: int) -> None:
     if k < 1:
         raise DsslError(f"k is {k}: expected at least 1 neighbour")
     if len(train) == 0 or len(test) == 0:
@@ -141,7 +154,7 @@ def _check(train: Tensor, test: Tensor, *, k: int) -> None:
             f"features of shapes {tuple(train.shape)} and {tuple(test.shape)} cannot be compared: expected rows of one length"
         )
     for name, features in (("training", train), ("test", test)):
-        if not bool(torch.isfinite(features).all()):
+        if not all(bool(torch.isfinite(features[at : at + rows]).all()) for at in range(0, len(features), rows)):
             raise DsslError(
                 f"the {name} features hold NaN or infinite values: the encoder is broken; check its training"
             )

@@ -3,8 +3,11 @@
 The objective is that of scikit-learn's LogisticRegression: mean cross-entropy + strength / 2 * |W|², the bias free, on features
 that are centred and divided by one number (so that their mean squared norm is 1). It is strictly convex in W: there is
 one optimum, and nothing about the result depends on a learning rate, a batch size or a number of epochs.
+
+Features may be more than a GPU holds: they stay where they are, and every pass over them is made of blocks of rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +24,14 @@ STRENGTHS = tuple(10.0**-power for power in range(2, 9))
 DEFAULT_STRENGTH = 1e-5
 """Where the training set is too small to choose on a part of it."""
 HELD_OUT = 0.1
+_BLOCK = 2**26
+"""Numbers in the largest tensor of a pass over the features: 268 MB in float32."""
+
+
+def _blocks(rows: int, widest: int) -> Iterator[slice]:
+    """Slices of rows such that a tensor of ``widest`` columns is no larger than a block."""
+    size = max(1, _BLOCK // widest)
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +60,12 @@ class Probe:
     evaluations: int
 
     def predict(self, features: Tensor) -> Tensor:
-        """The most likely class of each row."""
-        return F.linear(self.scaling(features), self.weight, self.bias).argmax(dim=1)
+        """The most likely class of each row, beside the features."""
+        parts = [
+            F.linear(self.scaling(features[rows].to(self.weight.device)), self.weight, self.bias).argmax(dim=1)
+            for rows in _blocks(len(features), max(self.weight.shape))
+        ]
+        return torch.cat(parts).to(features.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,46 +75,86 @@ class Choice:
     strength: float
     accuracies: tuple[tuple[float, float], ...]
     held_out: int
-    """0 where there were too few images, and the default was taken."""
+    """0 if there were too few images and the default was used."""
 
 
-def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32) -> Scaling:
+def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Scaling:
     """Centre, and one scale for all dimensions, so that a rotation of the features changes nothing."""
-    if not bool(torch.isfinite(features).all()):
-        raise DsslError("the features hold NaN or infinite values: the encoder is broken; check its training")
-    mean = features.double().mean(dim=0)
-    scale = float((features.double() - mean).square().sum(dim=1).mean().sqrt())
+    count, width = features.shape
+    mean = torch.zeros(width, dtype=torch.float64, device=device or features.device)
+    for rows in _blocks(count, 2 * width):  # doubles
+        part = features[rows].to(mean.device)
+        if not bool(torch.isfinite(part).all()):
+            raise DsslError("the features hold NaN or infinite values: the encoder is broken; check its training")
+        mean += part.double().sum(dim=0) / count
+    squares = sum(
+        float((features[rows].to(mean.device).double() - mean).square().sum()) for rows in _blocks(count, 2 * width)
+    )
+    scale = (squares / count) ** 0.5
     return Scaling(mean=mean.to(dtype), scale=scale if scale > 0 else 1.0)
 
 
 class Problem:
-    """Scaled features, rotated to the axes of their covariance, on which one can solve for many strengths."""
+    """Scaled features, rotated to the axes of their covariance, to solve for many strengths.
 
-    def __init__(self, features: Tensor, labels: Tensor, *, classes: int, dtype: torch.dtype = torch.float32) -> None:
+    It computes on the ``device``, by default that of the features. The rotated features stay there where half of its free memory
+    holds them, else on the CPU, from where each pass moves them block by block.
+    """
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        classes: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
         if len(features) != len(labels) or len(labels) == 0:
             raise DsslError(f"{len(features)} features and {len(labels)} labels: expected equal numbers, at least one")
         if classes < 2:
             raise DsslError(
                 f"the labels have {classes} class: expected at least 2, since one class leaves nothing to tell apart"
             )
-        self.scaling = scaling_of(features, dtype=dtype)
-        scaled = self.scaling(features)
-        values, axes = torch.linalg.eigh((scaled.T @ scaled).double() / len(scaled))
+        device = device or features.device
+        count, width = features.shape
+        self.scaling = scaling_of(features, dtype=dtype, device=device)
+        self._rows = list(_blocks(count, max(width, classes)))
+        if count < width:
+            # few labels: the optimum is a sum of the images, so that the axes of their span are enough
+            _, singular, directions = torch.linalg.svd(self.scaling(features.to(device)).double(), full_matrices=False)
+            values, axes = singular.square() / count, directions.T
+        else:
+            covariance = torch.zeros(width, width, dtype=torch.float64, device=device)
+            for rows in self._rows:
+                scaled = self.scaling(features[rows].to(device))
+                covariance += scaled.T @ scaled
+            values, axes = torch.linalg.eigh(covariance / count)
         self._axes = axes.to(dtype)
         self._variance = values.clamp(min=0).to(dtype)
-        self._rotated = scaled @ self._axes
-        self._target = F.one_hot(labels.long(), classes).T.to(dtype).contiguous()
+        kept = device if _holds(device, features.numel() * self._axes.element_size()) else torch.device("cpu")
+        self._rotated = torch.empty(count, len(values), dtype=dtype, device=kept)
+        for rows in self._rows:
+            self._rotated[rows] = self.scaling(features[rows].to(device)) @ self._axes
+        self._labels = labels.long().to(device)
         self.classes = classes
 
     def objective(self, weight: Tensor, bias: Tensor, strength: float) -> tuple[float, Tensor, Tensor]:
         """Value and gradient at a weight in rotated coordinates; the penalty is the same in both, as the rotation is one."""
-        # classes x images: the layout in which both products and the softmax are fastest (13 times for the gradient)
-        log_probability = F.log_softmax(weight @ self._rotated.T + bias[:, None], dim=0)
-        count = log_probability.shape[1]
-        value = -(log_probability * self._target).sum(dtype=torch.float64) / count
-        error = (log_probability.exp_() - self._target) / count
-        penalty = 0.5 * strength * weight.square().sum(dtype=torch.float64)
-        return float(value + penalty), torch.addmm(weight, error, self._rotated, beta=strength), error.sum(dim=1)
+        count = len(self._rotated)
+        value = 0.5 * strength * weight.square().sum(dtype=torch.float64)
+        to_weight, to_bias = strength * weight, torch.zeros_like(bias)
+        for rows in self._rows:
+            part, labels = self._rotated[rows].to(weight.device, non_blocking=True), self._labels[None, rows]
+            # classes x images: the layout in which both products and the softmax are fastest (13 times for the gradient)
+            log_probability = F.log_softmax(weight @ part.T + bias[:, None], dim=0)
+            value -= log_probability.gather(0, labels).sum(dtype=torch.float64) / count
+            error = log_probability.exp_()
+            error.scatter_add_(0, labels, error.new_full((), -1.0).expand_as(labels))
+            error /= count
+            to_weight.addmm_(error, part)
+            to_bias += error.sum(dim=1)
+        return float(value), to_weight, to_bias
 
     def solve(self, strength: float, *, start: Probe | None = None, tolerance: float = 1e-6, most: int = 1000) -> Probe:
         """L-BFGS to the optimum, from another solution where there is one."""
@@ -150,12 +205,19 @@ def split(labels: NDArray[np.int64], *, seed: int) -> tuple[NDArray[np.int64], N
     return np.setdiff1d(np.arange(len(labels)), judge), judge
 
 
-def choose_strength(features: Tensor, labels: Tensor, *, classes: int, seed: int) -> Choice:
-    """The strength with the best accuracy on a held-out part of the training set; the stronger one where two are level."""
+def _holds(device: torch.device, size: int) -> bool:
+    """Whether half of a device's free memory is enough for so many bytes."""
+    return device.type != "cuda" or size <= torch.cuda.mem_get_info(device)[0] // 2
+
+
+def choose_strength(
+    features: Tensor, labels: Tensor, *, classes: int, seed: int, device: torch.device | None = None
+) -> Choice:
+    """The strength with the best accuracy on a held-out part of the training set; the stronger one in a tie."""
     fit, judge = split(labels.numpy(), seed=seed)
     if len(judge) < 10:
         return Choice(strength=DEFAULT_STRENGTH, accuracies=(), held_out=0)
-    problem = Problem(features[fit], labels[fit], classes=classes)
+    problem = Problem(features[fit], labels[fit], classes=classes, device=device)
     found: list[tuple[float, float]] = []
     solved: Probe | None = None
     for strength in STRENGTHS:

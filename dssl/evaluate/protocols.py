@@ -41,10 +41,10 @@ class Task:
     classes: tuple[str, ...]
     seed: int
     epochs: int | None = None
-    """Instead of a protocol's own number of epochs; for trying things out."""
+    """Overrides a protocol's number of epochs, for quick trials."""
     threads: int | None = None
     folder: Path | None = None
-    """Where a training that is killed resumes; nowhere without one."""
+    """Where a killed training resumes; without a folder it starts over."""
 
     def features(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training features and labels, test features and labels; unreadable training images are left out."""
@@ -56,6 +56,12 @@ class Task:
             test.values,
             torch.from_numpy(self.test_labels[test.rows]),
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where kNN and the probe compute: on the encoder's GPU, else on the CPU (Apple's GPU has no doubles)."""
+        found = next(self.loaded.encoder.parameters(), torch.zeros(())).device
+        return found if found.type == "cuda" else torch.device("cpu")
 
     @property
     def setting(self) -> Setting:
@@ -75,7 +81,7 @@ class Task:
         return self.loaded.image_size <= 64
 
     def result(self, name: str, predicted: Tensor, *, used: int, protocol: dict[str, Any]) -> Result:
-        """The number with all that it depends on; predictions are of the whole test set, in order."""
+        """The number with everything it depends on; ``predicted`` covers the whole test set, in order."""
         labels = torch.from_numpy(self.test_labels)
         cropped = self.store.of(self.test, allow_unreadable=False).cropped
         about = {
@@ -92,7 +98,10 @@ class Task:
             "cropped_test_images": cropped,
             "precision": "float32" if self.store.autocast is None else str(self.store.autocast).removeprefix("torch."),
         }
-        return Result(name=name, correct=count_correct(predicted, labels), total=len(labels), protocol=about | protocol)
+        correct = count_correct(predicted, labels)
+        return Result(
+            name=name, correct=correct, total=len(labels), protocol=about | protocol, predicted=predicted.cpu()
+        )
 
 
 _FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only then says so
@@ -101,7 +110,7 @@ _FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only the
 def _knn(task: Task) -> list[Result]:
     train, train_labels, test, _ = task.features()
     predictions = knn_predict(
-        train, train_labels, test, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(task.classes)
+        train, train_labels, test, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(task.classes), device=task.device
     )
     results: dict[int, Result] = {}
     for k, predicted in zip(NEIGHBOURS, predictions, strict=True):
@@ -116,8 +125,8 @@ def _probe(task: Task, share: float) -> list[Result]:
     if share < 1:
         rows = classifier.share_of_labels(labels.numpy(), share, seed=task.seed)
         train, labels = train[rows], labels[rows]
-    choice = choose_strength(train, labels, classes=len(task.classes), seed=task.seed)
-    solved = Problem(train, labels, classes=len(task.classes)).solve(choice.strength)
+    choice = choose_strength(train, labels, classes=len(task.classes), seed=task.seed, device=task.device)
+    solved = Problem(train, labels, classes=len(task.classes), device=task.device).solve(choice.strength)
     protocol = {
         "kind": "linear",
         "solver": "L-BFGS to the optimum, on features of unaugmented images",
@@ -150,13 +159,14 @@ def _finetune(task: Task, share: float) -> list[Result]:
     return _trained(task, encoder, training, name=name, kind="fine-tuned", share=share)
 
 
-def _supervised(task: Task) -> list[Result]:
+def supervised(task: Task, share: float = 1.0) -> list[Result]:
+    """The encoder of the task with random weights, trained with this share of the labels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
         encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
     encoder.to(next(task.loaded.encoder.parameters()).device)
     name = "supervised from scratch (no pretraining)"
-    return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised")
+    return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised", share=share)
 
 
 def _trained(
@@ -202,7 +212,7 @@ PROTOCOLS: dict[str, Callable[[Task], list[Result]]] = {
     "finetune-1": partial(_finetune, share=0.01),
     "finetune-10": partial(_finetune, share=0.1),
     "finetune": partial(_finetune, share=1.0),
-    "supervised": _supervised,
+    "supervised": supervised,
 }
 """The first four need only features; the others train on augmented images, which takes a GPU or patience."""
 

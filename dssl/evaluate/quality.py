@@ -26,7 +26,7 @@ SAMPLE, _BATCH = 2_048, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Measures that need no labels, of the test features; all of them of vectors of length 1 except the rank."""
+    """Measures of the test features that need no labels; all but the rank are of unit vectors."""
 
     effective_rank: float
     """RankMe: exp of the entropy of the singular values; from 1 (collapsed) to ``dimensions``."""
@@ -38,11 +38,11 @@ class Quality:
     spread: float
     """Deviation of the coordinates times sqrt(dimensions): 1 is healthy, 0 is collapsed."""
     images: int
-    """How many images the rank and the spread are of."""
+    """Images that the rank and the spread were measured on."""
     pairs: int
-    """How many images alignment and uniformity are of."""
+    """Images that alignment and uniformity were measured on."""
     policy: str
-    """What made the two views."""
+    """The policy of the two views."""
 
 
 def alignment(first: Tensor, second: Tensor) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Published numbers of one origin and one protocol."""
+    """Published numbers from one source under one protocol."""
 
     data: str
     kind: str

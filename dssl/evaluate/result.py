@@ -1,9 +1,9 @@
-"""A number with everything that it depends on: its interval, its protocol, and proof that the backbone did not move."""
+"""A number with everything that it depends on: its interval, its protocol, and proof that the backbone did not change."""
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ _NORMAL_95 = 1.959963984540054
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson's score), from 0 to 1; honest also for one image or for none right."""
+    """The 95 % interval of a share (Wilson's score), from 0 to 1; valid also for one image, or when none is right."""
     if not 0 <= correct <= total or total < 1:
         raise DsslError(f"{correct} correct of {total}: expected a count from 0 to the total, which is at least 1")
     share, z2 = correct / total, _NORMAL_95**2
@@ -33,6 +33,8 @@ class Result:
     correct: int
     total: int
     protocol: dict[str, Any]
+    predicted: Tensor | None = field(default=None, repr=False, compare=False)
+    """The class of every test image, in order; None where only their number is known."""
 
     @property
     def accuracy(self) -> float:
@@ -58,7 +60,7 @@ class Result:
 
 
 def count_correct(predicted: Tensor, labels: Tensor) -> int:
-    """How many predictions are right; a prediction for each label, or it is refused."""
+    """The number of correct predictions; there must be one for each label."""
     if predicted.shape != labels.shape:
         raise DsslError(f"{len(predicted)} predictions for {len(labels)} test images: samples were dropped or repeated")
     return int((predicted.cpu() == labels.cpu()).sum())
@@ -71,7 +73,7 @@ def weights_hash(module: nn.Module) -> str:
 
 @contextmanager
 def frozen(encoder: nn.Module) -> Iterator[str]:
-    """Hashes the weights before and after, and refuses whatever was measured when they differ; gives the hash."""
+    """Hash the weights before and after; if they differ, whatever was measured is refused. Gives the hash."""
     before = weights_hash(encoder)
     yield before
     if weights_hash(encoder) != before:

@@ -1,4 +1,4 @@
-"""One encoder, two splits, any number of protocols: `evaluate` does it all and gives back what was measured."""
+"""One encoder, two splits, any number of protocols: `evaluate` runs them all and returns what was measured."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -102,7 +102,7 @@ def evaluate(
 
 
 def _verified(result: Result, digest: str) -> Result:
-    """What the hashes have shown, in words; only a protocol that leaves the backbone alone may say it."""
+    """The result with what the hashes have shown, if its protocol freezes the backbone."""
     if result.protocol["backbone"] != "frozen":
         return result
     about = {"backbone": "frozen: verified", "backbone_sha256": digest}
@@ -110,7 +110,7 @@ def _verified(result: Result, digest: str) -> Result:
 
 
 def _notes(task: Task) -> list[str]:
-    """What whoever reads the numbers should know."""
+    """What a reader of the numbers should know."""
     notes = []
     if len(task.test) < 100:
         count = "only 1 image" if len(task.test) == 1 else f"only {len(task.test)} images"

@@ -1,4 +1,4 @@
-"""Features that are computed once for an encoder and a split, and kept in a file that knows what it is of."""
+"""Features computed once per encoder and split, and kept in a file that records what they are of."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ def _write(path: Path, about: str, features: Features) -> None:
 
 
 def _read(path: Path, about: str) -> Features | None:
-    """The kept features, or None where there are none, or the file is damaged or of something else."""
+    """The kept features; None if the file is missing, damaged or about something else."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -9,10 +10,10 @@ from torch import nn
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp
-from dssl.methods.losses import squared_distance
+from dssl.methods.losses import narrowness, squared_distance
 from dssl.methods.method import Cost, Declaration, Defaults, Prediction, pairs
 from dssl.methods.momentum import momentum_at, move_average
-from dssl.settings import LARGEST, MethodSettings, between, require
+from dssl.settings import LARGEST, MethodSettings, between, finite, require
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -26,11 +27,16 @@ class BYOLConfig(MethodSettings):
     """Width of the projection."""
     momentum: float = 0.996
     """Momentum of the target at the start; it grows to 1 along a cosine."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    guard: float = 0.0
+    """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "output"):
             between(f"method.{name}", getattr(self, name), LARGEST["head"])
         require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
+        finite("method.guard", self.guard)
 
 
 class BYOL(nn.Module):
@@ -41,6 +47,7 @@ class BYOL(nn.Module):
     """
 
     own_target_network = True
+    regularises_all = True
 
     def __init__(
         self,
@@ -50,6 +57,8 @@ class BYOL(nn.Module):
         hidden: int = 4096,
         output: int = 256,
         momentum: float = 0.996,
+        predictor: Literal["shared", "per-kind"] = "shared",
+        guard: float = 0.0,
     ) -> None:
         super().__init__()
         if not 0 <= momentum <= 1:
@@ -57,14 +66,19 @@ class BYOL(nn.Module):
         self.encoder = encoder
         self.projector = mlp(feature_dim, hidden, output)
         self.predictor = mlp(output, hidden, output)
+        self.predictor_per_kind = predictor == "per-kind"
+        if self.predictor_per_kind:
+            self.heavy_predictor = mlp(output, hidden, output)
         self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.momentum = momentum
+        self.guard = guard
 
-    def predict(self, images: Images) -> Prediction:
+    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
+        """``heavy`` is said where there is a predictor for each kind of view."""
         feature = self.encoder(images)
         projection = self.projector(feature)
-        return Prediction(feature, projection, self.predictor(projection))
+        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """The target network has no gradient, so the online forward of the same view is of no use to it."""
@@ -74,6 +88,9 @@ class BYOL(nn.Module):
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         return squared_distance(prediction.prediction, target)
+
+    def regularise(self, prediction: Prediction) -> "Scalar | None":
+        return self.guard * narrowness(prediction.projection) if self.guard else None
 
     def after_step(self, step: int, total: int) -> None:
         online = [*self.encoder.parameters(), *self.projector.parameters()]

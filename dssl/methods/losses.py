@@ -1,4 +1,4 @@
-"""The paper's D (Eq. 4) and SimCLR's S in the paper's letters, and the measures of a collapse: spread and effective rank."""
+"""The paper's D (Eq. 4) and the methods' S in the paper's letters, and the measures of a collapse: spread and effective rank."""
 
 import math
 
@@ -40,6 +40,38 @@ def contrast(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
         with_z = z @ all_z.T / temperature
         itself = torch.zeros_like(with_z, dtype=torch.bool).scatter_(1, positive[:, None], True)
         return F.cross_entropy(torch.cat([with_y, with_z.masked_fill(itself, -torch.inf)], dim=1), positive)
+
+
+def invariance(z: Embedding, y: Embedding) -> Scalar:
+    """VICReg's s(z, y): the mean squared difference over rows and dimensions."""
+    return (wide(z) - wide(y)).square().mean()
+
+
+def variance(z: Embedding) -> Scalar:
+    """VICReg's v(z): what each dimension's standard deviation over the global batch lacks to 1, averaged over the dimensions."""
+    rows = distributed.gather_rows(wide(z))
+    return F.relu(1 - (rows.var(dim=0) + 1e-4).sqrt()).mean()
+
+
+def covariance(z: Embedding) -> Scalar:
+    """VICReg's c(z): the squared covariances of different dimensions over the global batch, divided by their number."""
+    with torch.autocast(z.device.type, enabled=False):
+        rows = distributed.gather_rows(wide(z))
+        rows = rows - rows.mean(dim=0)
+        matrix = rows.T @ rows / (len(rows) - 1)
+        return (matrix - matrix.diagonal().diag()).square().sum() / rows.shape[1]
+
+
+def correlation(z: Embedding, y: Embedding) -> Tensor:
+    """Barlow Twins' C: the correlation over the global batch of every dimension of z with every dimension of y."""
+    with torch.autocast(z.device.type, enabled=False):
+        z, y = (F.batch_norm(distributed.gather_rows(wide(rows)), None, None, training=True) for rows in (z, y))
+        return z.T @ y / len(z)
+
+
+def narrowness(z: Embedding) -> Scalar:
+    """The guard against collapse: ``variance`` of the unit vectors times sqrt(d), which no scale of z can satisfy."""
+    return variance(F.normalize(wide(z), dim=1) * math.sqrt(z.shape[1]))
 
 
 @torch.no_grad()

@@ -26,8 +26,15 @@ class Prediction:
 class Method(Protocol):
     """SimSiam, BYOL and SimCLR are modules of this shape; so is any that you add (docs/add-a-method.md).
 
-    A method whose ``target`` shares no module with ``predict`` may say ``own_target_network = True``: its targets are then
-    computed first, and a step needs the memory of one view.
+    What it need not have, and the objective uses where it does:
+
+    - ``own_target_network = True``: ``target`` shares no module with ``predict``. Targets are then computed first, and a step
+      needs the memory of one view.
+    - ``regularise(prediction) -> Scalar | None``: a term for one view. It has the weight of the similarity edges that the view
+      predicts; with ``regularises_all = True``, of all its edges.
+    - ``align(prediction, target) -> Scalar``: its own D for alignment edges, in place of the negative cosine.
+    - ``predictor_per_kind = True``: ``predict(images, heavy=True)`` is how a heavy view is predicted.
+    - ``teacher``: a ``Teacher``, for edges that end at one.
     """
 
     encoder: nn.Module
@@ -90,6 +97,19 @@ class Declaration:
 def only_targets(graph: ViewGraph) -> list[str]:
     """The views that are a target and predict nothing."""
     return [name for name in graph.targets if name not in graph.predictors]
+
+
+def attached_cost(*, quadratic: bool) -> Callable[[ViewGraph], Cost]:
+    """Of methods whose targets may learn: a view that is only ever a detached target passes without gradient."""
+
+    def cost(graph: ViewGraph) -> Cost:
+        attached = {name for edge in graph.active_edges if not edge.detach for name in edge.targets}
+        frozen = sum(name not in attached for name in only_targets(graph))
+        all_pairs = sum(edge.kind == "similarity" for edge in graph.active_edges) if quadratic else 0
+        linear = len(graph.active_edges) - all_pairs
+        return Cost(len(graph.encoded) - frozen, frozen, pairs(quadratic=all_pairs, linear=linear))
+
+    return cost
 
 
 def pairs(*, quadratic: int, linear: int) -> str:

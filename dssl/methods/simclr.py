@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from dssl.errors import DsslError
-from dssl.graph import ViewGraph
 from dssl.methods.heads import simclr_projector
 from dssl.methods.losses import contrast
-from dssl.methods.method import Cost, Declaration, Defaults, Prediction, only_targets, pairs
+from dssl.methods.method import Declaration, Defaults, Prediction, attached_cost
 from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Images, Scalar
 
@@ -60,24 +59,16 @@ class SimCLR(nn.Module):
         pass
 
 
-def cost(graph: ViewGraph) -> Cost:
-    """Both ends of a similarity learn; a view that is only ever a detached target passes without gradient."""
-    attached = {edge.target for edge in graph.active_edges if not edge.detach}
-    frozen = sum(name not in attached for name in only_targets(graph))
-    similarities = sum(edge.kind == "similarity" for edge in graph.active_edges)
-    alignments = len(graph.active_edges) - similarities
-    return Cost(len(graph.encoded) - frozen, frozen, pairs(quadratic=similarities, linear=alignments))
-
-
 _LARS = {"name": "lars", "weight_decay": 1e-6, "decay_norms_and_biases": False, "warmup_epochs": 10.0}
 
 METHOD = Declaration(
     name="simclr",
     build=SimCLR,
     settings=SimCLRConfig,
-    cost=cost,
+    cost=attached_cost(quadratic=True),
     recipes={
         "cifar10": Defaults(optimizer={**_LARS, "rate": 1.0}),
+        "adapt": Defaults(settings={"temperature": 0.2}),
         "imagenet": Defaults(settings={"temperature": 0.1}, optimizer={**_LARS, "rate": 0.3}),
     },
 )

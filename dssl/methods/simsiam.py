@@ -9,9 +9,9 @@ from torch import nn
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp, simsiam_projector
-from dssl.methods.losses import negative_cosine
+from dssl.methods.losses import narrowness, negative_cosine
 from dssl.methods.method import Cost, Declaration, Defaults, Prediction, only_targets, pairs
-from dssl.settings import LARGEST, MethodSettings, between
+from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -27,14 +27,21 @@ class SimSiamConfig(MethodSettings):
     """Width of the projection."""
     bottleneck: int = 512
     """Width of the predictor's hidden layer."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    guard: float = 0.0
+    """Weight of a variance term that keeps every view's predictions apart, against collapse with any graph; 1 is a good start."""
 
     def __post_init__(self) -> None:
+        finite("method.guard", self.guard)
         for name in ("hidden", "output", "bottleneck"):
             between(f"method.{name}", getattr(self, name), LARGEST["head"])
 
 
 class SimSiam(nn.Module):
     """Defaults are those of CIFAR-10; ImageNet has ``projector_layers=3``."""
+
+    regularises_all = True
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class SimSiam(nn.Module):
         hidden: int = 2048,
         output: int = 2048,
         bottleneck: int = 512,
+        predictor: Literal["shared", "per-kind"] = "shared",
+        guard: float = 0.0,
     ) -> None:
         super().__init__()
         if projector_layers not in (2, 3):
@@ -52,11 +61,16 @@ class SimSiam(nn.Module):
         self.encoder = encoder
         self.projector = simsiam_projector(feature_dim, hidden=hidden, output=output, layers=projector_layers)
         self.predictor = mlp(output, bottleneck, output)
+        self.predictor_per_kind = predictor == "per-kind"
+        if self.predictor_per_kind:
+            self.heavy_predictor = mlp(output, bottleneck, output)
+        self.guard = guard
 
-    def predict(self, images: Images) -> Prediction:
+    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
+        """``heavy`` is said where there is a predictor for each kind of view."""
         feature = self.encoder(images)
         projection = self.projector(feature)
-        return Prediction(feature, projection, self.predictor(projection))
+        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """y is never given a gradient here, whatever the edge says: that is what keeps SimSiam from collapsing."""
@@ -68,6 +82,10 @@ class SimSiam(nn.Module):
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         return negative_cosine(prediction.prediction, target)
+
+    def regularise(self, prediction: Prediction) -> "Scalar | None":
+        # not the projections, which the projector's last BatchNorm keeps apart whatever they carry
+        return self.guard * narrowness(prediction.prediction) if self.guard else None
 
     def after_step(self, step: int, total: int) -> None:
         pass

@@ -58,7 +58,7 @@ def stem_of(encoder: nn.Module) -> str | None:
 
 
 def size_arguments(name: str, image_size: int) -> dict[str, Any]:
-    """What torchvision or timm must be told at the building of an encoder that is made for one size of images."""
+    """The arguments of torchvision or timm for an encoder that is built for one image size."""
     if name.startswith("timm:"):
         return {"img_size": image_size} if name.removeprefix("timm:").startswith(_TIMM_SIZED) else {}
     if name.startswith("vit_"):
@@ -104,7 +104,7 @@ def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> in
 
 @contextmanager
 def evaluating(encoder: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module has the mode that it had."""
+    """Evaluation mode without gradients; afterwards every module has its previous mode."""
     modes = {module: module.training for module in encoder.modules()}
     encoder.eval()
     try:
@@ -116,7 +116,7 @@ def evaluating(encoder: nn.Module) -> Iterator[None]:
 
 
 def forward(encoder: nn.Module, images: Tensor, *, autocast: torch.dtype | None = None) -> Tensor:
-    """The features of a batch, float32 on the CPU, computed where and in the type in which the weights are."""
+    """The features of a batch, float32 on the CPU, computed on the device and in the type of the weights."""
     weight = next(encoder.parameters(), images)
     with nullcontext() if autocast is None else torch.autocast(weight.device.type, dtype=autocast):
         values = encoder(images.to(weight.device, weight.dtype, non_blocking=True))
@@ -127,7 +127,7 @@ def forward(encoder: nn.Module, images: Tensor, *, autocast: torch.dtype | None 
 
 
 def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
-    """What the encoder makes of two images: shapes only where that works, since it takes no memory and no arithmetic."""
+    """The encoder's output for two images: shapes only where possible, which takes no memory and no arithmetic."""
     tensors = (*encoder.parameters(), *encoder.buffers())
     first = next(encoder.parameters(), torch.zeros(()))
     shape = (2, channels, image_size, image_size)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep only what enters each block of an encoder, and compute the rest again in the backward."""
+"""Activation checkpointing: keep only the input of each encoder block, and recompute the rest in the backward pass."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

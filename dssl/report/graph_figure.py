@@ -28,7 +28,7 @@ def draw_graph(graph: ViewGraph, path: Path) -> None:
 def graph_figure(graph: ViewGraph) -> Figure:
     """Image on the left, then the views made from it, then the views derived from those."""
     places = _places(graph)
-    across = max(x for x, _ in places.values())
+    across = max(*(x for x, _ in places.values()), *(_junction(edge, places)[0] for edge in graph.edges))
     down = min(y for _, y in places.values())
     width, height = across + 2.4, -down + 3.0
     figure = Figure(figsize=(width * 0.82, height * 0.82))
@@ -38,20 +38,29 @@ def graph_figure(graph: ViewGraph) -> Figure:
     axes.set_aspect("equal")
     axes.axis("off")
     middle = down / 2
-    _draw_image(axes, (0, middle))
+    _box(axes, (0, middle), "image")
     for view in graph.views:
         start = (0.0, middle) if view.source is None else places[view.source]
         _derivation(axes, start, places[view.name], view.policy, label=view.source is not None)
+    for name in graph.taught:
+        _derivation(axes, places[name], places[f"teacher({name})"], "", label=True)
     for position, edge in enumerate(graph.edges):
         # of a symmetric pair only the first edge is drawn, with two heads
-        if not any(_reverse_of(edge, other) for other in graph.edges[:position]):
+        if not any(_is_pair(edge, other) for other in graph.edges[:position]):
             _edge(axes, graph, edge, places)
     for view in graph.views:
-        colour = STANDARD if view.policy.startswith("standard") else HEAVY
+        colour = HEAVY if view.is_heavy else STANDARD
         axes.add_patch(Circle(places[view.name], _RADIUS, facecolor="white", edgecolor=colour, linewidth=2, zorder=5))
         axes.text(
             *places[view.name], _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6
         )
+        if view.size is not None:
+            x, y = places[view.name]
+            axes.text(
+                x, y - _RADIUS - 0.1, f"{view.size} px", ha="center", va="top", fontsize=8.5, color=colour, zorder=6
+            )
+    for name in graph.taught:
+        _box(axes, places[f"teacher({name})"], "teacher")
     _legend(axes, graph)
     return figure
 
@@ -72,16 +81,17 @@ def _places(graph: ViewGraph) -> dict[str, _Point]:
             row += 1
         taken.add((column, row))
         places[view.name] = (column * _COLUMN - 0.7, -row * _ROW)
-    return places
+    right = max(x for x, _ in places.values()) + _COLUMN
+    return places | {f"teacher({name})": (right, places[name][1]) for name in graph.taught}
 
 
-def _draw_image(axes: Axes, place: _Point) -> None:
+def _box(axes: Axes, place: _Point, name: str) -> None:
     x, y = place
     frame = FancyBboxPatch(
         (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK
     )
     axes.add_patch(frame)
-    axes.text(x, y, "image", ha="center", va="center", fontsize=11, color=INK)
+    axes.text(x, y, name, ha="center", va="center", fontsize=11, color=INK)
 
 
 def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: bool) -> None:
@@ -95,7 +105,7 @@ def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: b
         color=DERIVED,
         linestyle=(0, (2, 2)),
         shrinkA=22 if label else 34,
-        shrinkB=22,
+        shrinkB=22 if policy else 34,
         zorder=1,
     )
     axes.add_patch(arrow)
@@ -104,19 +114,40 @@ def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: b
         axes.text(x, y + 0.47, policy, ha="center", va="bottom", fontsize=9, color="#707070", style="italic")
 
 
-def _reverse_of(edge: Edge, other: Edge) -> bool:
-    same = (edge.weight, edge.kind, edge.detach) == (other.weight, other.kind, other.detach)
-    return same and (edge.predictor, edge.target) == (other.target, other.predictor) and edge.kind == "similarity"
+def _is_pair(edge: Edge, other: Edge) -> bool:
+    return edge.kind == "similarity" and edge.is_reverse_of(other)
+
+
+def _junction(edge: Edge, places: dict[str, _Point]) -> _Point:
+    """Where an arrow ends: at its view, or at a point beside the views whose mean is the target."""
+    ends = [places[name] for name in edge.targets]
+    if len(ends) == 1:
+        return ends[0]
+    return max(x for x, _ in ends) + 0.38 * _COLUMN, sum(y for _, y in ends) / len(ends)
+
+
+def _mean(axes: Axes, edge: Edge, places: dict[str, _Point], colour: str) -> None:
+    """The point of a mean, and a line from it to each of its views."""
+    point = _junction(edge, places)
+    for name in edge.targets:
+        arrow = FancyArrowPatch(point, places[name], arrowstyle="-", color=colour, linewidth=1.2, shrinkA=0, shrinkB=22)
+        axes.add_patch(arrow)
+    axes.add_patch(Circle(point, 0.09, facecolor=colour, edgecolor=colour, zorder=4))
 
 
 def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -> None:
-    start, end = places[edge.predictor], places[edge.target]
-    both = any(_reverse_of(edge, other) for other in graph.edges)
-    derivation = edge.target == graph.view(edge.predictor).source or edge.predictor == graph.view(edge.target).source
+    start, end = places[edge.predictor], _junction(edge, places)
+    mean = len(edge.targets) > 1
+    both = any(_is_pair(edge, other) for other in graph.edges)
+    others = {graph.view(edge.predictor).source, *(name for name in edge.target_views if edge.is_taught)}
+    others |= set() if edge.is_taught else {view.name for view in graph.views if view.source == edge.predictor}
+    derivation = not mean and bool({edge.target, *edge.target_views} & (others - {None}))
     returning = any((other.predictor, other.target) == (edge.target, edge.predictor) for other in graph.edges)
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
     if derivation:
         bend = -0.28 if end[0] < start[0] else -0.05 if returning and not both else 0.28
+    elif mean:
+        bend = 0.0 if abs(start[1] - end[1]) < _ROW else 0.25 if start[1] < end[1] else -0.25  # away from the views
     elif far:
         bend = 0.35
     else:
@@ -131,18 +162,20 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -
             mutation_scale=16,
             linewidth=2.2,
             color=colour,
-            alpha=1.0 if edge.weight else 0.25,
+            alpha=1.0 if edge.largest else 0.25,
             shrinkA=22,
-            shrinkB=22,
+            shrinkB=4 if mean else 34 if edge.is_taught else 22,
             zorder=3,
         )
     )
-    if edge.weight != 1:
+    if mean:
+        _mean(axes, edge, places, colour)
+    if edge.weight_text != "1":
         across, along = end[0] - start[0], end[1] - start[1]
         x = (start[0] + end[0]) / 2 + bend * along / 2
         y = (start[1] + end[1]) / 2 - bend * across / 2
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        axes.text(x, y, f"{edge.weight:g}", ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=4)
+        axes.text(x, y, edge.weight_text, ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=4)
 
 
 def _legend(axes: Axes, graph: ViewGraph) -> None:

@@ -1,4 +1,4 @@
-"""A run as its folder describes it: configuration, curves and verdict, also while it is still running."""
+"""A run as its folder describes it: configuration, curves and verdict, even while it is running."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,6 +35,8 @@ class RunData:
     looks: tuple[dict[str, Any], ...]
     """Records of metrics.jsonl with the state of the embeddings, by step."""
     knns: tuple[dict[str, Any], ...]
+    starts: tuple[dict[str, Any], ...] = ()
+    """Records of where the run stands beside the weights that it started from; empty where it started from none."""
 
     @property
     def method(self) -> str:
@@ -59,6 +61,12 @@ class RunData:
         records = self.knns if name == "knn" else self.looks
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
+
+    def since_start(self, name: str) -> _Curve:
+        """(epoch, value) beside the weights that the run started from: drift, feature_rank, or kNN and probe where measured."""
+        records = [(float(record["epoch"]), record["start"]) for record in self.starts]
+        points = [(epoch, now[name] if name in now else now["held_out"].get(name)) for epoch, now in records]
+        return [(epoch, value) for epoch, value in points if value is not None]
 
     def thinned(self, name: Curve, count: int) -> _Curve:
         """At most ``count`` points of a curve, the last one included."""
@@ -120,6 +128,9 @@ class RunData:
         if not self.looks:
             return Opinion("too early", 0)
         last = self.looks[-1]
+        if self.starts and (below := self.starts[-1]["start"].get("below")):
+            reason, remedies = below["reason"], tuple(below["remedies"])
+            return Opinion("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
         if last["verdict"] in ("healthy", "too early"):
             return Opinion(last["verdict"], int(last["step"]))
         judged = declaration_of(self.config.method).judges_predictions
@@ -168,16 +179,17 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     records = [record for record in folder.metrics() if "epoch" in record]
     looks = tuple(record for record in records if "loss" in record and "spread" in record)
     knns = tuple(record for record in records if "knn" in record)
-    return RunData(name or path.name, path, config, images, precision, looks, knns)
+    starts = tuple(record for record in records if "start" in record)
+    return RunData(name or path.name, path, config, images, precision, looks, knns, starts)
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
-    """The runs of the folders: each is a run, or holds runs. Runs of the same name are told apart by their parents' names."""
+    """The runs of the folders: each is a run, or holds runs. Runs of the same name are distinguished by their parents' names."""
     paths: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
             raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
-        # a glob, because it passes over folders that may not be read
+        # a glob, because it skips folders that may not be read
         one = RunFolder(folder)
         inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
         if not inside:

@@ -29,12 +29,19 @@ _VERDICTS: dict[str, tuple[Colour, str]] = {
     "partial collapse": ("warn", "The embeddings of at least one view lost most of their spread or their rank."),
     "collapsed": ("bad", "The embeddings of at least one view shrank to nearly a point."),
     "diverged": ("bad", "The loss is no longer a number."),
+    "below where it started": ("bad", "The encoder is worse than the weights that it started from."),
 }
 _PANELS: tuple[tuple[Curve, str], ...] = (
     ("knn", "kNN accuracy, %"),
     ("loss", "loss"),
     ("spread", "spread of the worst view"),
     ("rank", "effective rank of the worst view, %"),
+)
+_START_PANELS: tuple[tuple[str, str], ...] = (
+    ("kNN", "kNN accuracy on held-out training images, %"),
+    ("probe", "linear probe on held-out training images, %"),
+    ("drift", "drift of the features from the start"),
+    ("feature_rank", "effective rank of the features"),
 )
 _STYLES = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
 """Matplotlib's line styles, and the dashes of the same look in SVG."""
@@ -60,6 +67,7 @@ def html(
         "colours": {verdict: colour for verdict, (colour, _) in _VERDICTS.items()},
         "notes": notes,
         "curves": curves_plot(runs),
+        "starts": start_plot(runs) if any(run.starts for run in runs) else None,
         "tables": tables,
         "differences": differences(runs),
         "sheets": _sheets(runs),
@@ -124,6 +132,38 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
     return Plot(svg=svg, description=description, caption=caption)
 
 
+def start_plot(runs: Sequence[RunData]) -> Plot:
+    """Where runs that started from weights stand beside these, by epoch; the start is the dashed line."""
+    from matplotlib.figure import Figure
+
+    with figures.styled():
+        figure = Figure(figsize=(14.5, 8.6), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.14, w_pad=0.14)  # type: ignore[union-attr, call-arg]
+        grid = figure.subplots(2, 2, sharex=True)
+        for axes, (name, title) in zip(grid.flat, _START_PANELS, strict=True):
+            axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
+            empty = True
+            for number, run in enumerate(runs):
+                if points := run.since_start(name):
+                    empty = False
+                    epochs, values = np.array(points).T
+                    color, style = series(number)
+                    axes.plot(epochs, values, color=color, linestyle=style, linewidth=2, marker="o", markersize=4.5)
+                    axes.axhline(values[0], color=color, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+            _finish(axes, empty=empty)
+        for axes in grid[1]:
+            axes.set_xlabel("epoch")
+        description = (
+            "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
+        )
+        svg = figures.to_svg(figure, name="starts", description=description)
+    caption = (
+        "The encoder beside the weights that it started from (dashed): kNN and a linear probe on training images that are held "
+        "out, and the drift, 1 - mean cosine between the features of an image then and now. The last point is the result."
+    )
+    return Plot(svg=svg, description=description, caption=caption)
+
+
 def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     """The maps side by side on one scale, so that a collapsed embedding looks small."""
     from matplotlib.figure import Figure
@@ -183,6 +223,10 @@ def _panel(axes: "Axes", name: Curve, title: str, runs: Sequence[RunData]) -> No
             axes.axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
     if name == "rank":
         axes.set_ylim(0, None)
+    _finish(axes, empty=empty)
+
+
+def _finish(axes: "Axes", *, empty: bool) -> None:
     if empty:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=COLORS["muted"])
         axes.set_yticks([])

@@ -32,7 +32,7 @@ _MEMORY_PER_JOB = 2 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where things are: images by data set, run folders, results."""
+    """Locations: images by data set, run folders, results."""
 
     data: Mapping[str, str]
     """From the name of a data set to what ``open_source`` takes; jobs on other data sets are not run."""
@@ -179,7 +179,7 @@ def _start(job: Job, place: Place, *, slot: int, threads: int) -> _Child:
     log = place.log(job).open("ab")
     process = subprocess.Popen(
         [sys.executable, "-m", "dssl.reproduce.child", str(spec), "--watch"],
-        stdin=subprocess.PIPE,  # its end tells the child that we are gone
+        stdin=subprocess.PIPE,  # when it closes, the child knows that we are gone
         stdout=log,
         stderr=log,
         env=environment,

@@ -17,7 +17,7 @@ from dssl.train.health import COLLAPSED, PARTIAL
 _PANELS = {"knn": "kNN accuracy, %", "spread": "spread of the worst view"}
 
 
-def markdown(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
+def document(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
     """The page for docs/results; ``outcomes`` are the runs of the table, ``drawn`` says that it has curves."""
     seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
     lines = [
@@ -84,8 +84,8 @@ def terminal(table: ResultTable) -> str:
         grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in found)])
     body = text.columns(grid)
     if max(map(len, body)) > 118:
-        cells = [(f"{row}, {column}", cell.paper, f"-> {cell.ours}") for (row, column), cell in table.cells.items()]
-        body = text.columns(cells, align="<>")
+        cells = table.cells.items()
+        body = text.columns([(f"{row}, {column}", f"{one.paper:>9} -> {one.ours}") for (row, column), one in cells])
     told = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons

@@ -1,10 +1,10 @@
 """Has the run collapsed, where, and what to do about it: a verdict from the embeddings themselves.
 
 Per view, every few steps: the *spread* of the projections and of the predictions (standard deviation of the normalised vectors
-times sqrt(d): 1 when they fill the sphere, 0 when they are all one) and the *effective rank* (exp of the entropy of the singular
-values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor says the same
-of every image: its predictions are judged too. The thresholds come from real runs, kept in ``tests/train/curves``;
-docs/health.md states what they miss and where they raise false alarms.
+times sqrt(d): 1 when they fill the sphere, 0 when they are all the same) and the *effective rank* (exp of the entropy of the
+singular values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor gives
+the same output for every image, so its predictions are judged too. The thresholds come from real runs, kept in
+``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
 """
 
 from collections import deque
@@ -54,6 +54,8 @@ class Look:
     """Spread of the predictions."""
     target: dict[str, float]
     """Spread of the targets."""
+    regularisers: dict[str, float] = field(default_factory=dict)
+    """The method's term for each view that has one."""
 
 
 def rank_share(embedding: Tensor) -> float:
@@ -73,12 +75,13 @@ def look(step: int, report: LossReport) -> Look:
         rank={name: rank_share(value) for name, value in report.projections.items()},
         source={name: float(spread(value)) for name, value in report.predictions.items()},
         target={name: float(spread(value)) for name, value in report.targets.items()},
+        regularisers={name: float(value) for name, value in report.regularisers.items()},
     )
 
 
 @dataclass
 class Health:
-    """The loop's watch for collapse (``state.Watch``); its memory is small and travels with the checkpoint."""
+    """The loop's watch for collapse (``state.Watch``); its memory is small and is saved in the checkpoint."""
 
     graph: ViewGraph
     patience: int
@@ -89,9 +92,13 @@ class Health:
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
+    below: Opinion | None = None
+    """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
+    trusted: bool = True
+    """Whether the features are close to those of the weights that the run started from."""
 
     def judge(self, now: Look) -> Opinion:
-        """Take one look into account and say how the run is."""
+        """Take one look into account and judge the run."""
         values = [now.loss, *now.edges.values(), *now.spread.values()]
         if not all(value == value and abs(value) != float("inf") for value in values):
             return self.note_divergence(now, first=-1)
@@ -102,7 +109,16 @@ class Health:
             self.opinion = Opinion("too early", now.step)
         else:
             self.opinion = self._verdict(now)
+        self.stand(self.below)
         return self.opinion
+
+    def stand(self, below: Opinion | None) -> None:
+        """Take note of how the run stands beside the weights that it started from: below them, or not."""
+        if self.opinion is self.below is not None:
+            self.opinion = Opinion("healthy", self.opinion.step)
+        self.below = below
+        if below is not None and self.opinion.verdict in ("healthy", "too early"):
+            self.opinion = below
 
     def judged(self, now: Look) -> dict[str, float]:
         """The spread that counts, by view."""
@@ -129,7 +145,7 @@ class Health:
     def _verdict(self, now: Look) -> Opinion:
         spread = {name: median(values) for name, values in self.spreads.items()}
         rank = {name: median(values) for name, values in self.ranks.items()}
-        # the view that fares worst by the measure that speaks loudest
+        # the view that is worst by its worse measure
         worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / RANK_SHARE))
         if spread[worst] < COLLAPSED:
             verdict: Verdict = "collapsed"
@@ -150,38 +166,41 @@ class Health:
             "spreads": {name: list(values) for name, values in self.spreads.items()},
             "ranks": {name: list(values) for name, values in self.ranks.items()},
             "verdict": self.opinion.verdict,
+            **({} if self.below is None else {"below": asdict(self.below)}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
         self.opinion = Opinion(state["verdict"], 0)
-
-
-def is_heavy(graph: ViewGraph, name: str) -> bool:
-    return not graph.view(name).policy.startswith("standard")
+        if below := state.get("below"):
+            self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
+            if self.opinion.verdict == self.below.verdict:
+                self.opinion = self.below
 
 
 def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
     """The edge to suspect first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
     edges = graph.active_edges
-    heavy = [edge for edge in edges if is_heavy(graph, edge.target)]
-    touching = [edge for edge in heavy or edges if view in (edge.predictor, edge.target)]
+    # a teacher is frozen: what it makes of a heavy view cannot collapse
+    heavy = [edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.targets)]
+    touching = [edge for edge in heavy or edges if view in (edge.predictor, *edge.target_views)]
     return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
 
 
 def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
     """Three things to try, the most likely first."""
-    if is_heavy(graph, cause.target):
+    heavy = [] if cause.is_taught else [name for name in cause.targets if graph.view(name).is_heavy]
+    if heavy:
         return (
-            f"give the edge a direction: with --graph dssl a heavy view such as {cause.target} is pulled and never pulls",
+            f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",
             "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
-            "use --method byol or simclr, which tolerate more than SimSiam does",
+            "add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg, which tolerate more",
         )
     return (
         "lower --optimizer.rate by half, or lengthen --optimizer.warmup-epochs",
         "inspect the views with `dssl views`: from blank or identical views only a constant can be learned",
-        "enlarge --batch-size, or use --method byol or simclr",
+        "enlarge --batch-size, add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg",
     )
 
 

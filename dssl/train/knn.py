@@ -10,7 +10,7 @@ from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, Subset
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
-from dssl.train.prepare import Parts, open_test_data
+from dssl.train.prepare import Parts, evaluation_size, open_test_data
 
 BANK, QUERIES = 20_000, 10_000
 """Upper limits of training and test images: the curve is for monitoring, `dssl evaluate` for the record."""
@@ -40,7 +40,7 @@ class OnlineKnn:
             compute_features(
                 self.parts.method.encoder,
                 source,
-                image_size=self.config.image_size,
+                image_size=evaluation_size(self.config),
                 normalization=self.parts.normalization,
                 channels=self.config.channels,
                 autocast=self.autocast,
@@ -60,6 +60,7 @@ class OnlineKnn:
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=int(max(bank_labels.max(), labels.max())) + 1,
+            device=next(self.parts.method.encoder.parameters()).device,
         )
         self.last = accuracy
         return {

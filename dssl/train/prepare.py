@@ -10,17 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.augment import CIFAR10, IMAGENET, Normalization, ViewMaker
+from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
-from dssl.data.loader import EvaluationBatches
+from dssl.data.loader import EvaluationBatches, Maker
 from dssl.data.order import require_shards
 from dssl.distributed import World
-from dssl.graph import ViewGraph
-from dssl.methods import Method, declaration_of
-from dssl.models import build_encoder, feature_dim
+from dssl.errors import DsslError
+from dssl.graph import View, ViewGraph
+from dssl.methods import Method, Teacher, declaration_of
+from dssl.models import build_encoder, evaluating, feature_dim
 from dssl.models.for_cpus import WhitenedEncoder, whiten
+from dssl.objective import Objective
 from dssl.presets import named_graph
+from dssl.train.adaptation import keep_most
+from dssl.weights.load import load_weights_into
+from dssl.weights.pretrained import is_imagenet, load_imagenet
 
 logger = logging.getLogger("dssl")
 
@@ -46,7 +51,7 @@ def open_test_data(config: RunConfig) -> Source | None:
 
 
 def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
-    """Known constants, or mean and deviation of the data itself."""
+    """Known constants, or mean and standard deviation of the data itself."""
     if config.normalization == "measure":
         assert source is not None
         # what may be unreadable is for the configuration to say; the run's own quarantine names the files
@@ -54,21 +59,33 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     if config.channels == 1:
-        # the gray value is a weighted sum of the channels; their plain mean is near enough to normalise by
+        # the gray value is a weighted sum of the channels; their plain mean is close enough for normalisation
         return Normalization((float(np.mean(known.mean)),), (float(np.mean(known.std)),))
     return known
 
 
-def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> ViewMaker:
+def evaluation_size(config: RunConfig) -> int:
+    """The size of whole images where the encoder is measured."""
+    return config.image_size if config.adapt is None else config.adapt.evaluation_size
+
+
+def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
     """What makes the views of the graph; without a normalisation, as uint8 to look at."""
-    return ViewMaker(
-        graph.made,
-        size=config.image_size,
-        seed=config.seed,
-        channels=config.channels,
-        policies={"standard": config.standard, "heavy": config.heavy},
-        normalization=normalization,
-    )
+    sizes: dict[int, list[View]] = {}
+    for view in graph.made:
+        sizes.setdefault(graph.size(view.name) or config.image_size, []).append(view)
+    makers = [
+        ViewMaker(
+            views,
+            size=size,
+            seed=config.seed,
+            channels=config.channels,
+            policies={"standard": config.standard, "heavy": config.heavy},
+            normalization=normalization,
+        )
+        for size, views in sizes.items()
+    ]
+    return makers[0] if len(makers) == 1 else SizedViewMaker(makers, [view.name for view in graph.made])
 
 
 def images_to_whiten(config: RunConfig, source: Source, normalization: Normalization) -> Tensor:
@@ -88,12 +105,63 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
     dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     if init is not None:  # before the method copies the encoder, as BYOL does
-        from dssl.weights.load import load_weights_into
-
-        logger.info(load_weights_into(encoder, init).text())
+        if is_imagenet(init):
+            line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
+        else:
+            line = load_weights_into(encoder, init).text()
+        logger.info(line)
+    check_sizes(config, encoder, dim)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)
+    if config.adapt is not None:
+        keep_most(method, config.adapt)
+    if config.teacher is not None:
+        method.add_module("teacher", _teacher(config, config.teacher, method))
+    Objective(method, named_graph(config.graph))  # refuses what the method cannot do, before anything is written
     return method
+
+
+def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
+    """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
+    from dssl.weights.load import open_weights
+
+    graph = named_graph(config.graph)
+    try:
+        loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
+        for name in graph.taught:  # refuses a size that it cannot see
+            size = graph.size(name) or config.image_size
+            features = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
+    except DsslError as error:
+        raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
+    if loaded.channels != config.channels:
+        raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
+    logger.info(f"teacher: {loaded.report.text()}")
+    assert isinstance(method, nn.Module)
+    with evaluating(method):
+        images = torch.zeros(2, config.channels, config.image_size, config.image_size)
+        width = method.predict(images).prediction.shape[1]
+    return Teacher(
+        loaded.encoder, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
+    )
+
+
+def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
+    """Refuse an encoder that cannot see one of the graph's views, or sees it with another number of features."""
+    graph = named_graph(config.graph)
+    for name in graph.encoded:
+        if (size := graph.size(name)) is None:
+            continue
+        try:
+            found = feature_dim(encoder, image_size=size, channels=config.channels)
+        except DsslError as error:
+            raise DsslError(
+                f"view {name} has {size} px and the encoder {config.encoder} cannot see it: {error}"
+            ) from None
+        if found != dim:
+            raise DsslError(
+                f"view {name} has {size} px, of which the encoder {config.encoder} makes {found} features and {dim} of "
+                f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +180,7 @@ def prepare(
     """Open the data and put the parts together; a resumed run hands in the normalisation that it started with.
 
     In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
-    several processes one scans and measures, and the others take what it found.
+    several processes one scans and measures, and the others use its result.
     """
     world = world or World(0, 1, torch.device("cpu"))
     source = world.in_turn(lambda: open_data(config))
@@ -123,4 +191,6 @@ def prepare(
         images = world.together(lambda: images_to_whiten(config, source, normalization))
         for encoder in whitened:
             whiten(encoder, images)
+    if isinstance(teacher := getattr(method, "teacher", None), Teacher):
+        teacher.expect(normalization)
     return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

@@ -12,26 +12,28 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dssl import config_io, loop
-from dssl.augment import Normalization, ViewMaker
+from dssl.augment import Normalization
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, Feed
 from dssl.data.folder import holds
-from dssl.data.loader import Batches
+from dssl.data.loader import Batches, Maker
 from dssl.data.source import earlier_fingerprints
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
-from dssl.methods import Method, declaration_of
+from dssl.methods import Method, Teacher, declaration_of
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
 from dssl.run import OpenRun, RunFolder, open_run
-from dssl.state import Pace
+from dssl.state import Opinion, Pace
+from dssl.train.adaptation import add_to_average, rate_shares, settle
 from dssl.train.health import Health, patience
 from dssl.train.knn import OnlineKnn
-from dssl.train.prepare import Parts, build_method, prepare, view_maker
+from dssl.train.prepare import Parts, build_method, evaluation_size, prepare, view_maker
+from dssl.train.start import CLOSE, Start
 from dssl.types import Images
 from dssl.version import VERSION
 from dssl.weights import checkpoint
@@ -44,7 +46,7 @@ class RunResult(loop.Ending):
     knn: float | None
 
 
-Gallery = Callable[[Source, ViewMaker, Path], NDArray[np.uint8]]
+Gallery = Callable[[Source, Maker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
 
@@ -86,6 +88,11 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
     header = _header(config, parts)
+    if kept is not None and kept.get("teacher") != header.get("teacher"):
+        raise DsslError(
+            f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
+            f"{kept['teacher'][:12]}): put it back, or choose another --out"
+        )
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
     opened.describe(header | {"precision": precision, "images": len(parts.source)})
@@ -106,8 +113,9 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
         clip=config.optimizer.clip,
     )
     task = Pretraining(
-        config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header, gallery=gallery
-    )
+        config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header, gallery=gallery,
+        first_step=0 if resumed is None else int(resumed[1].header["step"]),
+    )  # fmt: skip
     ending = loop.run(
         task, settings, folder=folder, world=world, resumed=resumed, greeting=[_greeting(config, parts, world, why)]
     )
@@ -137,6 +145,7 @@ class Pretraining(loop.Trainable[Batch]):
         quarantine: Quarantine,
         header: Mapping[str, Any],
         gallery: Gallery | None,
+        first_step: int,
     ) -> None:
         method = parts.method
         assert isinstance(method, nn.Module)
@@ -149,7 +158,7 @@ class Pretraining(loop.Trainable[Batch]):
         if world.size > 1 and config.batchnorm_across_ranks:
             objective = batchnorm_across_ranks(objective)
         self.config, self.parts, self.folder, self.world, self.header = config, parts, folder, world, header
-        self.gallery = gallery
+        self.gallery, self.first_step = gallery, first_step
         self.quarantine, self.precision, self.total = quarantine, precision, pace.total
         self.steps_per_epoch = pace.round
         if config.checkpoint_activations:
@@ -158,11 +167,13 @@ class Pretraining(loop.Trainable[Batch]):
             for part in method.children():
                 part.compile()
         self.module, self.objective = method, objective
-        self.optimizer = build_optimizer(method, config.optimizer)
+        self.head_steps = config.head_epochs * self.steps_per_epoch
+        shares = {} if config.adapt is None else rate_shares(parts.method.encoder, config.adapt)
+        self.optimizer = build_optimizer(method, config.optimizer, shares=shares, first_step=self.head_steps)
         # what autocast would cast the views to in the first layer, kept once instead of twice
         arithmetic = torch.float64 if precision == "fp64" else half_type(precision) or torch.float32
         self.feed = Feed(world.device, normalization=parts.normalization, dtype=arithmetic)
-        self.watch = Health(
+        self.watch: Health = Health(
             parts.graph,
             patience=patience(self.steps_per_epoch),
             predictions=declaration_of(config.method).judges_predictions,
@@ -170,6 +181,8 @@ class Pretraining(loop.Trainable[Batch]):
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
         self.knn = OnlineKnn(config, parts, autocast=half_type(precision)) if world.first else None
+        self.start: Start | None = None
+        """Of the first process, where the run started from weights."""
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:
         config, parts, world = self.config, self.parts, self.world
@@ -194,12 +207,34 @@ class Pretraining(loop.Trainable[Batch]):
         return self.feed.place(batch)
 
     def rate(self, step: int) -> float:
-        return learning_rate(step, peak=self.fixed_rate, total=self.total, warmup=self.warmup)
+        if step < self.head_steps:
+            return self.fixed_rate
+        step, total = step - self.head_steps, self.total - self.head_steps
+        return learning_rate(step, peak=self.fixed_rate, total=total, warmup=self.warmup)
 
     def after_step(self, step: int) -> None:
         self.parts.method.after_step(step, self.total)
+        if (adapt := self.config.adapt) is None:
+            return
+        if step + 1 == self.head_steps:
+            self.optimizer.state.clear()  # the moments of gradients that random heads gave
+        averaged = max(1, round(adapt.average * (self.total - self.head_steps)))
+        if adapt.average and (count := step + 1 - (self.total - averaged)) >= 1:
+            add_to_average(self.optimizer, self._trained().values(), count=count)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        encoder = self.parts.method.encoder
+        return {name: value for name, value in encoder.named_parameters() if value.requires_grad}
 
     def begin(self, log: Log) -> None:
+        new, finished = self.first_step == 0, self.first_step >= self.total
+        # a run of an earlier version did not keep its start
+        known = self.config.init is not None and (new or self.folder.start_file.is_file())
+        if known and self.world.first and not finished:
+            self.start = Start(self.config, self.parts, self.folder, header=self.header)
+            if new:
+                log.start(0, self.start.record(None), self.start.text())
+                log.say(f"the start: {self.start.text()}")
         if self.gallery is not None and self.world.first and not self.folder.views_file.is_file():
             maker = view_maker(self.config, self.parts.graph, None)
             log.gallery(self.gallery(self.parts.source, maker, self.folder.views_file))
@@ -207,6 +242,36 @@ class Pretraining(loop.Trainable[Batch]):
     def after_round(self, step: int, log: Log) -> None:
         if self.knn is not None and self.knn.due(step // self.steps_per_epoch):
             log.knn(step, self.knn.measure())
+        if self.config.adapt is not None and step == self.total:
+            self._settle(log)
+        if self.config.init is not None:
+            self.watch.stand(self.world.told(lambda: self._against_start(step, log)))
+
+    def _settle(self, log: Log) -> None:
+        """The last step: from the start towards the average, as far as the drift allows."""
+        assert self.config.adapt is not None
+        if (start := self.start) is None:  # only the first process saves
+            return
+        encoder, most = self.parts.method.encoder, self.config.adapt.most_drift
+        end = {name: self.optimizer.state[one].get("average", one).clone() for name, one in self._trained().items()}
+        if most is None:
+            encoder.load_state_dict(end, strict=False)
+            return
+        share, drift = settle(encoder, start=start.weights, end=end, drift=lambda: start.drift(encoder), most=most)
+        log.say(f"the weights go {share:.0%} of the way from the start to the average of the last: drift {drift:.2f}")
+
+    def _against_start(self, step: int, log: Log) -> Opinion | None:
+        """Measure the encoder beside the weights that it started from; the opinion where it fell below them."""
+        if self.start is None or step <= self.head_steps:  # it has not moved yet
+            return None
+        start = self.start
+        start.measure(self.parts.method.encoder)
+        self.watch.trusted = start.standing.drift <= CLOSE
+        opinion = None
+        if self.config.adapt is None or step == self.total:  # else the run ends on weights between these and the start
+            opinion = start.judge(step, f"take the weights of the start: {self.folder.start_file}")
+        log.start(step, start.record(opinion), start.text())
+        return opinion
 
 
 def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
@@ -216,11 +281,14 @@ def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
 
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    return {
+    teacher = getattr(parts.method, "teacher", None)
+    return ({"teacher": teacher.sha256} if isinstance(teacher, Teacher) else {}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
         "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},
         "fingerprint": parts.source.fingerprint,
+        # what evaluate, embed and export take images at; without it the size of the views
+        **({} if config.adapt is None else {"image_size": evaluation_size(config)}),
     }
 
 

@@ -1,1 +1,1 @@
-"""Weights in and out: loaded with a report of what matched, exported and verified by the program that will read them."""
+"""Weights in and out: loaded with a report of what matched, exported and verified by the program that reads them."""

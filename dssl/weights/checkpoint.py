@@ -1,6 +1,6 @@
-"""Checkpoints that are whole or not there: written atomically, hashed, free of pickle.
+"""Checkpoints: written atomically, hashed, free of pickle.
 
-A checkpoint is a safetensors file. Its metadata hold one JSON text, ``dssl``, with everything that is not a tensor, and the
+A checkpoint is a safetensors file. Its metadata holds one JSON text, ``dssl``, with everything that is not a tensor, and the
 SHA-256 of that text and of every tensor's name, type, shape and bytes. Reading checks it: any changed bit is refused.
 """
 
@@ -40,7 +40,7 @@ class Checkpoint:
 
 
 def content_hash(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over everything that a checkpoint says."""
+    """SHA-256 over everything in a checkpoint."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         value = tensors[name].detach().contiguous().cpu()
@@ -126,7 +126,7 @@ def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
             return path, read(path), complaints
         except CheckpointError as error:
             complaints.append(str(error))
-        except OSError as error:  # gone since, not ours to read, a loop of links
+        except OSError as error:  # gone since then, no permission, a loop of links
             complaints.append(f"{path} cannot be read: {error.strerror or error}")
     if complaints:
         raise CheckpointError(

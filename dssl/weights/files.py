@@ -173,7 +173,7 @@ def _pickle(path: Path) -> Any:
 
 
 def _flat(content: Any, prefix: str) -> list[tuple[str, Tensor]]:
-    """The tensors inside of nested dicts; everything else (epochs, names, settings) is left out."""
+    """The tensors inside nested dicts; everything else (epochs, names, settings) is left out."""
     if isinstance(content, Tensor):
         return [(prefix, content)] if prefix else []
     if isinstance(content, np.ndarray) and content.dtype.kind in "fiu":

@@ -1,4 +1,4 @@
-"""Writers of every format, each read back at once (by its real client, but for Detectron2), which must give the same features."""
+"""Writers of every format; each file is read back (by its real client, except Detectron2) and must give equal features."""
 
 import dataclasses
 import json

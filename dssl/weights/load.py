@@ -85,9 +85,8 @@ def _with_stem(report: MatchReport, stem: str | None, *, known: str | None) -> M
         )
     if stem is None or known is not None:
         return report
-    return dataclasses.replace(
-        report, note=f"the file does not show how its 3x3 stem runs: taken as {stem!r} ({STEMS[stem]}), as told"
-    )
+    note = f"the file does not show how its 3x3 stem runs: taken as {stem!r} ({STEMS[stem]}), as told"
+    return dataclasses.replace(report, note="; ".join(filter(None, (report.note, note))))
 
 
 def open_weights(
@@ -97,12 +96,16 @@ def open_weights(
     stem: str | None = None,
     image_size: int | None = None,
     normalization: Normalization | None = None,
+    fallback: LoadedEncoder | None = None,
 ) -> LoadedEncoder:
-    """Build the encoder that a file describes and load it; what is given here goes before what the file says."""
+    """Build the encoder that a file describes and load it; arguments given here override the file.
+
+    What neither says is as in ``fallback``.
+    """
     tensors, header, digest = _content(path)
     config = header.get("config") or {}
     made = header.get("encoder") or config.get("encoder")
-    name = encoder or made or infer_encoder(tensors)
+    name = encoder or made or infer_encoder(tensors) or (None if fallback is None else fallback.name)
     if name is None:
         raise DsslError(f"{path} does not say which encoder it holds: name it, such as --encoder resnet50 or timm:NAME")
     if stem is not None:
@@ -113,7 +116,7 @@ def open_weights(
         name = cifar_name(split_name(name)[0], stem)
     small = name in FOR_CPUS or split_name(name)[1] is not None
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
-    channels = int(header.get("channels") or config.get("channels") or 3)
+    channels = int(header.get("channels") or config.get("channels") or (fallback.channels if fallback else 3))
     if normalization is None and (known := header.get("normalization")):
         normalization = Normalization(tuple(known["mean"]), tuple(known["std"]))
     built = build_encoder(name, image_size=size, channels=channels)
@@ -121,7 +124,7 @@ def open_weights(
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
         name = cifar_name(split_name(name)[0], _shown(report))
         built = build_encoder(name, image_size=size, channels=channels)
-    told = None if stem else report.stem  # a stem that was asked for goes before what names show
+    told = None if stem else report.stem  # a stem that was stated overrides what names show
     report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
     built.load_state_dict(chosen, strict=True)
     return LoadedEncoder(
@@ -129,7 +132,7 @@ def open_weights(
         name=name,
         image_size=size,
         channels=channels,
-        normalization=normalization or (CIFAR10 if small else IMAGENET),
+        normalization=normalization or (fallback.normalization if fallback else CIFAR10 if small else IMAGENET),
         path=path,
         sha256=digest,
         report=report,

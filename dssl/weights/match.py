@@ -55,7 +55,7 @@ class MatchReport:
 
     path: Path
     prefix: str
-    """What stands before the names in the file."""
+    """The prefix of the names in the file."""
     names: str
     """Whose names they are."""
     loaded: int
@@ -68,7 +68,7 @@ class MatchReport:
     stem: str | None = None
     """Which of the 3x3 stems the file's names show; None where they do not show it."""
     note: str = ""
-    """What the file does not say and was taken as told."""
+    """What the file does not show and the user stated."""
 
     def text(self) -> str:
         """One line for people."""
@@ -108,6 +108,7 @@ class _Candidate:
 def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> tuple[dict[str, Tensor], MatchReport]:
     """The encoder's state dict out of a file's tensors; raises unless every tensor of the encoder is there and fits."""
     wanted = encoder.state_dict()
+    tensors, summed = _gray(encoder, wanted, tensors)
     candidates = _candidates(wanted, tensors)
     if not candidates:
         raise DsslError(
@@ -141,8 +142,26 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
         ignored=ignored,
         other_prefixes=tuple(twins),
         stem=_stem(best, tensors),
+        note=f"{summed} is summed over its 3 channels, since the images are gray" if summed in used else "",
     )
     return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
+
+
+def _gray(
+    encoder: nn.Module, wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], str]:
+    """The tensors with the first layer of colour weights summed over its channels, where the encoder is for gray images.
+
+    On an image whose three channels are equal the sum gives what the colour weights give. Also its name in the file.
+    """
+    path = next((path for path, module in encoder.named_modules() if isinstance(module, nn.Conv2d)), "")
+    first = wanted.get(f"{path}.weight")
+    if first is None or first.shape[1] != 1 or encoder.get_submodule(path).groups != 1:
+        return tensors, ""
+    colour = torch.Size((first.shape[0], 3, *first.shape[2:]))
+    # in the order of the file: the first tensor of this shape is the first layer, under whatever name
+    name = next((name for name, value in tensors.items() if value.shape == colour), "")
+    return ({**tensors, name: tensors[name].sum(dim=1, keepdim=True)} if name else tensors), name
 
 
 def _stem(best: _Candidate, tensors: Mapping[str, Tensor]) -> str | None:

@@ -13,7 +13,7 @@ from numba import njit
 from PIL import Image
 from torchvision.transforms import functional
 
-from dssl.augment import CIFAR10, IMAGENET, TABLES, Normalization, ViewMaker, add_function, add_kernel
+from dssl.augment import CIFAR10, IMAGENET, TABLES, Normalization, SizedViewMaker, ViewMaker, add_function, add_kernel
 from dssl.errors import DsslError
 from dssl.graph import View
 from tests.augment.made import FOUR, digest, images, make
@@ -290,3 +290,28 @@ def test_bad_operations_of_ones_own_are_refused():
     maker = ViewMaker([View(name="v", policy="resize > test-shrinks")], size=8, seed=0)
     with pytest.raises(DsslError, match=r"test-shrinks.*returned uint8 of shape \(7, 8, 3\)"):
         make(maker, images(1), np.arange(1))
+
+
+def test_views_of_several_sizes_are_those_of_makers_for_each_size() -> None:
+    """And they are drawn by name: a view has the same bytes whatever views are made beside it."""
+    large = [View(name="s1", policy="standard"), View(name="h1", policy="heavy", source="s1")]
+    small = [View(name="l1", policy="crop(0.05,0.3)")]
+    alone = [ViewMaker(large, size=32, seed=3), ViewMaker(small, size=16, seed=3)]
+    maker = SizedViewMaker(alone, ["s1", "l1", "h1"])
+    images = np.random.Generator(np.random.Philox(1)).integers(0, 256, (5, 40, 36, 3), dtype=np.uint8)
+    rows = np.arange(5)
+    out, plan = maker.allocate(5), maker.plan(rows, epoch=2)
+    maker.apply_many(plan, 0, images[:3], out, 0)
+    for row in (3, 4):
+        maker.apply(plan, row, images[row], out, row)
+    assert list(out) == list(maker.names) == ["s1", "l1", "h1"]
+    assert out["l1"].shape == (5, 16, 16, 3)
+    for one in alone:
+        expected = one.allocate(5)
+        one.apply_many(one.plan(rows, epoch=2), 0, images, expected, 0)
+        assert all(np.array_equal(out[name], expected[name]) for name in one.names)
+
+
+def test_a_maker_refuses_a_view_of_another_size() -> None:
+    with pytest.raises(DsslError, match="view l1 has 16 px and this maker makes 32"):
+        ViewMaker([View(name="l1", policy="standard", size=16)], size=32, seed=0)

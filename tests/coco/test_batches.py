@@ -171,3 +171,14 @@ def test_polygons_follow_both_sides() -> None:
     expected = np.zeros((5, 60), dtype=np.uint8)
     expected[3:4, 6:18] = 1
     assert np.array_equal(drawn, expected)
+
+
+def test_samples_for_a_gpu_are_bytes_in_pinned_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    images = read_split(draw(tmp_path), "all").trainable()
+    with CocoBatches(images, tiny(tmp_path, steps=1, threads=1), start=0, pinned=True) as batches:
+        samples = batches.at(0)
+    held = {id(tensor) for tensor in pinned}
+    assert all(id(part) in held for one in samples for part in (one.pixels, one.boxes, one.labels, one.masks))
+    assert {one.pixels.dtype for one in samples} == {torch.uint8}

@@ -1,7 +1,6 @@
 """One rank of two: the BatchNorm across ranks that CUDA gets, over stand-ins for torch's kernels, written from formulae."""
 
 import datetime
-import sys
 from typing import Any
 
 import torch
@@ -62,29 +61,42 @@ def for_values(
     return centred * along(scale if weight is None else scale * weight, values)
 
 
-def main(rank: int, store: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
-    )
+def main(rank: int, folder: str) -> None:
     library = torch.library.Library("aten", "IMPL")
     library.impl("batch_norm_stats", stats, "CPU")
     library.impl("batch_norm_gather_stats_with_counts", gather, "CPU")
     library.impl("batch_norm_elemt", normalise, "CPU")
     library.impl("batch_norm_backward_reduce", reduce, "CPU")
     library.impl("batch_norm_backward_elemt", for_values, "CPU")
+    compare(rank, folder, torch.device("cpu"), backend="gloo", tolerance=1e-11)
+
+
+def on_gpus(rank: int, folder: str) -> None:
+    """The same with torch's own kernels, over NCCL."""
+    torch.cuda.set_device(rank)
+    compare(rank, folder, torch.device("cuda", rank), backend="nccl", tolerance=1e-9)
+
+
+def compare(rank: int, folder: str, device: torch.device, *, backend: str, tolerance: float) -> None:
+    dist.init_process_group(
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
+    )
     generator = torch.Generator().manual_seed(0)
     for affine in (True, False):
         for shape, split in (((10, 4, 3, 3), (5, 5)), ((10, 4), (3, 7)), ((10, 4, 6), (8, 2))):
-            values, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+            values, gradient = (
+                torch.randn(shape, generator=generator, dtype=torch.float64).to(device) for _ in range(2)
+            )
             reference: Any = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](4, affine=affine)
-            reference.double()
+            reference.to(device, torch.float64)
             whole = values.clone().requires_grad_()
             expected = reference(whole)
             expected.backward(gradient)
             mine = values.split(split)[rank].clone().requires_grad_()
-            weight = torch.ones(4, dtype=torch.float64, requires_grad=True) if affine else None
-            bias = torch.zeros(4, dtype=torch.float64, requires_grad=True) if affine else None
-            running = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+            options: Any = {"dtype": torch.float64, "device": device}
+            weight = torch.ones(4, requires_grad=True, **options) if affine else None
+            bias = torch.zeros(4, requires_grad=True, **options) if affine else None
+            running = torch.zeros(4, **options), torch.ones(4, **options)
             result: Any = _NormaliseOnCuda.apply(mine, weight, bias, *running, 0.1, 1e-5)
             result.backward(gradient.split(split)[rank])
             pairs = [(result, expected.split(split)[rank]), (mine.grad, whole.grad.split(split)[rank])]  # type: ignore[union-attr]
@@ -94,9 +106,5 @@ def main(rank: int, store: str) -> None:
                     dist.all_reduce(one.grad)  # DDP's business
                     pairs.append((one.grad, other.grad))
             for ours, theirs in pairs:
-                torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+                torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -2,19 +2,20 @@
 
 import datetime
 import os
-import subprocess
-import sys
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch.distributed as dist
 
-from dssl.distributed import agree_on_attempt
+from dssl.distributed import agree_on_attempt, join_world
+from tests.train.running import fork
 
-PROGRAM = """
-from dssl.distributed import join_world
-with join_world("cpu", batch_size=4) as world:
-    print(world.any(world.rank == 1))
-"""
+
+def meet(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    with join_world("cpu", batch_size=4) as world:
+        print(world.any(world.rank == 1), flush=True)
 
 
 def test_every_start_has_a_name_of_its_own_that_all_share() -> None:
@@ -29,7 +30,7 @@ def test_every_start_has_a_name_of_its_own_that_all_share() -> None:
     assert first != second
 
 
-def test_nodes_that_count_their_restarts_differently_meet() -> None:
+def test_nodes_that_count_their_restarts_differently_meet(tmp_path: Path) -> None:
     """As after a failure on the second node: torchrun restarts both, but only the second counts it."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=60))
     server.set("dssl/question 1", "of a dead process")
@@ -38,23 +39,15 @@ def test_nodes_that_count_their_restarts_differently_meet() -> None:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(server.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "OMP_NUM_THREADS": "1",
     }
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env=os.environ | shared | {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        fork(meet, shared | {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(rank)}, log=tmp_path / f"{rank}.log")
         for rank in range(2)
     ]
     try:
-        for process in ranks:
-            said, errors = process.communicate(timeout=60)
-            assert process.returncode == 0, errors
-            assert said == "True\n"
+        for child in ranks:
+            assert child.wait(60) == 0, child.said()
+            assert child.said() == "True\n"
     finally:
-        for process in ranks:
-            process.kill()
+        for child in ranks:
+            child.send(signal.SIGKILL)

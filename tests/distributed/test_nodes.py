@@ -5,17 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.distributed.test_torchrun import free_port
 from tests.train.running import command, environment, run, start, wait_for_step
 
 
-def start_nodes(words: list[list[str]]) -> list[subprocess.Popen[str]]:
+def start_nodes(words: list[list[str]], *options: str) -> list[subprocess.Popen[str]]:
     """One agent with one process for each list of words, which meet on this machine."""
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "nodes"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
     return [
         subprocess.Popen(
-            [*launcher, *one[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+            [*launcher, *options, *one[1:]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
         )
         for one in words
     ]
@@ -42,11 +48,24 @@ def test_folders_that_differ_between_nodes_are_one_line_on_both(tmp_path: Path) 
 
 
 def test_sigusr1_saves_the_run_as_sigterm_does(tmp_path: Path) -> None:
-    """Slurm's usual warning; torchrun hands it on where TORCHELASTIC_SIGNALS_TO_HANDLE names it (docs/gpu.md)."""
+    """Slurm's usual warning."""
     out = tmp_path / "run"
-    process = start(command("simclr", out, "--epochs", "1000"))
-    wait_for_step(out, 2, process)
-    process.send_signal(signal.SIGUSR1)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGUSR1, errors
-    assert "saved; the same command" in errors
+    child = start(command("simclr", out, "--epochs", "1000"))
+    wait_for_step(out, 2, child)
+    child.send(signal.SIGUSR1)
+    ended, said = child.wait(), child.said()
+    assert ended == 128 + signal.SIGUSR1, said
+    assert "saved; the same command" in said
+
+
+@pytest.mark.slow
+def test_two_agents_hand_sigusr1_on(tmp_path: Path) -> None:
+    """As docs/gpu.md has it for Slurm; without --signals-to-handle the signal kills torchrun and orphans its processes."""
+    out = tmp_path / "run"
+    words = command("simclr", out, "--epochs", "1000")
+    nodes = start_nodes([words, words], "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1")
+    wait_for_step(out, 2, nodes[0])
+    for node in nodes:
+        node.send_signal(signal.SIGUSR1)
+    said = [errors for _, errors in ends(nodes)]
+    assert any("saved; the same command" in errors for errors in said), said

@@ -1,62 +1,43 @@
 """One process and two gloo processes compute the same losses, gradients and weights from the same global batch."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-WORKER = Path(__file__).with_name("worker.py")
+from tests.distributed import backward_worker, cuda_norm_worker, worker
+from tests.train.running import fork
 
 
-def in_two_processes(*words: str) -> None:
-    """Run a module as rank 0 and rank 1."""
-    root = Path(__file__).parents[2]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", f"tests.distributed.{words[0]}", str(rank), *words[1:]],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=root,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+def in_two_processes(work: Callable[..., None], folder: Path) -> None:
+    """``work`` as rank 0 and rank 1, which meet in the folder."""
+    ranks = [fork(work, rank, str(folder), log=folder / f"{rank}.log") for rank in range(2)]
+    for child in ranks:
+        assert child.wait() == 0, child.said()
 
 
 def test_view_by_view_equals_whole_under_ddp(tmp_path: Path) -> None:
-    in_two_processes("backward_worker", str(tmp_path / "store"))
+    in_two_processes(backward_worker.main, tmp_path)
 
 
 def test_the_batchnorm_for_cuda_is_that_of_the_global_batch(tmp_path: Path) -> None:
     """Its arithmetic, with batches of different sizes too; the kernels themselves are not measured."""
-    in_two_processes("cuda_norm_worker", str(tmp_path / "store"))
+    in_two_processes(cuda_norm_worker.main, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     folder = tmp_path_factory.mktemp("gloo")
-    in_two_processes("worker", "2", str(folder / "store"), str(folder))
+    in_two_processes(worker.main, folder)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("name", ["simsiam", "byol", "simclr"])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 0.05)]
-)
-def test_one_process_equals_two(
-    two: list[dict[str, dict[str, Tensor]]], name: str, dtype: torch.dtype, tolerance: float
-) -> None:
-    sys.path.insert(0, str(WORKER.parent))
-    try:
-        from worker import steps  # type: ignore[import-not-found]
-    finally:
-        sys.path.pop(0)
-    alone = steps(name, dtype)
+@pytest.mark.parametrize(("name", "dtype"), worker.CASES)
+def test_one_process_equals_two(two: list[dict[str, dict[str, Tensor]]], name: str, dtype: torch.dtype) -> None:
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}[dtype]
+    alone = worker.steps(name, dtype)
     for rank in range(2):
         other = two[rank][f"{name} {dtype}"]
         assert other.keys() == alone.keys()

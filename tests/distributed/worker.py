@@ -1,7 +1,6 @@
 """One rank of a two-process test: the same three steps on its share of the global batch, results written to a file."""
 
 import datetime
-import sys
 from pathlib import Path
 
 import torch
@@ -9,19 +8,35 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dssl import BYOL, Objective, SimCLR, SimSiam, named_graph
+from dssl import BYOL, BarlowTwins, Objective, SimCLR, SimSiam, VICReg, named_graph
 from dssl.distributed import batchnorm_across_ranks
 
 STEPS = 5
 
 
-def build(name: str) -> SimSiam | BYOL | SimCLR:
+CASES = [
+    *(
+        (name, dtype)
+        for name in ("simsiam", "byol", "simclr")
+        for dtype in (torch.float64, torch.float32, torch.bfloat16)
+    ),
+    *((name, torch.float64) for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded")),
+]
+
+
+def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
     torch.manual_seed(0)
+    name, _, guarded = name.partition(" ")
+    guard = 0.7 if guarded else 0.0
     encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     if name == "simsiam":
-        return SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8)
+        return SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8, guard=guard)
     if name == "byol":
-        return BYOL(encoder, feature_dim=24, hidden=16, output=8, momentum=0.9)
+        return BYOL(encoder, feature_dim=24, hidden=16, output=8, momentum=0.9, guard=guard)
+    if name == "vicreg":
+        return VICReg(encoder, feature_dim=24, hidden=16, output=8)
+    if name == "barlowtwins":
+        return BarlowTwins(encoder, feature_dim=24, hidden=16, output=8)
     return SimCLR(encoder, feature_dim=24, output=8)
 
 
@@ -59,18 +74,10 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     return result | {key: value.clone() for key, value in method.state_dict().items()}
 
 
-def main(rank: int, world: int, store: str, out: str) -> None:
+def main(rank: int, folder: str) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(minutes=2)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
     )
-    results = {
-        f"{name} {dtype}": steps(name, dtype, rank=rank, world=world)
-        for name in ("simsiam", "byol", "simclr")
-        for dtype in (torch.float64, torch.float32, torch.bfloat16)
-    }
-    torch.save(results, Path(out) / f"rank{rank}.pt")
+    results = {f"{name} {dtype}": steps(name, dtype, rank=rank, world=2) for name, dtype in CASES}
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])

@@ -264,7 +264,7 @@ def test_sentences_of_the_command(run_folder: Callable[..., Path], tmp_path: Pat
     refused("only one class", data=str(single))
     refused("did you mean 'probe'", protocols=("prob",))
     refused("--epochs is 0: expected 1 or more", epochs=0)
-    refused("no protocol", protocols=())
+    refused("--protocols is empty", protocols=())
     foreign = tmp_path / "w.pt"
     torch.save(nn.Linear(2, 2).state_dict(), foreign)
     with pytest.raises(DsslError, match="name it"):

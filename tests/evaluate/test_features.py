@@ -11,6 +11,7 @@ from torch import nn
 
 from dssl.augment import CIFAR10
 from dssl.data import Quarantine, open_source
+from dssl.data.device import Feed
 from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
@@ -50,6 +51,22 @@ def test_every_sample_has_its_own_row_in_order(batch_size: int) -> None:
     assert features.rows.tolist() == list(range(101))
     assert encoder.training
     assert not encoder.norm.training
+
+
+class Bytes:
+    """Copies at once, and refuses what a GPU should not be sent."""
+
+    def copy(self, views: dict[str, torch.Tensor]) -> Any:
+        assert all(view.dtype == torch.uint8 for view in views.values())
+        return {name: view.clone() for name, view in views.items()}, None
+
+
+def test_bytes_that_are_normalised_on_the_device_give_the_same_bits() -> None:
+    source, encoder = Shapes(50), Mean()
+    feed = Feed(torch.device("cpu"), normalization=CIFAR10, copies=Bytes())
+    options: Any = {"image_size": 32, "normalization": CIFAR10, "batch_size": 20}
+    usual = compute_features(encoder, source, **options)
+    assert torch.equal(compute_features(encoder, source, feed=feed, **options).values, usual.values)
 
 
 def test_running_statistics_do_not_move(encoder: nn.Module) -> None:

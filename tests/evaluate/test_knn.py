@@ -12,6 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from dssl.errors import DsslError
 from dssl.evaluate.knn import knn_accuracy, knn_predict, largest, neighbours
+from dssl.train.budget import Counted
 
 
 def sklearn_predictions(real: Any, k: int, temperature: float) -> torch.Tensor:
@@ -54,9 +55,17 @@ def test_memory_is_bounded_by_the_blocks(real: Any, monkeypatch: pytest.MonkeyPa
         return original(one, other, out=out)
 
     monkeypatch.setattr(torch, "mm", watched)
-    neighbours(real.train, real.test, k=5, block=16, train_block=128)
+    with Counted("cpu") as counted:
+        counted.count(real.train)
+        counted.count(real.test)
+        neighbours(real.train, real.test, k=5, block=16, train_block=128)
     assert max(sizes) == 16 * 128
     assert len(places) == 1
+    rows, width = len(real.test), real.train.shape[1]
+    held = (
+        4 * (16 * 128 + 3 * (128 + 16) * width) + (4 + 8) * 5 * rows
+    )  # similarities, a few copies of the rows, results
+    assert counted.peak - real.train.nbytes - real.test.nbytes < 1.2 * held + 4096
 
 
 @given(st.data())
@@ -106,7 +115,7 @@ def test_nonsense_is_one_line() -> None:
     ]:
         with pytest.raises(DsslError, match=match):
             knn_predict(train, labels, test, **{**call, **extra})
-    with pytest.raises(DsslError, match="as many"):
+    with pytest.raises(DsslError, match="equal numbers"):
         knn_predict(good, labels[:2], good, **call)
-    with pytest.raises(DsslError, match="as many"):
+    with pytest.raises(DsslError, match="equal numbers"):
         knn_accuracy(good, labels, good, labels[:2], **call)

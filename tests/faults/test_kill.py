@@ -163,9 +163,9 @@ def _results(folder: Path) -> dict[str, bytes]:
 
 
 def _signal_in_a_save(method: str, out: Path, number: signal.Signals, log: Path) -> None:
-    """Sent by strace at the moment at which the second checkpoint is synced: the save ends, and the run says so."""
+    """Sent by strace as the first checkpoint is synced, after config.json and views.png: the save ends, and the run says so."""
     child = launch(command(method, out), log, held=True)
-    tracer = under_strace(child, "-e", "trace=fsync", "-e", f"inject=fsync:signal={int(number)}:when=4")
+    tracer = under_strace(child, "-e", "trace=fsync", "-e", f"inject=fsync:signal={int(number)}:when=5")
     assert child.wait() == 128 + number, child.said()
     tracer.wait(30)
     assert "and saved; the same command resumes it" in child.said()

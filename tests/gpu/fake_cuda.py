@@ -7,7 +7,6 @@ shape, a type and the device ``cuda``, and no memory.
 import json
 import sys
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dssl import BYOL, Objective, SimCLR, SimSiam, build_encoder, named_graph
@@ -25,6 +23,7 @@ from dssl.distributed import batchnorm_across_ranks
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.precision import autocast, half_type, loss_scaler
+from dssl.train import budget
 
 CUDA = torch.device("cuda", 0)
 WAITS = ("nonzero", "masked_select", "_unique2", "equal", "is_nonzero", "index.Tensor")
@@ -39,13 +38,11 @@ class FakeCuda(FakeTensorMode):
         return self  # BYOL copies its encoder, and every tensor in it names its mode
 
 
-class Counted(TorchDispatchMode):
-    """Live and peak bytes of storages on the device, and every operation that makes the host wait or speaks to other ranks."""
+class Counted(budget.Counted):
+    """Peak bytes on the device, and every operation that makes the host wait or speaks to other ranks."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self.seen: dict[int, int] = {}
+        super().__init__("cuda")
         self.waits: Counter[str] = Counter()
         self.collectives: Counter[str] = Counter()
 
@@ -57,10 +54,8 @@ class Counted(TorchDispatchMode):
         if name == "aten._local_scalar_dense.default" and inputs[0].device.type == "cuda":
             self.waits["item"] += 1
             return False if inputs[0].dtype == torch.bool else 0  # any number does
-        result = function(*arguments, **(options or {}))
+        result = super().__torch_dispatch__(function, types, arguments, options)
         outputs = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
-        for tensor in outputs:
-            self.count(tensor)
         if name.startswith("c10d."):
             self.collectives[name.split(".")[1]] += 1
         elif name.startswith("aten."):
@@ -71,20 +66,6 @@ class Counted(TorchDispatchMode):
             if (asked or moved) and any(one.device.type == "cuda" for one in (*inputs, *outputs)):
                 self.waits[operation] += 1
         return result
-
-    def count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if tensor.device.type != "cuda" or key in self.seen:
-            return
-        size = -(-storage.nbytes() // 512) * 512  # as the allocator rounds
-        self.seen[key] = size
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self.free, key)
-
-    def free(self, key: int) -> None:
-        self.live -= self.seen.pop(key)
 
 
 def crosses(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
@@ -102,9 +83,16 @@ def to_channels_last(module: nn.Module) -> None:
                 part._parameters[name] = nn.Parameter(moved, requires_grad=value.requires_grad)
 
 
+def tiny() -> nn.Module:
+    """What an encoder is made of, once: a row of the table is about the method, the graph and the optimiser."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+
+
 def method_of(name: str, encoder: str, size: int) -> SimSiam | BYOL | SimCLR:
-    built = build_encoder(encoder, image_size=size)
-    width = {"resnet50": 2048, "resnet18": 512, "small": 256}[encoder]
+    built = tiny() if encoder == "tiny" else build_encoder(encoder, image_size=size)
+    width = {"resnet50": 2048, "small": 256, "tiny": 8}[encoder]
     if name == "simsiam":
         return SimSiam(built, feature_dim=width, projector_layers=3)
     return BYOL(built, feature_dim=width) if name == "byol" else SimCLR(built, feature_dim=width, temperature=0.1)
@@ -114,7 +102,7 @@ def steps(
     method_name: str,
     *,
     graph: str = "dssl",
-    encoder: str = "small",
+    encoder: str = "tiny",
     size: int = 32,
     images: int = 8,
     optimizer: str = "sgd",
@@ -125,7 +113,7 @@ def steps(
     ranks: int = 1,
     across: bool = True,
 ) -> dict[str, Any]:
-    """Two steps as ``dssl.loop`` makes them; what the second one needed."""
+    """A step as ``dssl.loop`` makes it, with the optimiser's state already there; then its state saved and loaded."""
     if ranks > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -144,28 +132,28 @@ def steps(
         scaler = loss_scaler(CUDA, precision)  # type: ignore[arg-type]
         half = half_type(precision) or torch.float32  # type: ignore[arg-type]
         bad_step = torch.full((), -1, dtype=torch.int64, device=CUDA)
-        for step in range(2):
-            views = {
-                view.name: torch.empty(
-                    images, 3, size, size, device=CUDA, dtype=half, memory_format=torch.channels_last
-                )
-                for view in view_graph.views
-            }
-            counted.peak = counted.live
-            counted.waits.clear()
-            counted.collectives.clear()
-            built.zero_grad(set_to_none=True)
-            with autocast(CUDA, precision):  # type: ignore[arg-type]
-                report = objective(views) if whole else objective.backward(views, through=objective, scaler=scaler)
-            if whole:
-                report.total.backward()
-            if clip:
-                scaler.unscale_(built)
-                nn.utils.clip_grad_norm_(method.parameters(), 1.0)
-            scaler.step(built)
-            scaler.update()
-            method.after_step(step, 10)
-            bad_step = torch.where((bad_step < 0) & ~torch.isfinite(report.total.detach()), step, bad_step)
+        for parameter in method.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        built.step()
+        built.zero_grad(set_to_none=True)
+        views = {
+            view.name: torch.empty(images, 3, size, size, device=CUDA, dtype=half, memory_format=torch.channels_last)
+            for view in view_graph.views
+        }
+        counted.peak = counted.live
+        counted.waits.clear()
+        counted.collectives.clear()
+        with autocast(CUDA, precision):  # type: ignore[arg-type]
+            report = objective(views) if whole else objective.backward(views, through=objective, scaler=scaler)
+        if whole:
+            report.total.backward()
+        if clip:
+            scaler.unscale_(built)
+            nn.utils.clip_grad_norm_(method.parameters(), 1.0)
+        scaler.step(built)
+        scaler.update()
+        method.after_step(1, 10)
+        torch.where((bad_step < 0) & ~torch.isfinite(report.total.detach()), 1, bad_step)
         found = {
             "peak": counted.peak,
             "waits": dict(counted.waits),

@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from dssl import build_encoder
+from dssl.recipes import recipe
+from dssl.train.budget import step_budget
+
 HERE = Path(__file__).parent
 METHODS = ("simsiam", "byol", "simclr")
 MIB = 2**20
 IMAGES = 512
 RESNET = {"encoder": "resnet50", "size": 224, "images": IMAGES}
+
+NORMS = sum(isinstance(part, torch.nn.BatchNorm2d) for part in build_encoder("small", image_size=32).modules())
 
 pytestmark = pytest.mark.xdist_group("fake_cuda")  # one worker counts all rows, once
 
@@ -48,7 +54,7 @@ TABLE: dict[str, dict[str, Any]] = {
             "method_name": method,
             "ranks": 8,
             "across": not alone,
-            "encoder": "resnet18",
+            "encoder": "tiny" if alone else "small",
         }
         for method in METHODS
         for alone in (False, True)
@@ -93,6 +99,13 @@ def test_memory_of_a_step(counted: dict[str, dict[str, Any]], method: str, budge
     assert counted[f"{method} R50"]["peak"] / MIB / IMAGES <= budget
 
 
+@pytest.mark.parametrize("row", ["simsiam R50 checkpointed", "byol R50"])
+def test_the_count_that_needs_no_cuda_is_the_same(counted: dict[str, dict[str, Any]], row: str) -> None:
+    """What ``dssl doctor`` counts on any machine, with the recipe's own heads and optimiser."""
+    config = recipe("imagenet", method=row.split()[0], checkpoint_activations="checkpointed" in row)
+    assert step_budget(config).peak == pytest.approx(counted[row]["peak"], rel=0.01)
+
+
 def test_memory_with_checkpointed_activations(counted: dict[str, dict[str, Any]]) -> None:
     assert counted["simsiam R50 checkpointed"]["peak"] < 0.5 * counted["simsiam R50"]["peak"]
     assert counted["simsiam R50"]["peak"] < 0.55 * counted["simsiam R50 whole"]["peak"]
@@ -101,12 +114,12 @@ def test_memory_with_checkpointed_activations(counted: dict[str, dict[str, Any]]
 @pytest.mark.parametrize(
     ("method", "norms", "others"),
     [
-        ("simsiam", 4 * 2 * (20 + 4), 0),
-        ("byol", 4 * 2 * (20 + 2) + 2 * (20 + 1), 0),  # two targets, forward only
-        ("simclr", 4 * 2 * (20 + 2), 2 * 4),  # two edges gather both ends, with gradient
+        ("simsiam", 4 * 2 * (NORMS + 4), 0),
+        ("byol", 4 * 2 * (NORMS + 2) + 2 * (NORMS + 1), 0),  # two targets, forward only
+        ("simclr", 4 * 2 * (NORMS + 2), 2 * 4),  # two edges gather both ends, with gradient
     ],
 )
 def test_collectives_of_a_step(counted: dict[str, dict[str, Any]], method: str, norms: int, others: int) -> None:
-    """Four views of ResNet-18, which has 20 BatchNorms; the exchange of gradients is DDP's, and comes on top."""
+    """Four views; the exchange of gradients is DDP's, and comes on top."""
     assert sum(counted[f"{method} of 8"]["collectives"].values()) == norms + others
     assert sum(counted[f"{method} of 8 alone"]["collectives"].values()) == others

@@ -140,7 +140,7 @@ def test_what_is_not_comparable_is_said_in_every_table() -> None:
 def test_markdown_and_terminal() -> None:
     made = _simsiam({"standard2": (42.5, "healthy"), "heavy2": (28.0, "collapsed")})
     used = [_outcome(job, 1.0) for job in jobs_of([MAIN], SCALE, seeds=(0,))[:2]]
-    text = write.markdown(made, command="dssl reproduce table2 --scale cpu", outcomes=used)
+    text = write.document(made, command="dssl reproduce table2 --scale cpu", outcomes=used)
     lines = text.splitlines()
     assert "| w/ T\\^ |" in text
     assert "*collapse* → **collapse (28.0)**" in text

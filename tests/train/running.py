@@ -1,13 +1,35 @@
-"""Real training processes for tests: tiny runs that save at every step."""
+"""Real training processes for tests: tiny runs that save at every step.
 
+They are forked from one process that has imported everything, so that a run, and a kill, costs a second. A child runs
+``dssl.cli.main`` as the command does.
+"""
+
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import torch
+
 from dssl.weights import checkpoint
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "dssl.cli",
+        "tyro",
+        "dssl.commands.train",
+        "dssl.train.pretrain",
+        "dssl.report.pictures",
+        "torch.utils.tensorboard",
+    ]
+)
 
 TINY = {
     "simsiam": ["--method.hidden", "32", "--method.output", "32", "--method.bottleneck", "8"],
@@ -28,17 +50,79 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+@dataclass
+class Child:
+    """One run of the program in a process of its own."""
+
+    process: ForkServerProcess
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        pid = self.process.pid
+        assert pid is not None
+        return pid
+
+    def send(self, number: int) -> None:
+        if self.process.is_alive():
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float = 600) -> int:
+        """The exit code; minus the number of the signal that killed it."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            raise AssertionError(f"the process hangs: {self.said()}")
+        return self.process.exitcode
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+def fork(work: Callable[..., None], *arguments: object, log: Path) -> Child:
+    """Call a function of a module in a process of its own, with its output in a file."""
+    process = _CONTEXT.Process(target=_logged, args=(str(log), work, *arguments))
+    process.start()
+    return Child(process, log)
+
+
+def launch(
+    words: list[str],
+    log: Path,
+    *,
+    held: bool = False,
+    variables: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Child:
+    """Start ``dssl WORDS`` with its output in a file; where it is held it waits for SIGCONT before the first step."""
+    child = fork(_program, words, held, dict(variables or {}), cwd, log=log)
+    if held:
+        _wait_until_stopped(child.pid)
+    return child
+
+
+def start(words: list[str]) -> Child:
+    """Start a command with its output in a file beside its --out."""
+    assert words[:3] == [sys.executable, "-m", "dssl"]
+    out = Path(words[words.index("--out") + 1])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return launch(words[3:], out.with_name(f"{out.name}.{time.monotonic_ns()}.log"))
+
+
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment())
+    """Run a command to its end; a launcher such as torchrun is a fresh process, and what the program says is ``stderr``."""
+    if words[:3] != [sys.executable, "-m", "dssl"]:
+        return subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment())
+    child = start(words)
+    return subprocess.CompletedProcess(words, child.wait(), "", child.said())
 
 
-def start(words: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-
-
-def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(out: Path, step: int, process: Child | subprocess.Popen[str]) -> None:
     """Until the run has saved a step at or after this one, or has ended."""
-    while process.poll() is None:
+    ended = (
+        (lambda: not process.process.is_alive()) if isinstance(process, Child) else (lambda: process.poll() is not None)
+    )
+    while not ended():
         steps = checkpoint.steps_in(out / "checkpoints")
         if steps and steps[-1] >= step:
             return
@@ -47,11 +131,11 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 def kill_at(words: list[str], out: Path, step: int, *, delay: float = 0.0) -> int:
     """Start a run, kill it with SIGKILL once it has saved this step; returns the newest step that it left."""
-    process = start(words)
-    wait_for_step(out, step, process)
+    child = start(words)
+    wait_for_step(out, step, child)
     time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    child.send(signal.SIGKILL)
+    child.wait()
     return checkpoint.steps_in(out / "checkpoints")[-1]
 
 
@@ -60,3 +144,36 @@ def end_of(out: Path) -> str:
     found = checkpoint.newest_good(out / "checkpoints")
     assert found is not None
     return str(found[1].header["sha256"])
+
+
+def _logged(log: str, work: Callable[..., None], *arguments: object) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # a test run in the background hands down that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # as in the process of the tests: the bits of a sum depend on the number of threads
+    torch.set_num_threads(1)
+    work(*arguments)
+
+
+def _program(words: list[str], held: bool, variables: dict[str, str], cwd: Path | None) -> None:
+    os.environ.update(variables)
+    if cwd is not None:
+        os.chdir(cwd)
+    from dssl.cli import main
+
+    if held:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    code = main(words)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _wait_until_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) in ("T", "t"):
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"process {pid} did not stop")

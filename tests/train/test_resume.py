@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import signal
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from dssl.state import Stop
 from dssl.weights import checkpoint
 from tests.train.running import command, end_of, kill_at, run, start, wait_for_step
 
@@ -60,14 +62,36 @@ def test_shards_in_their_own_order_resume_in_the_middle_of_a_window(tmp_path: Pa
 def test_a_polite_signal_saves_and_says_so(number: signal.Signals, code: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = command("simsiam", out, "--checkpoint.every-minutes", "1000", "--epochs", "40")
-    process = start(words)
-    wait_for_step(out, 6, process)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == code, errors
-    assert "and saved; the same command resumes it" in errors
+    child = start(words)
+    wait_for_step(out, 6, child)
+    child.send(number)
+    ended, said = child.wait(), child.said()
+    assert ended == code, said
+    assert "and saved; the same command resumes it" in said
     step = checkpoint.steps_in(out / "checkpoints")[-1]
-    assert f"stopped at step {step} of 240" in errors
+    assert f"stopped at step {step} of 240" in said
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ((signal.SIGTERM, signal.SIGTERM), None),
+        ((signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR1), None),
+        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGUSR1, signal.SIGTERM), 143),
+    ],
+)
+def test_a_signal_that_comes_twice(
+    numbers: tuple[signal.Signals, ...], code: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Slurm and from torchrun, it is one request to save; from whoever is in a hurry, it ends the run."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with Stop() as stop:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        assert stop.signal is not None
+    assert ended == ([] if code is None else [code])
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -104,11 +128,11 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(command("simsiam", out, "--epochs", "100"))
-    wait_for_step(out, 1, process)
+    child = start(command("simsiam", out, "--epochs", "100"))
+    wait_for_step(out, 1, child)
     refused = run(command("simsiam", out, "--epochs", "100"))
-    process.kill()
-    process.communicate()
+    child.send(signal.SIGKILL)
+    child.wait()
     assert refused.returncode == 2
     assert "is in use by another dssl" in refused.stderr
 

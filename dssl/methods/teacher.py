@@ -1,0 +1,57 @@
+"""A frozen teacher: distillation is an edge, ``s1->teacher(s1)``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dssl.augment import Normalization
+from dssl.types import Embedding, Images
+
+
+class Teacher(nn.Module):
+    """An encoder whose features are targets; ``method.teacher = Teacher(...)`` is where the objective finds it.
+
+    Its weights are frozen, stay in evaluation mode, and are no part of the method: neither trained nor saved. What is trained and
+    saved is a linear map from the predictions to its features, where their widths differ.
+    """
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        width: int,
+        features: int,
+        normalization: Normalization | None = None,
+        sha256: str = "",
+    ) -> None:
+        """``width`` is that of the method's predictions, ``features`` that of the encoder's vectors."""
+        super().__init__()
+        self._frozen = (encoder.eval().requires_grad_(False),)  # in a tuple, torch does not take it for a part
+        self.map: nn.Module = nn.Identity() if width == features else nn.Linear(width, features)
+        self.normalization, self.sha256 = normalization, sha256
+        self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.register_buffer("offset", torch.zeros(()), persistent=False)
+
+    def expect(self, views: Normalization) -> None:
+        """Say how views are normalised, so that the teacher sees pixels as it was trained on them."""
+        if self.normalization is None or self.normalization == views:
+            return
+        given, own = (torch.tensor([one.mean, one.std]).view(2, 1, -1, 1, 1) for one in (views, self.normalization))
+        self.scale = (given[1] / own[1]).to(self.scale)
+        self.offset = ((given[0] - own[0]) / own[1]).to(self.offset)
+
+    @torch.no_grad()
+    def forward(self, images: Images) -> Embedding:
+        features: Embedding = self._frozen[0](images * self.scale + self.offset)
+        return features
+
+    def _apply(self, function: Callable[..., Any], recurse: bool = True) -> "Teacher":
+        """What moves or casts the method moves the frozen encoder too."""
+        self._frozen[0]._apply(function, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(function, recurse)  # type: ignore[no-untyped-call]
+        return self

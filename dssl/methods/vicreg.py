@@ -1,0 +1,104 @@
+"""VICReg: views agree while each keeps its own variance and decorrelates its dimensions (Bardes, Ponce, LeCun, ICLR 2022)."""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from dssl.methods.heads import mlp
+from dssl.methods.losses import covariance, invariance, variance
+from dssl.methods.method import Declaration, Defaults, Prediction, attached_cost
+from dssl.settings import LARGEST, MethodSettings, between, finite
+from dssl.types import Embedding, Images, Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class VICRegConfig(MethodSettings):
+    """VICReg's expander and the weights of its three terms."""
+
+    hidden: int = 2048
+    """Width of the expander's two hidden layers."""
+    output: int = 2048
+    """Width of the expander's output."""
+    invariance: float = 25.0
+    """Weight of the squared distance between views: the loss of an edge."""
+    variance: float = 25.0
+    """Weight of what a view's standard deviations lack to 1."""
+    covariance: float = 1.0
+    """Weight of a view's squared covariances."""
+    regularise: Literal["similarity", "all"] = "similarity"
+    """Which views get the variance and covariance terms: those that predict along a similarity edge, or all that predict."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "output"):
+            between(f"method.{name}", getattr(self, name), LARGEST["head"])
+        for name in ("invariance", "variance", "covariance"):
+            finite(f"method.{name}", getattr(self, name))
+
+
+class VICReg(nn.Module):
+    """On one standard pair this is the original loss. There is no predictor: the prediction is the projection."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        feature_dim: int,
+        hidden: int = 2048,
+        output: int = 2048,
+        invariance: float = 25.0,
+        variance: float = 25.0,
+        covariance: float = 1.0,
+        regularise: Literal["similarity", "all"] = "similarity",
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = mlp(feature_dim, hidden, hidden, output)
+        self.invariance, self.variance, self.covariance = invariance, variance, covariance
+        self.regularises_all = regularise == "all"
+
+    def predict(self, images: Images) -> Prediction:
+        feature = self.encoder(images)
+        projection = self.projector(feature)
+        return Prediction(feature, projection, projection)
+
+    def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
+        """y is the projection itself, and both ends of a similarity learn; a directed edge detaches it."""
+        if prediction is not None:
+            return prediction.projection
+        with contextlib.nullcontext() if gradient else torch.no_grad():
+            projection: Embedding = self.projector(self.encoder(images))
+            return projection
+
+    def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
+        return self.invariance * invariance(prediction.projection, target)
+
+    align = similarity
+    """An alignment is the same pull; what it lacks are the terms of the view."""
+
+    def regularise(self, prediction: Prediction) -> Scalar:
+        """Both directions of a pair have half the loss, in which the original counts variances half and covariances whole."""
+        z = prediction.projection
+        return self.variance * variance(z) + 2 * self.covariance * covariance(z)
+
+    def after_step(self, step: int, total: int) -> None:
+        pass
+
+
+_LARS = {"name": "lars", "weight_decay": 1e-4, "decay_norms_and_biases": False, "warmup_epochs": 10.0}
+
+METHOD = Declaration(
+    name="vicreg",
+    build=VICReg,
+    settings=VICRegConfig,
+    cost=attached_cost(quadratic=False),
+    recipes={
+        "shapes": Defaults(settings={"hidden": 512, "output": 512}),
+        "cifar10": Defaults(optimizer={**_LARS, "rate": 0.3}),
+        "imagenet": Defaults(
+            settings={"hidden": 8192, "output": 8192}, optimizer={**_LARS, "rate": 0.2, "weight_decay": 1e-6}
+        ),
+    },
+)

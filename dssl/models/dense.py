@@ -1,0 +1,71 @@
+"""The last feature map of an encoder, before it is pooled to a vector: for segmentation and other dense tasks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dssl.errors import DsslError
+
+
+class DenseEncoder(nn.Module):
+    """Gives the map as one long row for each image; ``shape`` is channels, height, width."""
+
+    def __init__(self, encoder: nn.Module, *, image_size: int, channels: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        weight = next(encoder.parameters())
+        images = torch.zeros(2, channels, image_size, image_size, dtype=weight.dtype, device=weight.device)
+        training = encoder.training
+        with torch.no_grad():
+            found = last_map(encoder.eval(), images)
+        encoder.train(training)
+        self.shape = (int(found.shape[1]), int(found.shape[2]), int(found.shape[3]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return last_map(self.encoder, images).flatten(1)
+
+
+def last_map(encoder: nn.Module, images: Tensor) -> Tensor:
+    """N x C x H x W: the last map before the pooling.
+
+    The tokens of a vision transformer are laid out as the patches were; class and register tokens are left out.
+    """
+    if callable(of_timm := getattr(encoder, "forward_features", None)):
+        found = of_timm(images)
+        prefix = int(getattr(encoder, "num_prefix_tokens", 0))
+        if isinstance(found, Tensor) and getattr(encoder, "output_fmt", "NCHW") == "NHWC":
+            found = found.permute(0, 3, 1, 2)
+        return _laid_out(found, prefix, encoder)
+    seen: list[tuple[Tensor, bool]] = []
+
+    def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dim() in (3, 4):
+            seen.append((output, isinstance(module, nn.AdaptiveAvgPool2d)))
+
+    handles = [module.register_forward_hook(keep) for module in encoder.modules()]
+    try:
+        encoder(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for number in reversed(range(len(seen))):
+        found, is_pooled = seen[number]
+        # what follows the pooling of the whole map is not a map; squeeze-and-excitation pools, too, and maps follow it
+        if is_pooled and not any(one.shape[2:].numel() > 1 for one, _ in seen[number + 1 :] if one.dim() == 4):
+            del seen[number:]
+            break
+    if not seen:
+        raise DsslError(f"{type(encoder).__name__} has no feature map: dense features need a network with one")
+    return _laid_out(seen[-1][0], 1, encoder)  # torchvision's transformers have one token for the class
+
+
+def _laid_out(found: Any, prefix: int, encoder: nn.Module) -> Tensor:
+    if isinstance(found, Tensor) and found.dim() == 4:
+        return found
+    if isinstance(found, Tensor) and found.dim() == 3:
+        tokens = found[:, prefix:]
+        side = round(tokens.shape[1] ** 0.5)
+        if side * side == tokens.shape[1]:
+            return tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
+    raise DsslError(f"{type(encoder).__name__} has no feature map that can be laid out in a square")

@@ -1,0 +1,133 @@
+"""The page of ``dssl evaluate --against``: differences with intervals, classes that won and lost, images that changed sides."""
+
+import json
+from collections.abc import Sequence
+
+from dssl.data import UnreadableImage
+from dssl.evaluate.against import WORDS, Against, Row
+from dssl.evaluate.protocols import Task
+from dssl.report import page
+from dssl.report.page import Colour
+from dssl.report.pictures import Picture, picture
+from dssl.text import columns
+
+SHOWN = 12
+"""Images that changed sides, of each kind."""
+_COLOURS: dict[str, Colour] = {"better": "good", "worse": "bad", "no difference shown": "neutral"}
+
+
+def table(found: Sequence[Against]) -> str:
+    """The numbers for a terminal."""
+    lines = []
+    for one in found:
+        rows = [("protocol", "other", "this", "difference", "95 % interval", "p", "draws", "")]
+        for row in one.rows:
+            about = row.comparison
+            cells = (f"{about.before:.2f}", f"{about.after:.2f}", _difference(row), _interval(row), _p_value(row))
+            rows.append((row.name, *cells, str(about.draws), about.verdict))
+        lines += ["", f"against {_called(one)}", *columns(rows, align="<>>>>>>")]
+    return "\n".join(lines[1:])
+
+
+def html(found: Sequence[Against], task: Task, *, command: str) -> str:
+    """The whole page."""
+    about = task.loaded.protocol()
+    context = {
+        "name": task.test.name,
+        "facts": [
+            ("encoder", f"{about['encoder']}, {about['image_size']} px"),
+            ("train images", f"{len(task.train):,}"),
+            ("test images", f"{len(task.test):,}"),
+            ("seed", str(task.seed)),
+        ],
+        "weights": about["weights"],
+        "sections": [_section(one, task) for one in found],
+        "command": command,
+    }
+    return page.render("comparison.html", title=f"Comparison on {task.test.name}", context=context)
+
+
+def _section(one: Against, task: Task) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "called": _called(one),
+        "weights": one.weights,
+        "rows": [
+            {
+                "name": row.name,
+                "before": f"{row.comparison.before:.2f}",
+                "after": f"{row.comparison.after:.2f}",
+                "difference": _difference(row),
+                "interval": _interval(row),
+                "p": _p_value(row),
+                "sides": f"{row.comparison.won:,} / {row.comparison.lost:,}",
+                "verdict": row.comparison.verdict,
+                "colour": _COLOURS[row.comparison.verdict],
+                "protocol": json.dumps(row.protocol, indent=1, sort_keys=True, default=str),
+            }
+            for row in one.rows
+        ],
+        "protocols": [row.name for row in one.rows],
+        "classes": [
+            {
+                "name": change.name,
+                "images": f"{change.images:,}",
+                "cells": [
+                    {
+                        "text": f"{now.after - now.before:+.1f}",
+                        "sides": f"{now.won} / {now.lost}",
+                        "bad": now.after < now.before,
+                    }
+                    for now in (row.comparison.classes[number] for row in one.rows)
+                ],
+            }
+            for number, change in enumerate(one.rows[0].comparison.classes)
+        ],
+        "changed": [
+            {
+                "name": row.name,
+                "won": _pictures(row, row.comparison.won_rows, task, bad=False),
+                "lost": _pictures(row, row.comparison.lost_rows, task, bad=True),
+            }
+            for row in one.rows
+            if row.comparison.won_rows or row.comparison.lost_rows
+        ],
+    }
+
+
+def _called(one: Against) -> str:
+    return f"{one.name}: {WORDS[one.name]}" if one.name in WORDS else one.name
+
+
+def _difference(row: Row) -> str:
+    return f"{row.comparison.difference:+.2f}"
+
+
+def _interval(row: Row) -> str:
+    return "{:+.2f} to {:+.2f}".format(*row.comparison.interval)
+
+
+def _p_value(row: Row) -> str:
+    value = row.comparison.p_value
+    return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _pictures(row: Row, images: Sequence[int], task: Task, *, bad: bool) -> list[Picture]:
+    """The images whose answers changed most, with both answers of the first draw that changed."""
+    found = []
+    for index in images[:SHOWN]:
+        label = int(task.test_labels[index])
+        right = row.before if bad else row.after
+        draw = next(
+            number for number in range(len(right))
+            if right[number, index] == label and row.before[number, index] != row.after[number, index]
+        )  # fmt: skip
+        before, after = (task.classes[int(one[draw, index])] for one in (row.before, row.after))
+        try:
+            image = task.test.image(index)
+        except UnreadableImage:
+            continue
+        caption = f"{before} → {after}"
+        flag = f"is {task.classes[label]}" if bad else ""
+        found.append(picture(image, description=task.test.label_of(index), caption=caption, flag=flag))
+    return found

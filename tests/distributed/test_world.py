@@ -1,0 +1,88 @@
+"""Two processes find out once and agree: the first scans and measures for all, and a difference is one line on both."""
+
+import datetime
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from PIL import Image
+
+from dssl.data import index
+from dssl.distributed import World, join_world
+from dssl.errors import DsslError
+from dssl.run import OpenRun, RunFolder
+from dssl.train import prepare
+from tests.train.running import fork
+from tests.train.test_train import TINY
+
+
+def ranks(work: Callable[..., None], folder: Path) -> list[str]:
+    """What ``work(world, folder)`` says in two processes that meet as torchrun's do, each with its own cache of images."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(minutes=10))
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    children = [
+        fork(join, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, work, folder, log=folder / f"{rank}.log")
+        for rank in range(2)
+    ]
+    for child in children:
+        assert child.wait() == 0, child.said()
+    return [child.said().strip() for child in children]
+
+
+def join(variables: dict[str, str], work: Callable[[World, Path], None], folder: Path) -> None:
+    os.environ.update(variables)
+    with join_world("cpu", batch_size=4) as world:
+        work(world, folder)
+
+
+def counted(world: World, folder: Path) -> None:
+    """Prepare a run on a folder of images whose mean and deviation are to be measured."""
+    scans, measured = [], []
+    scan, normalization_of = index.scan, prepare.normalization_of
+    index.scan = lambda *a, **k: (scans.append(1), scan(*a, **k))[1]  # type: ignore[assignment]
+    prepare.normalization_of = lambda *a: (measured.append(1), normalization_of(*a))[1]  # type: ignore[assignment]
+    config = replace(TINY, data=str(folder / "images"), normalization="measure")
+    parts = prepare.prepare(config, prepare.build_method(config), normalization=None, new=True, world=world)
+    print(json.dumps([len(scans), len(measured), len(parts.source), parts.normalization.mean]), flush=True)
+
+
+def test_the_first_process_scans_and_measures_for_all(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(8):
+        Image.effect_noise((40, 40), 60 + number).convert("RGB").save(images / f"{number}.png")
+    first, second = map(json.loads, ranks(counted, tmp_path))
+    assert first[:3] == [1, 1, 8]
+    assert second[:3] == [0, 0, 8]
+    assert first[3] == second[3]
+
+
+def differing(world: World, folder: Path) -> None:
+    """Facts that differ, as between nodes; then images that do."""
+    for facts in ({"dssl": f"1.{world.rank}"}, {"dssl": "1.0", "in run": f"step {world.rank}"}):
+        with pytest.raises(DsslError) as caught:
+            world.agree(facts)
+        print(caught.value)
+    with pytest.raises(DsslError) as caught:
+        OpenRun(RunFolder(folder / "run"), world, None, None).describe({"fingerprint": f"{world.rank}abcdef"})
+    print(caught.value, flush=True)
+
+
+def test_what_differs_between_processes_is_one_line_on_both(tmp_path: Path) -> None:
+    first, second = ranks(differing, tmp_path)
+    assert first == second
+    code, run, images = first.splitlines()
+    assert code.startswith("process 1 has dssl 1.1, process 0 has 1.0")
+    assert run.startswith("process 1 has in run step 1, process 0 has step 0")
+    assert images.startswith("process 1 has images with the fingerprint 1abcdef, process 0 has 0abcdef")
+    assert not (tmp_path / "run").exists()

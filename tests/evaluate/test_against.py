@@ -1,0 +1,133 @@
+"""Encoders side by side: the same images, the same labels, a difference with its interval, and a page."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from dssl.commands.evaluate import Arguments, run
+from dssl.errors import DsslError
+from dssl.evaluate import against
+from dssl.weights import checkpoint
+from dssl.weights.load import open_weights
+
+FEW = {"probe-1": 3, "probe-10": 2}
+
+
+@pytest.fixture
+def compared(
+    run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: nn.Module
+) -> tuple[Path, Path]:
+    """A run, and the file of an encoder that has lost half of its channels."""
+    monkeypatch.setattr(against, "DRAWS", FEW)
+    worse = {name: value.clone() for name, value in encoder.state_dict().items()}
+    worse["blocks.3.bn2.weight"][::2] = 0
+    worse["blocks.3.downsample.1.weight"][::2] = 0
+    worse["blocks.3.bn2.bias"][::2] = -9
+    torch.save(worse, tmp_path / "worse.pth")
+    return run_folder(), tmp_path / "worse.pth"
+
+
+def read(folder: Path) -> list[dict[str, object]]:
+    found = json.loads((folder / "evaluation" / "comparison.json").read_text())
+    return list(found["against"])
+
+
+def test_the_comparison_agrees_with_two_evaluations(
+    compared: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, worse = compared
+    settings = {"threads": 1, "data": "shapes:300", "protocols": ("knn", "probe", "probe-1")}
+    assert run(Arguments(weights=folder, against=(str(worse), "untrained"), **settings)) == 0
+    output = capsys.readouterr().out
+    found = read(folder)
+    assert [one["against"] for one in found] == [str(worse), "untrained"]
+    rows = {one["name"]: one for one in found[0]["protocols"]}
+    assert list(rows) == ["knn k=20", "linear probe", "linear probe, 1% of the labels"]
+    assert [one["draws"] for one in rows.values()] == [1, 1, 3]
+    for name, one in rows.items():
+        assert name in output
+        low, high = one["interval"]
+        assert low <= one["difference"] <= high
+        assert one["difference"] == pytest.approx(100 * (one["won"] - one["lost"]) / (one["images"] * one["draws"]))
+        assert sum(change["won"] for change in one["classes"]) == one["won"]
+        assert len(one["won_rows"]) <= one["won"]
+    assert rows["linear probe"]["p_value"] is not None
+    assert rows["linear probe, 1% of the labels"]["p_value"] is None
+
+    # the accuracies are those of the plain command
+    for path, key in ((folder, "after"), (worse, "before")):
+        out = tmp_path / key
+        run(Arguments(weights=path, out=out, encoder="small", normalization="cifar10", page=False, **settings))
+        single = {one["name"]: one["accuracy"] for one in json.loads((out / "evaluation.json").read_text())["results"]}
+        for name in ("knn k=20", "linear probe"):
+            assert rows[name][key] == pytest.approx(single[name])
+
+    page = (folder / "evaluation" / "comparison.html").read_text()
+    for text in ("Images that changed sides", "By class", "untrained: the same encoder with random weights", "→"):
+        assert text in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_an_encoder_does_not_differ_from_itself(
+    compared: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = compared
+    settings = {"threads": 1, "data": "shapes:100", "protocols": ("knn", "probe-10"), "page": False}
+    run(Arguments(weights=folder, against=(str(folder),), **settings))
+    for one in read(folder)[0]["protocols"]:
+        assert (one["difference"], one["interval"], one["won"], one["lost"]) == (0, [0, 0], 0, 0)
+        assert one["verdict"] == "no difference shown"
+
+
+def test_the_start_of_a_run_is_a_word(compared: tuple[Path, Path], encoder: nn.Module) -> None:
+    folder, _ = compared
+    loaded = open_weights(folder)
+    with pytest.raises(DsslError, match="not a run that started from weights"):
+        against.open_other("start", loaded, seed=0)
+    tensors = {f"method.encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}
+    checkpoint.write(folder / "start.safetensors", loaded.header, tensors)
+    start = against.open_other("start", loaded, seed=0)
+    assert start is not None
+    assert all(float(value.abs().sum()) == 0 for value in start.encoder.state_dict().values())
+    # also where a checkpoint of the run is named
+    newest = folder / "checkpoints" / "step-000000040.safetensors"
+    assert against.open_other("start", open_weights(newest), seed=0) is not None
+
+
+def test_fine_tuning_and_training_from_scratch_have_the_same_budget(
+    compared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, worse = compared
+    settings = {"threads": 1, "data": "shapes:60", "protocols": ("finetune-10", "finetune"), "epochs": 1, "page": False}
+    run(Arguments(weights=folder, against=(str(worse), "supervised"), **settings))
+    found = read(folder)
+    for one in found:
+        names = [row["name"] for row in one["protocols"]]
+        assert names == ["fine-tuned, 10% of the labels", "fine-tuned"]
+        assert all(row["draws"] == 1 for row in one["protocols"])
+    used = [row["protocol"]["train_images"] for row in found[0]["protocols"]]
+    assert used == [10, 60]
+
+
+def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
+    folder, _ = compared
+    with pytest.raises(DsslError, match="--against imagnet: not a file or folder, and not one of imagenet, start"):
+        run(Arguments(weights=folder, against=("imagnet",), data="shapes:60", threads=1))
+    with pytest.raises(DsslError, match="no ImageNet weights of small"):
+        run(Arguments(weights=folder, against=("imagenet",), data="shapes:60", threads=1))
+
+
+def test_pictures_show_both_answers(compared: tuple[Path, Path]) -> None:
+    """The caption of a lost image is a right answer and then a wrong one."""
+    folder, worse = compared
+    run(Arguments(weights=worse, encoder="small", normalization="cifar10", data="shapes:300", protocols=("probe",),
+                  image_size=32, out=folder / "evaluation", against=(str(folder),), threads=1))  # fmt: skip
+    (row,) = read(folder)[0]["protocols"]
+    page = (folder / "evaluation" / "comparison.html").read_text()
+    assert min(row["lost"], row["won"]) > 12
+    assert page.count('<figure class="picture') == 24
+    assert page.count(": is ") == 12

@@ -1,0 +1,136 @@
+"""ImageNet weights by name, from the caches of torchvision and timm, and what is said where they cannot be had."""
+
+import os
+import subprocess
+import sys
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+
+from dssl.errors import DsslError
+from dssl.models import build_encoder
+from dssl.weights.load import load_weights_into
+from dssl.weights.pretrained import load_imagenet, torchvision_file
+
+FILE = "mobilenet_v2-b0353104.pth"
+REAL = Path(torch.hub.get_dir()) / "checkpoints" / FILE
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_file_in_torchs_cache_is_taken_without_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_, **__: pytest.fail("the network was asked"))
+    torch.manual_seed(1)
+    original = torchvision.models.mobilenet_v2()
+    torch.save(original.state_dict(), cache / FILE)
+    encoder = build_encoder("mobilenet_v2", image_size=64)
+    line = load_imagenet(encoder, "mobilenet_v2", image_size=64, channels=3)
+    assert "312 of 312 tensors loaded" in line
+    images = torch.randn(2, 3, 64, 64)
+    original.classifier[1] = torch.nn.Identity()
+    with torch.no_grad():
+        assert torch.equal(encoder.eval()(images), original.eval()(images))
+
+
+def test_without_network_a_line_says_which_file_to_fetch_and_where_to_put_it(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    with pytest.raises(DsslError) as caught:
+        torchvision_file("mobilenet_v2")
+    text = str(caught.value)
+    assert "https://download.pytorch.org/models/mobilenet_v2-b0353104.pth" in text
+    assert str(cache / FILE) in text
+    assert "name resolution" in text
+    assert "--init FILE" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", ["small", "whitened", "resnet18-cifar"])
+def test_encoders_that_nobody_trained_on_imagenet_are_refused(name: str) -> None:
+    with pytest.raises(DsslError, match=f"no ImageNet weights of {name}"):
+        load_imagenet(build_encoder(name, image_size=32), name, image_size=32, channels=3)
+
+
+def test_timms_weights_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = build_encoder("timm:test_resnet", image_size=32)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co'")
+
+    monkeypatch.setattr(timm, "create_model", refuse)
+    place = "https://huggingface.co/timm/test_resnet.r160_in1k/resolve/main/"
+    with pytest.raises(DsslError, match=rf"fetch {place}\S+ .*--init FILE"):
+        load_imagenet(encoder, "timm:test_resnet", image_size=32, channels=3)
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_timms_weights_come_from_the_hubs_cache(tmp_path: Path, channels: int) -> None:
+    # in another process: the hub's client reads where its cache is when it is imported
+    program = f"""
+import json, pathlib, torch, timm
+from safetensors.torch import save_file
+torch.manual_seed(3)
+model = timm.create_model("test_resnet")
+home = pathlib.Path({str(tmp_path)!r}) / "hub" / "models--timm--test_resnet.r160_in1k"
+snapshot = home / "snapshots" / ("0" * 40)
+snapshot.mkdir(parents=True), (home / "refs").mkdir()
+(home / "refs" / "main").write_text("0" * 40)
+save_file(model.state_dict(), snapshot / "model.safetensors")
+from dssl.models import build_encoder
+from dssl.weights.pretrained import load_imagenet
+encoder = build_encoder("timm:test_resnet", image_size=64, channels={channels})
+print(load_imagenet(encoder, "timm:test_resnet", image_size=64, channels={channels}))
+gray = torch.rand(2, 1, 64, 64)
+model.reset_classifier(0)
+with torch.no_grad():
+    ours, theirs = encoder.eval()(gray.expand(-1, {channels}, -1, -1)), model.eval()(gray.expand(-1, 3, -1, -1))
+    print(float((ours - theirs).abs().max()) < 1e-4)
+"""
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    line, same = done.stdout.splitlines()
+    assert line.startswith("timm/test_resnet.r160_in1k: timm's weights r160_in1k loaded")
+    assert ("summed over its 3 channels" in line) == (channels == 1)
+    assert same == "True"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "resnet18-cifar", "small"])
+def test_the_first_layer_of_colour_weights_is_summed_for_gray_images(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(2)
+    colour = build_encoder(name, image_size=32).eval()
+    torch.save(colour.state_dict(), tmp_path / "weights.pth")
+    gray = build_encoder(name, image_size=32, channels=1)
+    report = load_weights_into(gray, tmp_path / "weights.pth")
+    assert "summed over its 3 channels, since the images are gray" in report.text()
+    images = torch.randn(3, 1, 32, 32)
+    with torch.no_grad():
+        expected, found = colour(images.expand(-1, 3, -1, -1)), gray.eval()(images)
+    assert torch.allclose(found, expected, atol=1e-4)
+    # colour images get the weights as they are, and nobody says otherwise
+    assert "summed" not in load_weights_into(colour, tmp_path / "weights.pth").text()
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason=f"torchvision's {FILE} is not in torch's cache")
+def test_the_real_weights_know_imagenet(tmp_path: Path) -> None:
+    encoder = build_encoder("mobilenet_v2", image_size=64, channels=1)
+    assert "features.0.0.weight is summed" in load_imagenet(encoder, "mobilenet_v2", image_size=64, channels=1)
+    with torch.no_grad():
+        features = encoder.eval()(torch.rand(4, 1, 64, 64))
+    assert features.shape == (4, 1280)
+    assert 0 < float(features.max()) <= 6  # ReLU6, then a mean

@@ -1,0 +1,248 @@
+"""Continued pretraining: what stays, what moves and how far, and a run that fell below its start says so."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dssl.config import AdaptConfig, CheckpointConfig, OptimizerConfig, RunConfig
+from dssl.errors import DsslError
+from dssl.models import build_encoder
+from dssl.recipes import recipe
+from dssl.report import run_report
+from dssl.report.run_data import read_run
+from dssl.train import train
+from dssl.train.adaptation import rate_shares, settle
+from dssl.train.prepare import build_method
+from dssl.train.start import Standing, Start
+from dssl.weights import checkpoint
+from dssl.weights.load import open_weights
+
+HEADS, EPOCHS, STEPS = 1, 3, 4
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(5)
+    encoder = build_encoder("small", image_size=32)
+    with torch.no_grad():
+        for _ in range(20):
+            encoder(torch.randn(64, 3, 32, 32))
+    path = tmp_path_factory.mktemp("weights") / "start.pth"
+    torch.save(encoder.state_dict(), path)
+    return path
+
+
+def config(weights: Path, **changes: Any) -> RunConfig:
+    adapt = AdaptConfig(head_epochs=HEADS, evaluation_size=32, **changes.pop("adapt", {}))
+    settings = {
+        "data": "shapes:64", "encoder": "small", "init": weights, "image_size": 32, "batch_size": 16, "epochs": EPOCHS,
+        "standard": "crop(0.3,1) > flip", "threads": 1, "adapt": adapt,
+        "checkpoint": CheckpointConfig(every_minutes=1e-9, keep=100), **changes,
+    }  # fmt: skip
+    return recipe("adapt", **settings)
+
+
+def encoder_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    return checkpoint.read(checkpoint.path_at(folder / "checkpoints", step)).part("method.encoder")
+
+
+def names_of(tensors: dict[str, torch.Tensor]) -> tuple[set[str], set[str]]:
+    """Trained and kept, by what a person would say: blocks 2 and 3 of 4 learn, without the statistics of BatchNorm."""
+    moving = {name for name in tensors if name.startswith(("blocks.2.", "blocks.3."))}
+    trained = {name for name in moving if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
+    return trained, set(tensors) - trained
+
+
+@pytest.fixture(scope="module")
+def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose result is the average itself."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = train(config(weights, adapt={"most_drift": None}), out)
+    assert (result.step, result.exit_code) == (EPOCHS * STEPS, 0)
+    return out
+
+
+def test_only_the_last_blocks_move_and_only_after_the_heads(weights: Path, whole: Path) -> None:
+    start = torch.load(weights)
+    trained, kept = names_of(start)
+    heads_end = encoder_at(whole, HEADS * STEPS)
+    assert all(torch.equal(heads_end[name], start[name]) for name in start)
+    method = [
+        checkpoint.read(checkpoint.path_at(whole / "checkpoints", step)).part("method.projector")
+        for step in (1, HEADS * STEPS)
+    ]
+    assert not torch.equal(method[0]["0.weight"], method[1]["0.weight"])  # while the heads learn
+    end = encoder_at(whole, EPOCHS * STEPS)
+    assert all(torch.equal(end[name], start[name]) for name in kept)
+    assert all(not torch.equal(end[name], start[name]) for name in trained)
+
+
+def test_the_result_is_the_mean_of_the_last_quarter(weights: Path, tmp_path: Path, whole: Path) -> None:
+    # 8 steps of the encoder: the last 2; a run that averages nothing saves the weights of both
+    plain = tmp_path / "plain"
+    train(config(weights, adapt={"most_drift": None, "average": 0.0}), plain)
+    last = [encoder_at(plain, EPOCHS * STEPS - number) for number in (1, 0)]
+    average = encoder_at(whole, EPOCHS * STEPS)
+    trained, _ = names_of(average)
+    for name in trained:
+        assert torch.allclose(average[name], (last[0][name] + last[1][name]) / 2, atol=1e-7), name
+
+
+def test_a_run_ends_between_its_start_and_the_average(weights: Path, tmp_path: Path, whole: Path) -> None:
+    start, average = torch.load(weights), encoder_at(whole, EPOCHS * STEPS)
+    train(config(weights, adapt={"most_drift": 2.0}), tmp_path / "run")
+    end = encoder_at(tmp_path / "run", EPOCHS * STEPS)
+    trained, _ = names_of(start)
+    for name in trained:
+        assert torch.allclose(end[name], (start[name] + average[name]) / 2, atol=1e-6), name
+
+
+@pytest.mark.parametrize(("most", "expected"), [(9.0, 0.5), (0.3, 0.25), (0.2501, 0.25), (0.1201, 0.12), (0.1, 0.0)])
+def test_the_largest_share_within_the_drift_is_taken(most: float, expected: float) -> None:
+    layer = torch.nn.Linear(1, 1, bias=False)
+    start, end = torch.full((1, 1), 3.0), torch.full((1, 1), 4.0)
+    found = settle(
+        layer, start={"weight": start}, end={"weight": end}, drift=lambda: layer.weight.item() - 3, most=most
+    )
+    assert found == (expected, pytest.approx(expected, abs=1e-6))
+    assert layer.weight.item() == pytest.approx(3 + expected)
+
+
+@pytest.mark.parametrize("left", [HEADS * STEPS, EPOCHS * STEPS - 1])
+def test_a_resumed_run_ends_on_the_same_weights(weights: Path, tmp_path: Path, whole: Path, left: int) -> None:
+    broken = tmp_path / "run"
+    shutil.copytree(whole, broken)
+    for step in checkpoint.steps_in(broken / "checkpoints"):
+        if step > left:
+            checkpoint.path_at(broken / "checkpoints", step).unlink()
+    train(config(weights, adapt={"most_drift": None}), broken)
+    ours, theirs = (checkpoint.read(checkpoint.path_at(run / "checkpoints", EPOCHS * STEPS)) for run in (broken, whole))
+    assert ours.header["sha256"] == theirs.header["sha256"]
+
+
+def test_the_start_is_kept_and_the_size_of_whole_images_known(weights: Path, whole: Path) -> None:
+    loaded = open_weights(whole / "start.safetensors")
+    start = torch.load(weights)
+    assert all(torch.equal(value, start[name]) for name, value in loaded.encoder.state_dict().items())
+    assert open_weights(whole).image_size == 32
+    records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    standings = [(record["step"], record["start"]) for record in records if "start" in record]
+    assert [step for step, _ in standings] == [0, 8, 12]  # while the heads learn there is nothing to measure
+    assert standings[0][1]["drift"] == 0
+    assert standings[-1][1]["drift"] > 0
+    assert set(standings[0][1]["held_out"]) == {"kNN", "probe"}
+
+
+def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
+    run = read_run(whole)
+    drift = run.since_start("drift")
+    assert [epoch for epoch, _ in drift] == [0, 2, 3]
+    assert drift[0][1] == 0 < drift[1][1]
+    assert len(run.since_start("kNN")) == len(run.since_start("probe")) == 3
+    text = run_report.html([run], command="dssl report")
+    assert "Beside the weights that it started from" in text
+    plot = str(run_report.start_plot([run]).svg)
+    assert plot.count("stroke-dasharray") >= 4  # the dashed line of the start in each of the four panels
+    assert "not measured" not in plot
+    without = replace(run, starts=())
+    assert "Beside the weights" not in run_report.html([without], command="dssl report")
+
+
+def test_layers_further_from_the_output_learn_more_slowly() -> None:
+    encoder = build_encoder("small", image_size=32)
+    shares = rate_shares(encoder, AdaptConfig(trained_blocks=None, encoder_rate=0.5, layer_decay=0.1))
+    assert len(shares) == len(list(encoder.parameters()))
+    assert shares["encoder.blocks.3.conv1.weight"] == 0.5
+    assert shares["encoder.stem.0.weight"] == pytest.approx(0.5 * 1e-4)
+
+
+@pytest.mark.parametrize("method", ["byol", "simsiam"])
+def test_other_methods_keep_the_statistics_too(weights: Path, method: str) -> None:
+    made = build_method(replace(config(weights), method=recipe("shapes", method=method).method), init=weights)
+    assert isinstance(made, torch.nn.Module)
+    for name, part in made.named_children():
+        assert part.training == ("encoder" not in name)
+
+
+def test_a_run_that_made_things_worse_says_so_and_has_its_own_exit_code(tmp_path: Path) -> None:
+    # the label is a tint, which views in gray and a wild rate forget
+    from PIL import Image as Pillow
+
+    generator = np.random.Generator(np.random.Philox(0))
+    for number, colour in enumerate(((200, 40, 40), (40, 200, 40), (40, 40, 200), (200, 200, 40))):
+        folder = tmp_path / "images" / f"class{number}"
+        folder.mkdir(parents=True)
+        tint = 128 + 0.15 * (np.array(colour) - 128)
+        for image in range(100):
+            pixels = np.clip(generator.normal(tint, 60, (32, 32, 3)), 0, 255).astype(np.uint8)
+            Pillow.fromarray(pixels).save(folder / f"{image}.png")
+    torch.manual_seed(0)
+    torch.save(build_encoder("small", image_size=32).state_dict(), tmp_path / "start.pth")
+    worse = RunConfig(
+        data=str(tmp_path / "images"), encoder="small", init=tmp_path / "start.pth", batch_size=40, epochs=3,
+        graph="standard", standard="crop(0.9,1) > gray", threads=1, knn_every=0,
+        precision="fp32",
+        method=recipe("shapes").method, optimizer=OptimizerConfig(rate=500.0, warmup_epochs=0),
+    )  # fmt: skip
+    result = train(worse, tmp_path / "run")
+    assert result.opinion.verdict == "below where it started"
+    assert result.exit_code == 5
+    assert "on held-out training images" in result.opinion.reason
+    assert any("dssl train adapt" in remedy for remedy in result.opinion.remedies)
+    assert any(str(tmp_path / "run" / "start.safetensors") in remedy for remedy in result.opinion.remedies)
+    run = read_run(tmp_path / "run")
+    assert run.opinion.verdict == "below where it started"
+    # the same command again finds it finished, and does not forget
+    assert train(worse, tmp_path / "run").exit_code == 5
+
+
+class _Start(Start):
+    """Without a run: what was measured is given."""
+
+    def __init__(self, standing: Standing, *, before: dict[str, float], apart: float) -> None:
+        self.standing, self._given, self.apart = standing, before, apart
+        self.config = recipe("adapt")
+
+    @property
+    def before(self) -> dict[str, float]:
+        return self._given
+
+
+@pytest.mark.parametrize(
+    ("now", "p_values", "drift", "below"),
+    [
+        ({"kNN": 60.0, "probe": 70.0}, {"kNN": 0.001, "probe": 0.4}, 0.1, True),
+        ({"kNN": 60.0, "probe": 70.0}, {"kNN": 0.02, "probe": 0.4}, 0.1, False),  # chance does that
+        ({"kNN": 60.0, "probe": 90.0}, {"kNN": 0.001, "probe": 0.001}, 0.1, False),  # not only worse
+        ({"kNN": 75.0, "probe": 75.0}, {"kNN": 1.0, "probe": 1.0}, 0.5, False),  # labels go before drift
+        ({}, {}, 0.49, False),
+        ({}, {}, 0.51, True),
+    ],
+)
+def test_the_verdict(now: dict[str, float], p_values: dict[str, float], drift: float, below: bool) -> None:
+    standing = Standing(drift=drift, feature_rank=10.0, held_out=now, p_values=p_values)
+    opinion = _Start(standing, before={"kNN": 75.0, "probe": 75.0}, apart=0.5).judge(7, "take the start")
+    assert (opinion is not None) == below
+    if opinion is not None:
+        assert opinion.remedies[-1] == "take the start"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_epochs": 9}, "adapt.head_epochs is 9, expected fewer than the 9 epochs"),
+        ({"head_epochs": -1}, "adapt.head_epochs is -1"),
+        ({"trained_blocks": 0}, "adapt.trained_blocks is 0, expected at least 1, or None for all"),
+        ({"layer_decay": 0.0}, "adapt.layer_decay"),
+        ({"most_drift": 0.0}, "adapt.most_drift"),
+    ],
+)
+def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DsslError, match=message.replace(".", r"\.")):
+        recipe("adapt", adapt=AdaptConfig(**changes))

@@ -1,0 +1,217 @@
+"""What goes beyond the paper, as whole runs: methods that cannot collapse and every addition to the graph, resumed exactly."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from dssl.cli import main
+from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
+from dssl.errors import DsslError
+from dssl.methods import METHODS
+from dssl.objective import Objective
+from dssl.presets import named_graph
+from dssl.report.pictures import draw_gallery
+from dssl.train.prepare import check_sizes
+from dssl.train.pretrain import train
+from dssl.weights import checkpoint
+from dssl.weights.load import load_encoder
+
+HEADS: dict[str, dict[str, Any]] = {
+    "simsiam": {"hidden": 16, "output": 16, "bottleneck": 8},
+    "byol": {"hidden": 16, "output": 8},
+    "simclr": {"output": 8},
+    "vicreg": {"hidden": 16, "output": 8},
+    "barlowtwins": {"hidden": 16, "output": 8},
+}
+STEPS = 8
+
+
+def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    """Eight steps on 64 images, each of them saved."""
+    return RunConfig(
+        data="shapes:64",
+        method=METHODS[method].settings(**HEADS[method], **(settings or {})),
+        graph=graph,
+        epochs=2,
+        batch_size=16,
+        precision="fp32",
+        knn_every=0,
+        optimizer=OptimizerConfig(warmup_epochs=0),
+        health=HealthConfig(every=2),
+        checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS),
+        **changes,
+    )
+
+
+def end(out: Path) -> checkpoint.Checkpoint:
+    found = checkpoint.newest_good(out / "checkpoints")
+    assert found is not None
+    assert found[1].header["step"] == STEPS
+    return found[1]
+
+
+def looks(out: Path) -> list[dict[str, Any]]:
+    """Every look of a run, without what a clock says."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    kept = ("step", "loss", "edges", "spread", "rank", "regularisers", "verdict")
+    return [{key: record[key] for key in kept if key in record} for record in records]
+
+
+def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
+    """A run that lost all it did after step 3 ends with the bytes of the run that lost nothing."""
+    whole, broken = folder / "whole", folder / "broken"
+    train(config, whole)
+    shutil.copytree(whole, broken)
+    for step in checkpoint.steps_in(broken / "checkpoints"):
+        if step > 3:
+            checkpoint.path_at(broken / "checkpoints", step).unlink()
+    train(config, broken)
+    assert end(broken).header["sha256"] == end(whole).header["sha256"]
+    assert looks(broken) == looks(whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("vicreg", {}), ("vicreg", {"regularise": "all"}), ("barlowtwins", {}), ("simsiam", {"guard": 1.0})],
+)
+def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
+    last = looks(out)[-1]
+    every = "guard" in settings or settings.get("regularise") == "all"
+    expected = {"s1", "s2", "h1", "h2"} if every else {"s1", "s2"} if method == "vicreg" else set()
+    assert set(last["regularisers"]) == expected
+    assert set(last["spread"]) == {"s1", "s2", "h1", "h2"}
+
+
+def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.json"
+    assert main(["train", "shapes", "--method", "byol", "--guard", "0.5", "--write-config", str(file)]) == 0
+    assert json.loads(file.read_text())["method"]["guard"] == 0.5
+    assert main(["train", "shapes", "--method", "vicreg", "--guard", "1"]) == 2
+    assert "--guard 1: vicreg has no guard, simsiam and byol have one; leave it out" in capsys.readouterr().err
+
+
+def test_a_guard_below_zero_is_refused() -> None:
+    for method in ("simsiam", "byol"):
+        with pytest.raises(DsslError, match=r"method\.guard is -1"):
+            METHODS[method].settings(guard=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "graph"),
+    [("simsiam", "s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1"), ("byol", "fastsiam")],
+)
+def test_means_and_moving_weights_resume(method: str, graph: str, tmp_path: Path) -> None:
+    out = assert_resumed_exactly(tiny(method, graph=graph), tmp_path)
+    assert set(looks(out)[-1]["edges"]) == {edge.name for edge in named_graph(graph).edges}
+
+
+def test_a_weight_moves_from_the_first_step_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    original = Objective.backward
+
+    def backward(self: Objective, views: Any, **options: Any) -> Any:
+        seen.append(options["progress"])
+        return original(self, views, **options)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+    train(tiny("simclr", graph="s1<->s2, h1->s1:0..1"), tmp_path)
+    assert seen == [step / (STEPS - 1) for step in range(STEPS)]
+
+
+CROPS = "s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)"
+
+
+def test_views_of_another_size_resume_and_are_drawn(tmp_path: Path) -> None:
+    out = assert_resumed_exactly(tiny("simsiam", graph=CROPS), tmp_path)
+    assert set(looks(out)[-1]["spread"]) == {"s1", "s2", "l1"}
+    train(tiny("simclr", graph=CROPS), tmp_path / "drawn", gallery=draw_gallery)
+    assert (tmp_path / "drawn" / "views.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "size", "part"),
+    [("vit_b_16", 16, "view l1 has 16 px and the encoder vit_b_16 cannot see it"), ("alexnet", 31, "cannot see it")],
+)
+def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_written(
+    encoder: str, size: int, part: str, tmp_path: Path
+) -> None:
+    graph = CROPS.replace("@16", f"@{size}")
+    with pytest.raises(DsslError) as caught:
+        train(tiny("simclr", graph=graph, encoder=encoder, image_size=64), tmp_path / "run")
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
+    flat = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten())
+    with pytest.raises(
+        DsslError, match="view l1 has 16 px, of which the encoder small makes 98 features and 450 of 32 px"
+    ):
+        check_sizes(tiny("simclr", graph=CROPS), flat, 450)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of another encoder, whose features have another width and which knows other pixels."""
+    out = tmp_path_factory.mktemp("teacher") / "run"
+    train(tiny("simclr", encoder="whitened", normalization="imagenet"), out)
+    return out
+
+
+DISTILLED = "s1<->s2, s1->teacher(s1), h1->teacher(s1)"
+
+
+def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_path: Path) -> None:
+    config = tiny("simsiam", graph=DISTILLED, teacher=teacher)
+    out = assert_resumed_exactly(config, tmp_path)
+    tensors = end(out).tensors
+    assert tensors["method.teacher.map.weight"].shape[1] == 16
+    assert not any(name.startswith("method.teacher.") and "map" not in name for name in tensors)
+    assert load_encoder(out) is not None  # and the student is read as any other
+    other = tmp_path / "other"
+    shutil.copytree(teacher, other)
+    checkpoint.path_at(other / "checkpoints", STEPS).unlink()
+    shutil.rmtree(tmp_path / "whole")
+    moved = tmp_path / "teacher"
+    shutil.copytree(teacher, moved)
+    train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
+    shutil.rmtree(moved)
+    other.rename(moved)
+    with pytest.raises(DsslError, match="is not the one that the run started with"):
+        train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
+
+
+def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DsslError, match=r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
+    ):
+        tiny("simsiam", graph="s1->teacher(s1)")
+    with pytest.raises(DsslError, match="but no edge of the graph ends at a teacher"):
+        tiny("simsiam", teacher=teacher)
+    unknown = tmp_path / "unknown.safetensors"
+    save_file({"weight": torch.zeros(2, 2)}, unknown)
+    with pytest.raises(
+        DsslError, match="does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
+    ):
+        train(tiny("simsiam", graph=DISTILLED, teacher=unknown), tmp_path / "run")
+    with pytest.raises(DsslError, match="sees 3 channels, and the run has 1"):
+        train(tiny("simsiam", graph=DISTILLED, teacher=teacher, channels=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_predictor_for_each_kind_resumes_and_is_refused_for_one_kind(tmp_path: Path) -> None:
+    settings = {"predictor": "per-kind"}
+    tensors = end(assert_resumed_exactly(tiny("simsiam", settings=settings), tmp_path)).tensors
+    assert tensors["method.heavy_predictor.0.weight"].shape == tensors["method.predictor.0.weight"].shape
+    with pytest.raises(DsslError, match="predictor=per-kind: all views that predict"):
+        train(tiny("byol", graph="standard", settings=settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
