@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import images, record
+from dssl.data.order import Shuffle
+from dssl.data.write import Format
 
 _SHARDS = 10
 _BATCH = 64
@@ -28,7 +30,7 @@ _BATCH = 64
 class Nothing:
     """A maker of no views: what is measured is reading and decoding."""
 
-    names = ("a",)
+    names: tuple[str, ...] = ("a",)
 
     def allocate(self, count: int, *, pinned: bool = False) -> dict[str, Any]:
         return {"a": np.zeros((count, 1, 1, 3), np.float32)}
@@ -40,7 +42,7 @@ class Nothing:
     def apply_many(self, plan: None, row: int, images: Any, out: Any, out_row: int) -> None: ...
 
 
-def ours(text: str, shuffle: str | None) -> Iterator[int]:
+def ours(text: str, shuffle: Shuffle | None) -> Iterator[int]:
     """The number of images in each batch."""
     from dssl.data import open_source
     from dssl.data.loader import Batches
@@ -48,7 +50,7 @@ def ours(text: str, shuffle: str | None) -> Iterator[int]:
     source = open_source(text)
     with Batches(
         source, Nothing(), batch_size=_BATCH, seed=0, epochs=1, threads=record.CORES, shuffle=shuffle
-    ) as batches:  # type: ignore[arg-type]
+    ) as batches:
         for batch in batches:
             yield len(batch.indices)
 
@@ -181,8 +183,9 @@ def main() -> int:
             target.write_bytes(photos[number % len(photos)])
         each = max(_BATCH, options.images // _SHARDS)
         run(Arguments(action="pack", place=str(folder), out=base / "pixels"))
-        for form in ("tar", "parquet"):
-            run(Arguments(action="pack", place=str(folder), out=base / form, format=form, shard=each))  # type: ignore[arg-type]
+        forms: tuple[Format, ...] = ("tar", "parquet")
+        for form in forms:
+            run(Arguments(action="pack", place=str(folder), out=base / form, format=form, shard=each))
         contenders: dict[str, tuple[Callable[[], Iterator[int]], Path]] = {
             "folder": (lambda: ours(str(folder), None), folder),
             "packed": (lambda: ours(f"packed:{base / 'pixels'}", None), base / "pixels"),
