@@ -146,7 +146,7 @@ def evaluate_against(
 
 
 def _store(store: FeatureStore, loaded: LoadedEncoder) -> FeatureStore:
-    device = next(store.loaded.encoder.parameters()).device
+    device = next(store.loaded.encoder.parameters(), torch.zeros(())).device
     loaded.encoder.to(device)
     return FeatureStore(
         loaded, folder=store.folder, crop_ratio=store.crop_ratio, autocast=store.autocast, threads=store.threads,

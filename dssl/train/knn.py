@@ -60,7 +60,7 @@ class OnlineKnn:
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=int(max(bank_labels.max(), labels.max())) + 1,
-            device=next(self.parts.method.encoder.parameters()).device,
+            device=next(self.parts.method.encoder.parameters(), torch.zeros(())).device,
         )
         self.last = accuracy
         return {

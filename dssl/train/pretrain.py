@@ -114,7 +114,8 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
     )
     task = Pretraining(
         config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header, gallery=gallery,
-        first_step=0 if resumed is None else int(resumed[1].header["step"]),
+        # a header without a step is refused where the state is restored
+        first_step=0 if resumed is None else int(resumed[1].header.get("step", 0)),
     )  # fmt: skip
     ending = loop.run(
         task, settings, folder=folder, world=world, resumed=resumed, greeting=[_greeting(config, parts, world, why)]

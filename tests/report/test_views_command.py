@@ -106,7 +106,7 @@ def test_distances_by_the_features_of_an_encoder(tmp_path: Path, capsys) -> None
         ({"policies": ("ra(2,5",)}, "ra"),
         ({"policies": ("jigsw(4)",)}, "jigsaw"),
         ({"table": "dssl61"}, "dssl16"),
-        ({"out": Path("page.pdf")}, "ends in .html"),
+        ({"out": Path("page.pdf")}, "ending in .html"),
         ({"size": 0}, "--size is 0"),
         ({"encoder": "small"}, "--encoder small without --weights"),
         ({"weights": Path("missing.pth")}, "missing.pth"),
