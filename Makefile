@@ -23,8 +23,9 @@ demo: $(STAMP) ## run the main job on built-in data
 	@echo "training three runs on built-in images: about 4 minutes on two idle cores"
 	$(BIN)/dssl demo
 
-test: $(STAMP) lint types ## lint, types and the test suite (at most 10 minutes on two cores)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not faults and not gpu"
+test: $(STAMP) lint ## lint, types and the test suite (at most 10 minutes on two cores)
+	@$(MAKE) --no-print-directory -j2 types kernels
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## tests that take minutes each
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -15,9 +15,9 @@ from benchmarks import setup
 
 ROOT = Path(__file__).parent.parent
 USUAL = ("views", "view_costs", "lock", "train", "evaluate", "startup")
-LONG = ("growth", "memory", "quality")
-_WITH_PEERS = ("views", "train", "evaluate")
-_OF_PHOTOS = ("views", "view_costs", "lock")
+LONG = ("growth", "memory", "quality", "shards")
+_WITH_PEERS = ("views", "train", "evaluate", "shards")
+_OF_PHOTOS = ("views", "view_costs", "lock", "shards")
 _OF_CIFAR10 = ("evaluate", "memory", "quality")
 
 

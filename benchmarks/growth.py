@@ -78,7 +78,7 @@ def index_point(count: int) -> record.Record:
                 os.close(os.open(f"{folder}/image{number:07}.jpg", os.O_CREAT | os.O_WRONLY))
         from dssl.data.folder import Folder
         from dssl.data.index import open_index
-        from dssl.data.loader import Order
+        from dssl.data.order import Order
 
         def begin_epoch(seed: int) -> None:
             Order(count, batch_size=256, seed=seed).at(0)

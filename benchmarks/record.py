@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 PACKAGES = (
     "torch", "torchvision", "numpy", "numba", "pillow", "scikit-learn", "lightly", "stable-pretraining", "lightning",
-    "kornia", "albumentations", "faiss-cpu",
+    "kornia", "albumentations", "faiss-cpu", "pyarrow", "webdataset", "datasets",
 )  # fmt: skip
 
 Record = dict[str, Any]

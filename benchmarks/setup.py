@@ -11,7 +11,17 @@ import venv
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / ".venv"
-PEERS = ("lightly", "stable-pretraining", "kornia", "albumentations", "faiss-cpu")
+PEERS = (
+    "lightly",
+    "stable-pretraining",
+    "kornia",
+    "albumentations",
+    "faiss-cpu",
+    "webdataset",
+    "datasets",
+    "pandas",
+    "duckdb",
+)
 FAILURES = FOLDER / "failures.json"
 
 

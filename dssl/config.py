@@ -128,9 +128,13 @@ class RunConfig:
     """Settings that a resumed run may change, since no weight depends on them."""
 
     data: str = "shapes"
-    """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, or a text file that lists them."""
+    """Images: shapes, shapes:2000, cifar10:FOLDER, a folder of images, a text file that lists them, or shards (tar, Parquet)."""
     limit: int | None = None
     """Use only N of the images, chosen by the seed."""
+    shuffle: Literal["images", "shards"] | None = None
+    """images: random over all images, the default; shards: a few shards at a time, for slow disks and for Parquet."""
+    window: int | None = None
+    """With --shuffle shards: how many shards are mixed at a time; 16 by default."""
     image_size: int = 32
     """Width and height of a view, in pixels."""
     channels: Literal[1, 3] = 3
@@ -197,6 +201,10 @@ class RunConfig:
             between(name, getattr(self, name), LARGEST[name])
         require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
         require(self.limit is None or self.limit >= 2, "limit", self.limit, "at least 2")
+        require(self.window is None or self.window >= 1, "window", self.window, "at least 1")
+        require(
+            self.window is None or self.shuffle == "shards", "window", self.window, "nothing without --shuffle shards"
+        )
         require(0 <= self.bad_share < 1, "bad_share", self.bad_share, "a number from 0 to below 1")
         require(self.knn_every >= 0, "knn_every", self.knn_every, "0 or more")
         if self.threads is not None:

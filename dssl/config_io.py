@@ -26,6 +26,8 @@ _ADDED: Plain = {
     "teacher_encoder": None,
     "method.predictor": "shared",
     "adapt": None,
+    "shuffle": None,
+    "window": None,
 }
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
 _LARGEST = 1_000_000  # bytes of a file of settings

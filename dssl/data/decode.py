@@ -20,6 +20,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -130,8 +131,7 @@ def _read(path: str | bytes, *, channels: int, shrink: int | None) -> Image | Jp
     """A file, decoded by Pillow unless torchvision may do it."""
     descriptor, size = open_regular(path)
     try:
-        if size > MAX_BYTES:
-            raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
+        check_length(size)
         if size > _AT_ONCE:
             with open(descriptor, "rb", closefd=False) as file:
                 return decode(file, channels=channels, shrink=shrink)
@@ -141,6 +141,30 @@ def _read(path: str | bytes, *, channels: int, shrink: int | None) -> Image | Jp
         os.close(descriptor)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
+
+
+def check_length(size: int) -> None:
+    """Refuse an image of too many bytes before they are read."""
+    if size > MAX_BYTES:
+        raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
+
+
+def decode_content(content: bytearray, *, channels: int = 3, shrink: int | None = None) -> Image:
+    """Decode the bytes of a whole file; raises whatever the decoder raises."""
+    jpeg = recognise(content, shrink=shrink) if channels == 3 else None
+    image = None if jpeg is None else decode_together([jpeg])[0]
+    return decode(io.BytesIO(content), channels=channels, shrink=shrink) if image is None else image
+
+
+@contextmanager
+def naming(path: str | bytes) -> Iterator[None]:
+    """Turn whatever goes wrong while an image is read and decoded into an UnreadableImage with its path and the reason."""
+    try:
+        yield
+    except UnreadableImage:
+        raise
+    except Exception as error:
+        raise _named(path, error) from error
 
 
 def _finish(group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]]) -> Iterator[Image | UnreadableImage]:
@@ -216,6 +240,12 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return GifImagePlugin.GifImageFile(file)
     raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
+
+
+def ending_of(content: bytes) -> str:
+    """The usual extension for these bytes; raises ValueError where they are not an image."""
+    kind = str(_identify(io.BytesIO(content)).format)
+    return {"JPEG": "jpg", "TIFF": "tif"}.get(kind, kind.lower())
 
 
 def _orientation(picture: Pillow.Image) -> int:

@@ -31,7 +31,7 @@ class Folder:
     def __init__(
         self, place: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
     ) -> None:
-        root, train = _split_folder(Path(place), split)
+        root, train = split_folder(Path(place), split)
         self.index: Index = open_index(root, cache=cache)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
@@ -57,6 +57,10 @@ class Folder:
     def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
         """Several images, decoded together; an unreadable one is its error."""
         return read_images(map(self.index.path, indices), channels=self._channels, shrink=self._shrink)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of one file."""
+        return Path(os.fsdecode(self.index.path(index))).read_bytes()
 
     def label_of(self, index: int) -> str:
         """The path below the folder, printable."""
@@ -106,12 +110,16 @@ class ListFile:
     def _path(self, index: int) -> bytes:
         return os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
 
+    def content(self, index: int) -> bytes:
+        """The bytes of one file."""
+        return Path(os.fsdecode(os.path.join(self._base, self._paths[index]))).read_bytes()  # noqa: PTH118
+
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""
         return printable(self._paths[index])
 
 
-def _split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
+def split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
     """The folder of a split and, where there are splits, the training folder, whose classes apply to both."""
     for below in _BELOW:
         base = place / below
@@ -129,13 +137,13 @@ def _split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
 def _is_lone_split(train: Path) -> bool:
     """Whether train, without a test split beside it, is a split (all that is there, with class folders) and not a class."""
     try:
-        (classes, loose), (folders, images) = _visible(train), _visible(train.parent)
+        (classes, loose), (folders, images) = visible(train), visible(train.parent)
     except OSError:
         return False
     return folders == {train.name} and not images and bool(classes) and not loose
 
 
-def _visible(place: Path) -> tuple[set[str], set[str]]:
+def visible(place: Path) -> tuple[set[str], set[str]]:
     """The names of the folders and of the images in a folder, without those that the scan skips."""
     folders, images = set(), set()
     with os.scandir(place) as entries:
@@ -158,9 +166,9 @@ def holds(place: str, path: Path) -> bool:
     root = Path(expanded(place))
     if not root.is_dir():
         return False
-    roots = {_split_folder(root, "train")[0]}
+    roots = {split_folder(root, "train")[0]}
     with suppress(NoSplitError):
-        roots.add(_split_folder(root, "test")[0])
+        roots.add(split_folder(root, "test")[0])
     return any(path.resolve().is_relative_to(one.resolve()) for one in roots)
 
 
@@ -170,7 +178,7 @@ def _classes(index: Index, root: Path, train: Path | None) -> tuple[tuple[str, .
     if (labels < 0).any():
         return None, None
     if train is not None and train != root:  # the labels count the classes of the training split
-        names = sorted(os.fsencode(name) for name in _visible(train)[0])
+        names = sorted(os.fsencode(name) for name in visible(train)[0])
         number = {name: place for place, name in enumerate(names)}
         for name in index.classes:
             if name not in number:

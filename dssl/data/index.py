@@ -10,9 +10,10 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,8 @@ RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
 ends; it begins where that of the record before it ends."""
 _DIGEST = 16
-_ENDINGS = frozenset(ending.encode() for ending in EXTENSIONS)
-_YOUNG = 2_000_000_000  # ns; a folder younger than this at the scan may change again without a new time stamp
+ENDINGS = frozenset(ending.encode() for ending in EXTENSIONS)
+YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,11 @@ class Index:
 
     root: bytes
     containers: list[bytes]
-    """The folders that were scanned, relative to the root with / between parts; the root itself is empty."""
+    """The folders or shards that were scanned, relative to the root with / between parts; the root itself is empty."""
     times: list[int]
     """When each container was last modified, in ns."""
     classes: list[bytes]
-    """The first part of the path of each image that is not in the root itself, sorted: what ``label`` counts."""
+    """What ``label`` counts, sorted. In a folder: the first part of the path of each image that is not in the root itself."""
     records: NDArray[np.void]
     names: NDArray[np.uint8]
     """All file names end to end."""
@@ -50,7 +51,9 @@ class Index:
     fingerprint: str
     """Of relative paths and sizes: the same on every machine that holds the same files, new when one comes or goes."""
     reusable: bool
-    """False where a folder changed so shortly before the scan that its time stamp proves nothing."""
+    """False where a container changed so shortly before the scan that its time stamp proves nothing."""
+    lengths: list[int] = field(default_factory=list)
+    """The bytes of each shard; empty for folders."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -70,12 +73,24 @@ class Index:
 def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True) -> Index:
     """The index of a folder: from the cache where nothing has changed, else scanned (and kept where possible)."""
     root = os.path.realpath(os.fsencode(root))
-    place = _place(root) if cache else None
+    return kept_index(root, lambda: scan(root), cache=cache)
+
+
+def kept_index(
+    root: bytes,
+    make: Callable[[], Index],
+    *,
+    shards: tuple[bytes, ...] = (),
+    options: tuple[bytes, ...] = (),
+    cache: bool,
+) -> Index:
+    """The index of a folder, or of these shards below it, from the cache where it is current, else made (and kept)."""
+    place = _place(b"\0".join([root, *shards, *options])) if cache else None
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and _is_current(kept):
+        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):
             return kept
-    index = scan(root)
+    index = make()
     if place is not None and index.reusable:
         with suppress(OSError):  # a full or read-only disk costs the next start a scan, and nothing else
             _save(place, index)
@@ -119,12 +134,13 @@ def scan(root: bytes, *, threads: int = 8) -> Index:
         names=np.frombuffer(names, np.uint8),
         skipped=[entry for folder in results for entry in folder.skipped],
         ignored=sum(folder.ignored for folder in results),
-        fingerprint=_fingerprint(containers, names, records),
-        reusable=not any(folder.failed or folder.time >= started - _YOUNG for folder in results),
+        fingerprint=fingerprint(containers, names, records),
+        reusable=not any(folder.failed or folder.time >= started - YOUNG for folder in results),
     )
 
 
-def _fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]) -> str:
+def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]) -> str:
+    """Of paths and sizes."""
     digest = hashlib.blake2b(digest_size=16)
     ends = np.concatenate([[0], records["name_end"]]).astype("<i8")
     for part in (
@@ -168,7 +184,7 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
                 name = entry.name
                 if name.startswith(b"."):
                     continue
-                image = name.rpartition(b".")[2].lower() in _ENDINGS and b"." in name
+                image = name.rpartition(b".")[2].lower() in ENDINGS and b"." in name
                 try:
                     if image:
                         status = entry.stat()
@@ -198,19 +214,21 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
 
 
 def _is_current(index: Index) -> bool:
-    """True where every container has the time stamp that it had at the scan."""
+    """True where every container has the time stamp, and every shard the length, that it had at the scan."""
+    lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
-        for container, modified in zip(index.containers, index.times, strict=True):
-            if os.stat(os.path.join(index.root, container)).st_mtime_ns != modified:  # noqa: PTH116, PTH118
+        for container, modified, length in zip(index.containers, index.times, lengths, strict=True):
+            status = os.stat(os.path.join(index.root, container))  # noqa: PTH116, PTH118
+            if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
     except OSError:
         return False
     return True
 
 
-def _place(root: bytes) -> Path | None:
+def _place(what: bytes) -> Path | None:
     folder = cache_folder()
-    return None if folder is None else folder / "index" / f"{hashlib.sha256(root).hexdigest()[:32]}.npy"
+    return None if folder is None else folder / "index" / f"{hashlib.sha256(what).hexdigest()[:32]}.npy"
 
 
 def _text(name: bytes) -> str:
@@ -228,7 +246,7 @@ def _save(place: Path, index: Index) -> None:
     about = {
         "root": _text(index.root), "containers": [*map(_text, index.containers)], "times": index.times,
         "classes": [*map(_text, index.classes)], "skipped": [(_text(path), reason) for path, reason in index.skipped],
-        "ignored": index.ignored, "fingerprint": index.fingerprint,
+        "ignored": index.ignored, "fingerprint": index.fingerprint, "lengths": index.lengths,
     }  # fmt: skip
     text = json.dumps(about).encode()
     parts = [header.getvalue(), index.records.tobytes(), index.names.tobytes(), text, len(text).to_bytes(8, "little")]
@@ -267,6 +285,7 @@ def _load(place: Path, root: bytes) -> Index | None:
             ignored=about["ignored"],
             fingerprint=about["fingerprint"],
             reusable=True,
+            lengths=about.get("lengths", []),  # earlier versions knew no shards
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from torch import Tensor
 
-from dssl import rng
 from dssl.augment import Images, Normalization
 from dssl.data.decode import GROUP, UnreadableImage
 from dssl.data.device import Batch, Pool
+from dssl.data.order import Shuffle, order_of
 from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
 from dssl.data.source import Source
@@ -45,45 +45,6 @@ class Maker(Protocol):
 
     def apply_many(self, plan: Any, row: int, images: Images, out: Any, out_row: int) -> None:
         """All views of some images, of any sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """What one global step trains on."""
-
-    epoch: int
-    indices: NDArray[np.int64]
-
-
-class Order:
-    """The order of `count` images: reshuffled for each epoch and cut into global batches, without the last, partial one.
-
-    A pure function of seed, epoch and step, which any rank can compute from any start.
-    """
-
-    def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
-        if batch_size < 1:
-            raise DsslError(f"batch size {batch_size}: expected at least 1")
-        if count < batch_size:
-            raise DsslError(
-                f"the data set has {count:,} image{'s' if count != 1 else ''}, fewer than the batch size of {batch_size:,}: "
-                "use a smaller batch or more data"
-            )
-        self.count, self.batch_size, self.seed = count, batch_size, seed
-        self.steps_per_epoch = count // batch_size
-        self._shuffles: dict[int, NDArray[np.int64]] = {}
-        self._lock = threading.Lock()
-
-    def at(self, step: int) -> Position:
-        """The indices of one global step, counted from 0 over all epochs."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        with self._lock:
-            if epoch not in self._shuffles:
-                for old in [known for known in self._shuffles if known < epoch - 1 or known > epoch + 1]:
-                    del self._shuffles[old]
-                self._shuffles[epoch] = rng.permutation(rng.key(self.seed, "order", epoch), self.count)
-            shuffle = self._shuffles[epoch]
-        return Position(epoch, shuffle[position * self.batch_size : (position + 1) * self.batch_size])
 
 
 @dataclass(slots=True)
@@ -119,12 +80,14 @@ class Batches(Piped):
         ahead: int = 2,
         quarantine: Quarantine | None = None,
         pinned: bool = False,
+        shuffle: Shuffle | None = None,
+        window: int | None = None,
     ) -> None:
         if len(source) < 2:
             raise DsslError(
                 f"{source.name}: one image is not enough: self-supervised training compares images with each other"
             )
-        order = Order(len(source), batch_size=batch_size, seed=seed)
+        order = order_of(source, batch_size=batch_size, seed=seed, shuffle=shuffle, window=window)
         if batch_size % world_size:
             raise DsslError(f"batch size {batch_size}: expected a multiple of the {world_size} processes that share it")
         if (epochs is None) == (steps is None):

@@ -106,9 +106,10 @@ class Subset:
 def open_source(
     text: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
 ) -> Source:
-    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images or a text list.
+    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images, a text list, or tar
+    or Parquet shards: "shards/{000..127}.tar", "data/*.parquet#label=COLUMN", or a folder or text list of them.
 
-    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders and lists.
+    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders, lists and shards.
     """
     text = expanded(text)
     if split not in ("train", "test"):
@@ -143,14 +144,21 @@ def open_source(
 
 def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, cache: bool) -> Source:
     from dssl.data.folder import Folder, ListFile
+    from dssl.data.parquet import Parquet
+    from dssl.data.shards import find_shards
+    from dssl.data.tar import Tar
 
+    shards = find_shards(text, split)
+    if shards is not None:
+        kind = Tar if shards.kind == ".tar" else Parquet
+        return kind(shards, channels=channels, shrink=shrink, cache=cache)
     try:
         mode = os.stat(text).st_mode  # noqa: PTH116
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DsslError(
-            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images "
-            "or a text list"
+            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images, "
+            "tar or Parquet shards, or a text list"
         ) from error
     if stat.S_ISDIR(mode):
         return Folder(text, split=split, channels=channels, shrink=shrink, cache=cache)
@@ -165,7 +173,8 @@ def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels and classes for callers that need them; an error where there are none, or only one class."""
     if source.labels is None or source.classes is None:
         raise DsslError(
-            f"{source.name}: no labels: expected one folder per class, or a list with a label after a tab on each line"
+            f"{source.name}: no labels: expected one folder per class, a list with a label after a tab on each line, or shards "
+            "with a .cls or .json beside each image"
         )
     if len(np.unique(source.labels)) < 2:
         raise DsslError(f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: expected at least two")
@@ -206,6 +215,14 @@ def read_many(source: Source, indices: list[int]) -> Iterator[Image | Unreadable
 @runtime_checkable
 class _ReadsMany(Protocol):
     def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]: ...
+
+
+@runtime_checkable
+class InFiles(Protocol):
+    """A source whose images are files of their own, or in shards."""
+
+    def content(self, index: int) -> bytes | bytearray:
+        """The bytes of one of them, not decoded."""
 
 
 def skipped_files(source: Source) -> Sequence[tuple[str, str]]:

@@ -46,7 +46,9 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
     about = _about(store, source) | {"shard": shard, "shards": -(-len(source) // shard)}
     manifest = folder / "embeddings.json"
     if folder.exists() and not folder.is_dir():
-        raise DsslError(f"{folder} is a file: name a folder for the shards, or a name that ends in .npz or .csv")
+        raise DsslError(
+            f"{folder} is a file: name a folder for the shards, or a name that ends in .npz, .csv or .parquet"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _check_manifest(manifest, about)
     quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
@@ -56,7 +58,7 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
         indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
         if not (values.is_file() and names.is_file()):
-            rows, titles = _rows(store, source, indices, quarantine)
+            rows, titles, _ = _rows(store, source, indices, quarantine)
             with replacing(values) as temporary, temporary.open("wb") as file:
                 np.save(file, rows, allow_pickle=False)
             write_text(names, "".join(f"{title}\n" for title in titles))
@@ -81,7 +83,7 @@ def embed_file(store: FeatureStore, source: Source, path: Path) -> Embedded:
             f"{path}: {len(source):,} images are too many for one file (at most {SMALL:,}): name a folder instead"
         )
     quarantine = Quarantine(source, max_share=1.0)
-    rows, names = _rows(store, source, np.arange(len(source), dtype=np.int64), quarantine)
+    rows, names, _ = _rows(store, source, np.arange(len(source), dtype=np.int64), quarantine)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".npz":
         about = json.dumps(_about(store, source), sort_keys=True)
@@ -99,10 +101,43 @@ def embed_file(store: FeatureStore, source: Source, path: Path) -> Embedded:
     )
 
 
+def embed_parquet(store: FeatureStore, source: Source, path: Path, *, shard: int) -> Embedded:
+    """Write one Parquet file with the columns path, label (the name of the class; null without classes) and embedding.
+
+    ``shard`` images are computed at a time and become a row group.
+    """
+    from dssl.data.parquet import pyarrow_module
+
+    arrow = pyarrow_module()
+    quarantine = Quarantine(source, max_share=1.0)
+    loaded = store.loaded
+    size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+    schema = arrow.schema(
+        [("path", arrow.string()), ("label", arrow.string()), ("embedding", arrow.list_(arrow.float32(), size))],
+        metadata={"dssl": json.dumps(_about(store, source), sort_keys=True)},
+    )
+    images = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, arrow.parquet.ParquetWriter(str(temporary), schema) as writer:
+        for begin in range(0, len(source), shard):
+            indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
+            rows, names, kept = _rows(store, source, indices, quarantine)
+            labels: list[str | None] = [None] * len(kept)
+            if source.labels is not None and source.classes is not None:
+                labels = [source.classes[source.labels[row]] for row in kept]
+            values = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.ravel()), size)
+            columns = [arrow.array(names, arrow.string()), arrow.array(labels, arrow.string()), values]
+            writer.write_table(arrow.table(columns, schema=schema))
+            images += len(rows)
+        if images == 0:
+            raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
+    return Embedded(images=images, shape=(size,), unreadable=quarantine.total - images, computed=len(source), files=1)
+
+
 def _rows(
     store: FeatureStore, source: Source, indices: NDArray[np.int64], quarantine: Quarantine
-) -> tuple[NDArray[np.float32], list[str]]:
-    """Embeddings and names of the readable images among these."""
+) -> tuple[NDArray[np.float32], list[str], list[int]]:
+    """Embeddings, names and indices of the readable images among these."""
     try:
         features = store.compute(source, indices=indices, quarantine=quarantine)
     except NothingReadable:
@@ -111,11 +146,10 @@ def _rows(
         # a shard without rows: the others are still worth having
         loaded = store.loaded
         size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
-        return np.empty((0, *_shape(store, size)), np.float32), []
-    values = features.values.numpy()
-    return values.reshape(len(values), *_shape(store, values.shape[1])), [
-        source.label_of(int(row)) for row in features.rows
-    ]
+        return np.empty((0, *_shape(store, size)), np.float32), [], []
+    values, kept = features.values.numpy(), [int(row) for row in features.rows]
+    values = values.reshape(len(values), *_shape(store, values.shape[1]))
+    return values, [source.label_of(row) for row in kept], kept
 
 
 def _shape(store: FeatureStore, length: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewM
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.loader import EvaluationBatches, Maker
+from dssl.data.order import require_shards
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
@@ -32,6 +33,8 @@ logger = logging.getLogger("dssl")
 def open_data(config: RunConfig) -> Source:
     """The training images, or the part of them that the configuration asks for."""
     source = open_source(config.data, channels=config.channels)
+    if config.shuffle == "shards":
+        require_shards(source)
     if config.limit is None or config.limit >= len(source):
         return source
     chosen = rng.permutation(rng.key(config.seed, "limit"), len(source))[: config.limit]

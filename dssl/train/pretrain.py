@@ -199,6 +199,8 @@ class Pretraining(loop.Trainable[Batch]):
             world_size=world.size,
             quarantine=self.quarantine,
             pinned=self.feed.as_bytes,
+            shuffle=config.shuffle,
+            window=config.window,
         )
 
     def place(self, batch: Batch) -> dict[str, Images]:

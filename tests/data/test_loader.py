@@ -15,7 +15,8 @@ from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Quarantine, UnreadableImage, decode, loader, open_source
 from dssl.data.device import Batch
-from dssl.data.loader import Batches, Order
+from dssl.data.loader import Batches
+from dssl.data.order import Order
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
 from dssl.graph import View

@@ -55,9 +55,27 @@ def test_other_weights_images_or_things_are_not_mixed(run_folder: Callable[..., 
     (tmp_path / "full" / "letter.txt").write_text("x")
     with pytest.raises(DsslError, match="contains other files"):
         run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "full", threads=1))
-    for out in ("a.npy", "b.parquet"):
-        with pytest.raises(DsslError, match=r"\.npz or \.csv"):
-            run(Arguments(weights=folder, data="shapes:25", out=tmp_path / out))
+    with pytest.raises(DsslError, match=r"\.npz, \.csv or \.parquet"):
+        run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "a.npy"))
+
+
+def test_parquet(run_folder: Callable[..., Path], tmp_path: Path, expected: torch.Tensor) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run(Arguments(weights=run_folder(), data="shapes:25", out=tmp_path / "e.parquet", shard=10, threads=1))
+    with parquet.ParquetFile(tmp_path / "e.parquet") as file:
+        assert file.metadata.num_row_groups == 3
+        found = file.read().to_pydict()
+    np.testing.assert_allclose(np.array(found["embedding"]), expected.numpy(), rtol=1e-4, atol=1e-5)
+    source = Shapes(25)
+    assert found["path"] == [source.label_of(number) for number in range(25)]
+    assert source.classes is not None
+    assert source.labels is not None
+    assert found["label"] == [source.classes[label] for label in source.labels]
+    pandas = pytest.importorskip("pandas", reason="pandas is in the benchmarks' environment")
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is in the benchmarks' environment")
+    path = tmp_path / "e.parquet"
+    assert [*pandas.read_parquet(path)["label"]] == found["label"]
+    assert [*duckdb.read_parquet(str(path)).fetchnumpy()["label"]] == found["label"]
 
 
 def test_small_files_hold_the_same(run_folder: Callable[..., Path], tmp_path: Path, expected: torch.Tensor) -> None:

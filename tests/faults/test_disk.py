@@ -180,3 +180,37 @@ def test_errors_of_the_disk_while_it_saves(fault: str, untouched: Path, tally: T
         assert str(out / "checkpoints" / "step-") in complaints[0] or str(out / "metrics.jsonl") in complaints[0]
         assert checkpoint.newest_good(out / "checkpoints") is not None
         same_end(out, untouched)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_a_full_disk_while_shards_are_packed(small_disk: Disk, tally: Tally, tmp_path: Path, form: str) -> None:
+    """Room for two shards of four: whole shards stay, an incomplete set is not taken for the whole, the command starts over."""
+    import numpy as np
+    from PIL import Image
+
+    from dssl.commands.data import Arguments, run
+    from dssl.data import open_source
+    from dssl.errors import DsslError
+
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    (tmp_path / "photos").mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(40):
+        Image.fromarray(generator.integers(0, 256, (60, 60, 3), np.uint8)).save(tmp_path / "photos" / f"{number}.png")
+    with tally.trial(f"disk full while {form} shards are packed"):
+        disk = small_disk("size=300k")
+        words = Arguments(action="pack", place=str(tmp_path / "photos"), out=disk / "out", format=form, shard=10)  # type: ignore[arg-type]
+        with pytest.raises(
+            DsslError, match=r"No space left on device after \d+ of 40 images, about 0\.00 GB"
+        ) as caught:
+            run(words)
+        assert "\n" not in str(caught.value)
+        assert sorted(path.name for path in (disk / "out").iterdir()) == [
+            f"train-0000{n}-of-00004.{form}" for n in range(2)
+        ]
+        with pytest.raises(DsslError, match="2 of 4 shards are missing"):
+            open_source(str(disk / "out"))
+        subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)
+        assert run(words) == 0
+        assert len(open_source(str(disk / "out"))) == 40

@@ -1,8 +1,10 @@
 """A run that was killed and continued ends as the same run, to the last bit; tests/faults kills it more often."""
 
+import io
 import json
 import os
 import signal
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,29 @@ def test_three_kills_change_nothing(method: str, tmp_path: Path) -> None:
     last = run(command(method, broken))
     assert last.returncode == untouched.returncode, last.stderr
     assert checkpoint.steps_in(whole / "checkpoints")[-1] == STEPS
+    assert end_of(broken) == end_of(whole)
+    assert metrics_of(broken) == metrics_of(whole)
+
+
+def test_shards_in_their_own_order_resume_in_the_middle_of_a_window(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for shard in range(6):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
+            for number in range(8):
+                file = io.BytesIO()
+                Image.effect_noise((36, 36), 40 + 8 * shard + number).convert("RGB").save(file, "PNG")
+                member = tarfile.TarInfo(f"{number}.png")
+                member.size = file.tell()
+                file.seek(0)
+                archive.addfile(member, file)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    options = ["--data", f"{tmp_path}/{{0..5}}.tar", "--shuffle", "shards", "--window", "3", "--batch-size", "8"]
+    untouched = run(command("simsiam", whole, *options))
+    assert untouched.returncode in (0, 3), untouched.stderr
+    assert kill_at(command("simsiam", broken, *options), broken, 4) < STEPS
+    last = run(command("simsiam", broken, *options))
+    assert last.returncode == untouched.returncode, last.stderr
     assert end_of(broken) == end_of(whole)
     assert metrics_of(broken) == metrics_of(whole)
 

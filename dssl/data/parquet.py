@@ -1,0 +1,273 @@
+"""Images in Parquet files, as Hugging Face's datasets writes them: row groups are read whole and kept in a bounded cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.data.decode import check_length, decode_content, naming
+from dssl.data.index import Index, kept_index
+from dssl.data.shards import Found, Scanned, assemble, check_unchanged, classes_of, common_root, why_empty
+from dssl.errors import DsslError
+from dssl.files import printable
+
+if TYPE_CHECKING:
+    from dssl.types import Image
+
+_CACHE = 1 << 30  # bytes that two windows of row groups may take by default
+_WINDOW = 16
+_SPARE = 4  # row groups beyond two windows: for a batch that ends in the one before, and for replacements
+_NAMES = {"image": ("image", "img", "jpg", "jpeg", "png"), "label": ("label", "labels", "class", "cls")}
+
+
+class Parquet:
+    """The images in a column of Parquet files, in the order of their rows; a shard of the order is a row group."""
+
+    shuffle = "shards"
+    """Its default order: a random one would read a row group for each image."""
+
+    def __init__(self, shards: Found, *, channels: int = 3, shrink: int | None = None, cache: bool = True) -> None:
+        columns = _columns_of(shards)
+        self.index = open_parquet(shards.paths, columns, cache=cache)
+        if len(self.index) == 0:
+            raise DsslError(why_empty(shards, self.index))
+        train = self.index if shards.train is None else open_parquet(shards.train, columns, cache=cache)
+        self.classes, self.labels = classes_of(self.index, train, shards.name)
+        records = self.index.records
+        new = (np.diff(records["container"]) != 0) | (np.diff(records["offset"]) != 0)
+        self.bounds = np.concatenate([[0], np.flatnonzero(new) + 1, [len(records)]])
+        """Where the images of each row group begin, and where the last one's end."""
+        groups = len(self.bounds) - 1
+        self.window = int(np.clip(_CACHE * groups // (2 * sum(self.index.lengths)), 1, _WINDOW))
+        """How many row groups are mixed by default: two windows take at most a gigabyte."""
+        self.name = (
+            f"{shards.name} ({len(self.index):,} images in {groups:,} row groups of {len(shards.paths):,} files)"
+        )
+        self.fingerprint = self.index.fingerprint
+        self._channels, self._shrink = channels, shrink
+        self._groups = _Groups(self.index, columns, keep=2 * self.window + _SPARE)
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.index)
+
+    def image(self, index: int) -> Image:
+        """One image, decoded."""
+        with naming(self.index.path(index)):
+            return decode_content(self.content(index), channels=self._channels, shrink=self._shrink)
+
+    def content(self, index: int) -> bytearray:
+        """The bytes of one image as they are in its file."""
+        record = self.index.records[index]
+        value = self._groups.at(int(record["container"]), int(record["offset"]))[int(record["size"])]
+        if not value.is_valid:
+            raise ValueError("the row has no image")
+        buffer = value.as_buffer()
+        check_length(buffer.size)
+        return bytearray(buffer)
+
+    def label_of(self, index: int) -> str:
+        """The path of the file below their folder and the name of the row, printable."""
+        return printable(self.index.relative(index))
+
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:
+        """Read row groups before their images are asked for, and keep two windows of them."""
+        self._groups.make_room(len(shards))
+        for shard in shards.tolist():
+            record = self.index.records[self.bounds[shard]]
+            try:
+                self._groups.at(int(record["container"]), int(record["offset"]))
+            except Exception:  # who needs an image of it will say what is wrong
+                continue
+
+
+@dataclass(slots=True)
+class _Group:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    images: Any = None
+
+
+class _Groups:
+    """The images of the row groups that were used last."""
+
+    def __init__(self, index: Index, columns: dict[str, str], *, keep: int) -> None:
+        self._index, self._columns, self.keep = index, columns, keep
+        self.loads = 0
+        """How many row groups have been read."""
+        self._announced = 0
+        self._known: OrderedDict[tuple[int, int], _Group] = OrderedDict()
+        self._files: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def make_room(self, count: int) -> None:
+        """For this window and the one announced before it."""
+        with self._lock:
+            self.keep, self._announced = max(self.keep, self._announced + count + _SPARE), count
+
+    def at(self, container: int, group: int) -> Any:
+        """The images of a row group, read by one thread while others wait for it."""
+        with self._lock:
+            entry = self._known.setdefault((container, group), _Group())
+            self._known.move_to_end((container, group))
+            while len(self._known) > self.keep:
+                self._known.popitem(last=False)
+        with entry.lock:
+            if entry.images is None:
+                entry.images = self._load(container, group)
+        return entry.images
+
+    def _load(self, container: int, group: int) -> Any:
+        path = os.path.join(self._index.root, self._index.containers[container])  # noqa: PTH118 (bytes)
+        check_unchanged(os.stat(path), self._index, container)  # noqa: PTH116
+        file = _open(path, self._files.get(container))
+        with file:
+            self._files[container] = file.metadata  # a footer may have megabytes
+            column, inner = _image_column(file.schema_arrow, self._columns, path)
+            table = file.read_row_group(group, columns=[f"{column}.bytes" if inner else column], use_threads=False)
+        self.loads += 1
+        images = table.column(0).combine_chunks()
+        return images.field("bytes") if inner else images
+
+
+def pyarrow_module() -> Any:
+    """The optional package."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DsslError("reading and writing Parquet needs pyarrow: pip install 'dssl[parquet]'") from error
+    return pyarrow
+
+
+def _open(path: bytes, metadata: Any = None) -> Any:
+    return pyarrow_module().parquet.ParquetFile(
+        os.fsdecode(path), metadata=metadata, memory_map=False, pre_buffer=False, page_checksum_verification=True
+    )
+
+
+def _columns_of(shards: Found) -> dict[str, str]:
+    """The columns that were named: image=img,label=fine_label."""
+    told = dict(part.partition("=")[::2] for part in shards.columns.split(",") if part)
+    if not set(told) <= set(_NAMES) or "" in told.values():
+        raise DsslError(f"columns {shards.columns!r}: expected such as #image=img,label=fine_label")
+    return told
+
+
+def open_parquet(paths: tuple[bytes, ...], columns: dict[str, str], *, cache: bool) -> Index:
+    """The index of Parquet files, from the cache or their footers."""
+    root, shards = common_root(paths)
+    extra = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
+    return kept_index(root, lambda: _scan_all(root, shards, columns), shards=shards, cache=cache, options=extra)
+
+
+def _scan_all(root: bytes, shards: tuple[bytes, ...], columns: dict[str, str], *, threads: int = 8) -> Index:
+    started = time.time_ns()
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
+        found = [*pool.map(lambda shard: _scan(root, shard, columns), shards)]
+    # rows have no sizes in a footer: the length of the file stands for what is in it
+    marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
+    return assemble(root, shards, found, started=started, marks=marks)
+
+
+def _scan(root: bytes, shard: bytes, columns: dict[str, str]) -> Scanned:
+    path = os.path.join(root, shard)  # noqa: PTH118 (bytes)
+    try:
+        status = os.stat(path)  # noqa: PTH116
+        with _open(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+            column, inner = _image_column(schema, columns, path)
+            label = _label_column(schema, columns, path)
+            wanted = [f"{column}.path"] if inner and "path" in [one.name for one in schema.field(column).type] else []
+            table = file.read(columns=[*wanted, *([label] if label else [])]) if wanted or label else None
+    except OSError as error:
+        raise DsslError(f"{printable(path)}: {error.strerror or error}; expected a Parquet file") from error
+    except DsslError:
+        raise
+    except Exception as error:  # whatever pyarrow raises for a damaged footer
+        raise DsslError(
+            f"{printable(path)}: not a readable Parquet file: {' '.join(str(error).split())[:200]}"
+        ) from error
+    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    names: list[bytes | None] = [None] * sum(counts)
+    if table is not None and wanted:
+        paths = table.column(column).combine_chunks().field("path").to_pylist()
+        names = [None if one is None else str(one).encode("utf-8", "surrogateescape") for one in paths]
+    labels: list[bytes | None] = [None] * sum(counts)
+    if table is not None and label:
+        labels = _labels(table.column(label).to_pylist(), _class_names(schema, label))
+    return Scanned(
+        time=status.st_mtime_ns,
+        length=status.st_size,
+        names=[name or b"row %d" % row for row, name in enumerate(names)],
+        offsets=np.repeat(np.arange(len(counts)), counts).tolist(),
+        sizes=[row for count in counts for row in range(count)],
+        labels=labels,
+        skipped=[],
+        ignored=0,
+    )
+
+
+def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[str, bool]:
+    """The name of the column of images, and whether their bytes are a field in it."""
+    kinds = pyarrow_module().types
+
+    def holds_bytes(kind: Any) -> bool:
+        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
+
+    inner = {
+        one.name: bool(kinds.is_struct(one.type))
+        for one in schema
+        if holds_bytes(one.type)
+        or (kinds.is_struct(one.type) and any(part.name == "bytes" and holds_bytes(part.type) for part in one.type))
+    }
+    name = columns.get("image")
+    if name is None:
+        name = next(iter(inner)) if len(inner) == 1 else next((one for one in _NAMES["image"] if one in inner), None)
+    if name is None or name not in inner:
+        what = f"no column {name!r} of images" if name is not None else "no column, or several, of images"
+        raise DsslError(f"{printable(path)}: {what} among {', '.join(schema.names)}; name one: FILES#image=COLUMN")
+    return name, inner[name]
+
+
+def _label_column(schema: Any, columns: dict[str, str], path: bytes) -> str | None:
+    kinds = pyarrow_module().types
+    fit = [
+        one.name
+        for one in schema
+        if kinds.is_integer(one.type) or kinds.is_string(one.type) or kinds.is_large_string(one.type)
+    ]
+    name = columns.get("label")
+    if name is not None and name not in fit:
+        raise DsslError(f"{printable(path)}: no column {name!r} of numbers or texts among {', '.join(schema.names)}")
+    return name or next((one for one in _NAMES["label"] if one in fit), None)
+
+
+def _class_names(schema: Any, column: str) -> list[str] | None:
+    """The names that datasets keeps in the schema for the numbers of a column."""
+    try:
+        about = json.loads((schema.metadata or {})[b"huggingface"])
+        names = about["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+
+
+def _labels(values: list[Any], names: list[str] | None) -> list[bytes | None]:
+    """The text of each label; datasets writes -1 where there is none."""
+    found: list[bytes | None] = []
+    for value in values:
+        if value is None or value == -1:
+            found.append(None)
+        elif names is not None and isinstance(value, int) and 0 <= value < len(names):
+            found.append(names[value].encode())
+        else:
+            found.append(str(value).encode())
+    return found

@@ -1,0 +1,284 @@
+"""What all shards share: how they are found, the splits and classes they have, and one index for all of them."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.data.index import RECORD, YOUNG, Index, fingerprint
+from dssl.data.source import NoSplitError, Split
+from dssl.errors import DsslError
+from dssl.files import printable
+
+SHARDS = (".tar", ".parquet")
+_COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+_TEST = ("validation", "valid", "val", "test")
+_COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
+
+
+def check_unchanged(status: os.stat_result, index: Index, container: int) -> None:
+    """Refuse a shard whose index no longer describes it."""
+    if (status.st_size, status.st_mtime_ns) != (index.lengths[container], index.times[container]):
+        raise ValueError("its shard has changed since it was indexed: restart the run to index it again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The shards of one split; ``train`` are those whose classes count, where they are others."""
+
+    name: str
+    paths: tuple[bytes, ...]
+    train: tuple[bytes, ...] | None = None
+    columns: str = ""
+    """Of Parquet: image=COLUMN,label=COLUMN, as given behind a #."""
+
+    @property
+    def kind(self) -> str:
+        """The ending that all of them have."""
+        kinds = {os.path.splitext(path)[1].lower().decode() for path in self.paths}  # noqa: PTH122 (bytes)
+        if len(kinds) > 1:
+            raise DsslError(f"{self.name}: both tar and Parquet files; name those of one kind")
+        return kinds.pop()
+
+
+def find_shards(text: str, split: Split) -> Found | None:
+    """The shards that a text means: a file, a folder, a text list or a pattern; None where it means something else."""
+    place, _, columns = text.partition("#")
+    # not Path.exists, which fails for a name that no file can have
+    if os.path.exists(text) or not (place.endswith(".parquet") or os.path.isdir(place)):  # noqa: PTH110, PTH112
+        place, columns = text, ""
+    text = place
+    if os.path.isdir(text):  # noqa: PTH112
+        found = _in_folder(Path(text), split)
+        return found if found is None else replace(found, columns=columns)
+    paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110
+    if not paths:
+        return None
+    for path in paths:
+        if path.lower().endswith(_COMPRESSED):
+            raise DsslError(
+                f"{printable(path)}: compressed: reading one image would mean decompressing all before it; decompress the file "
+                "(images are compressed already, so it hardly grows)"
+            )
+        if not path.lower().endswith(SHARDS):
+            raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
+    if split == "test":
+        raise NoSplitError(f"{printable(text)}: these shards have no test split: give those of the test images instead")
+    return Found(
+        name=printable(text), paths=tuple(os.path.realpath(os.fsencode(path)) for path in paths), columns=columns
+    )
+
+
+def _in_folder(place: Path, split: Split) -> Found | None:
+    """The shards of a split in a folder: in train and val folders, in files so named, or all of them."""
+    from dssl.data.folder import split_folder
+
+    try:
+        root, train = split_folder(place, split)
+    except NoSplitError:
+        root, train = place, None
+    here = _listed(root)
+    if here is None:
+        return None
+    first: list[str] | None = None
+    if train is not None:
+        first = here if train == root else _listed(train)
+    else:
+        first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
+        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in _TEST) if some), [])
+        if first and held:
+            here = first if split == "train" else held
+        elif split == "test":
+            raise NoSplitError(
+                f"{printable(str(place))}: no test split: expected the folders train and val (or test) in it, or shards "
+                "whose names begin with train- and test-"
+            )
+        else:
+            first = None
+    _check_complete(root, here)
+    paths = tuple(os.path.realpath(os.fsencode(root / name)) for name in here)
+    others = None
+    if split == "test" and first is not None:
+        others = tuple(os.path.realpath(os.fsencode((train or root) / name)) for name in first)
+    return Found(name=printable(str(root)), paths=paths, train=others)
+
+
+def _listed(folder: Path) -> list[str] | None:
+    """The names of the shards in a folder, sorted; None where it holds images or other folders, or no shard."""
+    from dssl.data.folder import visible
+
+    try:
+        folders, images = visible(folder)
+        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except OSError:
+        return None
+    if folders or images:
+        return None
+    for name in names:
+        if name.lower().endswith(_COMPRESSED):
+            find_shards(str(folder / name), "train")  # says why not
+    return sorted(name for name in names if name.lower().endswith(SHARDS)) or None
+
+
+def _check_complete(folder: Path, names: list[str]) -> None:
+    """Where names count themselves, as in train-00003-of-00012.tar, all of them must be there."""
+    found = [match for name in names if (match := _COUNTED.search(name))]
+    if len(found) != len(names) or len({match[2] for match in found}) != 1:
+        return
+    missing = sorted(set(range(int(found[0][2]))) - {int(match[1]) for match in found})
+    if missing:
+        raise DsslError(
+            f"{printable(str(folder))}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
+            f"{missing[0]}; to use the others alone, name them: '{printable(str(folder))}/*{Path(names[0]).suffix}'"
+        )
+
+
+def _in_list(place: Path) -> list[str]:
+    """The shards in a text list, or the one shard that this is; empty where it lists something else."""
+    if place.name.lower().endswith(SHARDS + _COMPRESSED):
+        return [str(place)]
+    if not place.is_file():
+        return []
+    try:
+        with place.open("rb") as file:
+            if (
+                not file.readline(1 << 16)
+                .strip()
+                .lower()
+                .endswith(tuple(ending.encode() for ending in SHARDS + _COMPRESSED))
+            ):
+                return []
+        lines = place.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line.strip())) for line in lines if line.strip()]  # noqa: PTH118
+
+
+def _matching(text: str) -> list[str]:
+    """The paths of a pattern with braces, {000..127} or {train,extra}, and the wildcards of a shell."""
+    if not re.search(r"[{*?[]", text):
+        return []
+    paths: list[str] = []
+    for one in _braces(text):
+        found = sorted(glob.glob(one)) if glob.has_magic(one) else [one]  # noqa: PTH207 (a text, perhaps absolute)
+        if not found:
+            raise DsslError(f"data {printable(one)!r}: no file matches this pattern")
+        paths += found
+    return paths
+
+
+def _braces(text: str) -> list[str]:
+    """What bash makes of braces."""
+    match = re.search(r"\{([^{}]*)\}", text)
+    if match is None:
+        return [text]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if numbers is not None:
+        first, last = int(numbers[1]), int(numbers[2])
+        if abs(last - first) >= 1_000_000:
+            raise DsslError(f"data {printable(text)!r}: more than a million shards")
+        width = max(map(len, numbers.groups())) if any(n[0] == "0" and len(n) > 1 for n in numbers.groups()) else 0
+        step = 1 if last >= first else -1
+        parts = [f"{number:0{width}d}" for number in range(first, last + step, step)]
+    else:
+        parts = match[1].split(",")
+    return [
+        *itertools.chain.from_iterable(_braces(text[: match.start()] + part + text[match.end() :]) for part in parts)
+    ]
+
+
+def common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
+    """The folder that holds all shards, and their paths below it."""
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120 (bytes)
+    shards = tuple(os.path.relpath(path, root) for path in paths)
+    if len(set(shards)) < len(shards):
+        twice = next(path for path in shards if shards.count(path) > 1)
+        raise DsslError(f"{printable(twice)}: the shard is given twice")
+    return root, shards
+
+
+@dataclass(slots=True)
+class Scanned:
+    """What the scan of one shard found."""
+
+    time: int
+    length: int
+    names: list[bytes]
+    offsets: list[int]
+    sizes: list[int]
+    labels: list[bytes | None]
+    skipped: list[tuple[bytes, str]]
+    ignored: int
+
+
+def assemble(
+    root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, started: int, marks: list[bytes] | None = None
+) -> Index:
+    """One index of what was found in all shards; `marks` identify them where their names and the sizes of images do not."""
+    counts = [len(shard.names) for shard in found]
+    classes = _sorted_classes({label for shard in found for label in shard.labels if label is not None})
+    number: dict[bytes | None, int] = {name: place for place, name in enumerate(classes)}
+    records = np.zeros(sum(counts), RECORD)
+    records["container"] = np.repeat(np.arange(len(shards)), counts)
+    records["label"] = [number.get(label, -1) for shard in found for label in shard.labels]
+    records["offset"] = np.concatenate([np.array(shard.offsets, np.int64) for shard in found])
+    records["size"] = np.concatenate([np.array(shard.sizes, np.int64) for shard in found])
+    records["name_end"] = np.cumsum([len(name) for shard in found for name in shard.names])
+    names = b"".join(itertools.chain.from_iterable(shard.names for shard in found))
+    return Index(
+        root=root,
+        containers=[*shards],
+        times=[shard.time for shard in found],
+        lengths=[shard.length for shard in found],
+        classes=classes,
+        records=records,
+        names=np.frombuffer(names, np.uint8),
+        skipped=[
+            (b"%s/%s" % (path, name), why)
+            for path, shard in zip(shards, found, strict=True)
+            for name, why in shard.skipped
+        ],
+        ignored=sum(shard.ignored for shard in found),
+        fingerprint=fingerprint(marks or [*shards], names, records),
+        reusable=not any(shard.time >= started - YOUNG for shard in found),
+    )
+
+
+def _sorted_classes(names: set[bytes]) -> list[bytes]:
+    """Numbers in the order of numbers, anything else in that of bytes."""
+    return sorted(names, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, names)) else sorted(names)
+
+
+def classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """Class names and the label of each image, counted as in the training split; None and None where some image has none."""
+    labels: NDArray[np.int64] = index.records["label"].astype(np.int64)
+    if (labels < 0).any():
+        return None, None
+    if train.classes != index.classes:
+        number = {one: place for place, one in enumerate(train.classes)}
+        for one in index.classes:
+            if one not in number:
+                raise DsslError(f"{name}: the class {printable(one)!r} is not in the training split")
+        labels = np.array([number[one] for one in index.classes])[labels]
+    return tuple(printable(one) for one in train.classes), labels
+
+
+def skipped_members(index: Index) -> list[tuple[str, str]]:
+    """Full path and reason of everything in the shards that looks like an image and is none."""
+    return [(printable(os.path.join(index.root, path)), printable(reason)) for path, reason in index.skipped]  # noqa: PTH118
+
+
+def why_empty(shards: Found, index: Index) -> str:
+    """One line for shards without images."""
+    if index.skipped:
+        path, reason = index.skipped[0]
+        return f"{shards.name}: no readable image; {printable(path)}: {printable(reason)}"
+    held = f"none of the {index.ignored:,} files in its shards is an image" if index.ignored else "its shards are empty"
+    return f"{shards.name}: {held}; expected images such as 000017.jpg, each with a 000017.cls or .json if labelled"

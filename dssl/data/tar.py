@@ -1,0 +1,359 @@
+"""Images in tar shards, as WebDataset writes them: found by their headers alone, read in place, each with one ``pread``.
+
+POSIX, GNU and old tars are read, also where parts of one are damaged or missing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.data.decode import check_length, decode_content, naming, open_regular
+from dssl.data.index import ENDINGS, Index, kept_index
+from dssl.data.shards import (
+    Found,
+    Scanned,
+    assemble,
+    check_unchanged,
+    classes_of,
+    common_root,
+    skipped_members,
+    why_empty,
+)
+from dssl.errors import DsslError
+from dssl.files import printable
+
+if TYPE_CHECKING:
+    from dssl.types import Image
+
+_OPEN = 128  # shards whose descriptors are kept; a process may have a thousand
+_LABEL_BYTES = 1 << 20
+_LABEL_KEYS = ("class", "label", "cls")  # of a .json member, the first that is there
+_BLOCK = 512
+_ZERO = bytes(_BLOCK)
+_AT_ONCE = 1 << 20
+_LONGEST = 1 << 20  # bytes of a long name or of extended attributes
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+_FILES = (b"0", b"\0", b"7")
+_OTHERS = {
+    b"1": "a hard link, which is not followed",
+    b"2": "a symbolic link, which is not followed",
+    b"3": "a character device",
+    b"4": "a block device",
+    b"5": "a folder",
+    b"6": "a FIFO",
+}
+_LONG_NAME, _LONG_LINK, _EXTENDED, _SPARSE = b"L", b"K", (b"x", b"X"), b"S"
+
+
+class Tar:
+    """The images in tar files, in the order of the files and of their members."""
+
+    def __init__(self, shards: Found, *, channels: int = 3, shrink: int | None = None, cache: bool = True) -> None:
+        self.index = open_tars(shards.paths, cache=cache)
+        if len(self.index) == 0:
+            raise DsslError(why_empty(shards, self.index))
+        self.name = f"{shards.name} ({len(self.index):,} images in {len(shards.paths):,} shards)"
+        self.fingerprint = self.index.fingerprint
+        self.skipped = skipped_members(self.index)
+        train = self.index if shards.train is None else open_tars(shards.train, cache=cache)
+        self.classes, self.labels = classes_of(self.index, train, shards.name)
+        self.bounds = np.searchsorted(self.index.records["container"], np.arange(len(shards.paths) + 1))
+        """Where the images of each shard begin, and where the last one's end."""
+        self._channels, self._shrink = channels, shrink
+        self._files = _Files(self.index)
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.index)
+
+    def image(self, index: int) -> Image:
+        """One image, decoded."""
+        with naming(self.index.path(index)):
+            return decode_content(self.content(index), channels=self._channels, shrink=self._shrink)
+
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:
+        """Have the system read whole shards, in sequence, before their images are asked for."""
+        if hasattr(os, "posix_fadvise"):
+            for shard in shards.tolist():
+                with suppress(OSError, ValueError):  # who needs an image of it will say what is wrong
+                    os.posix_fadvise(self._files.at(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    def content(self, index: int) -> bytearray:
+        """The bytes of one image as they are in its shard."""
+        record = self.index.records[index]
+        size = int(record["size"])
+        check_length(size)
+        content = bytearray(size)
+        file = self._files.at(int(record["container"]))
+        if os.preadv(file.descriptor, [content], int(record["offset"])) < size:
+            raise ValueError("the shard ends within it")
+        return content
+
+    def label_of(self, index: int) -> str:
+        """The path of the shard below their folder and the name in it, printable."""
+        return printable(self.index.relative(index))
+
+
+class _File:
+    """An open shard, closed when nobody reads from it any more."""
+
+    def __init__(self, path: bytes) -> None:
+        self.descriptor, _ = open_regular(path)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+class _Files:
+    """The shards that were used last, open; one that has changed since it was indexed is refused."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._open: OrderedDict[int, _File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def at(self, container: int) -> _File:
+        with self._lock:
+            file = self._open.get(container)
+            if file is not None:
+                self._open.move_to_end(container)
+        if file is None:
+            file = _File(os.path.join(self._index.root, self._index.containers[container]))  # noqa: PTH118 (bytes)
+            with self._lock:
+                self._open[container] = file
+                if len(self._open) > _OPEN:
+                    self._open.popitem(last=False)
+        check_unchanged(os.fstat(file.descriptor), self._index, container)
+        return file
+
+
+def open_tars(paths: tuple[bytes, ...], *, cache: bool) -> Index:
+    """The index of tar files, from the cache or their headers."""
+    root, shards = common_root(paths)
+    return kept_index(root, lambda: scan_tars(root, shards), shards=shards, cache=cache)
+
+
+def scan_tars(root: bytes, shards: tuple[bytes, ...], *, threads: int = 8) -> Index:
+    """Read the headers of all shards, several at a time."""
+    started = time.time_ns()
+    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
+        return assemble(root, shards, [*pool.map(lambda shard: _scan(root, shard), shards)], started=started)
+
+
+def _scan(root: bytes, shard: bytes) -> Scanned:
+    path = os.path.join(root, shard)  # noqa: PTH118 (bytes)
+    try:
+        descriptor, size = open_regular(path)
+    except OSError as error:
+        raise DsslError(f"{printable(path)}: {error.strerror}; expected a tar file") from error
+    with io.FileIO(descriptor, "rb") as file:
+        found = Scanned(os.fstat(file.fileno()).st_mtime_ns, size, [], [], [], [], [], 0)
+        labels: dict[bytes, bytes] = {}
+        keys: list[bytes] = []
+        try:
+            for member in members(file.fileno(), path=path, size=size):
+                name = member.name.removeprefix(b"./")
+                folder, _, last = name.rpartition(b"/")
+                key, _, ending = last.partition(b".")
+                key, ending = folder + b"/" + key, ending.rpartition(b".")[2].lower()
+                if last.startswith(b"."):
+                    continue
+                if ending in (b"cls", b"json") and member.problem is None:
+                    label = _label(file.fileno(), member.start, member.offset, member.size, is_text=ending == b"cls")
+                    if label is not None and (ending == b"json" or key not in labels):
+                        labels[key] = label
+                elif ending in ENDINGS or (member.problem is not None and not ending):
+                    if name.startswith(b"/") or b".." in folder.split(b"/"):
+                        member.problem = "its name leads out of the archive"
+                    if member.problem is not None:
+                        found.skipped.append((name, member.problem))
+                        continue
+                    found.names.append(name)
+                    found.offsets.append(member.offset)
+                    found.sizes.append(member.size)
+                    keys.append(key)
+                else:
+                    found.ignored += 1
+        except OSError as error:
+            raise DsslError(f"{printable(path)}: {error.strerror}: its members cannot be listed") from error
+    found.labels = [labels.get(key) for key in keys]
+    return found
+
+
+def _label(descriptor: int, start: bytes, offset: int, size: int, *, is_text: bool) -> bytes | None:
+    """The label in a .cls or .json member; None where it holds none."""
+    if size > _LABEL_BYTES:
+        return None
+    content = start[:size] if size <= _BLOCK else os.pread(descriptor, size, offset)
+    if is_text:
+        return content.strip() or None
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    value = next((told[key] for key in _LABEL_KEYS if key in told), None) if isinstance(told, dict) else None
+    return str(value).encode() if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+@dataclass(slots=True)
+class Member:
+    """A file in a tar; ``problem`` is the reason why its bytes cannot be used."""
+
+    name: bytes
+    offset: int
+    size: int
+    start: bytes
+    """Its first bytes, up to a block: all of a label."""
+    problem: str | None = None
+
+
+def members(descriptor: int, *, path: bytes, size: int) -> Iterator[Member]:
+    """Every member but folders; damage is a member with a problem, whose name says where, and the search goes on behind it."""
+    place, ended = 0, False
+    name: bytes | None = None
+    length: int | None = None
+    sparse = False
+    if size == 0:
+        raise DsslError(f"{printable(path)}: the file is empty; expected a tar file")
+    while place < size:
+        block = os.pread(descriptor, 2 * _BLOCK, place)
+        header = block[:_BLOCK]
+        if header == _ZERO:  # the end, unless a hole or a second archive follows
+            ended = True
+            place = _next_header(descriptor, place + _BLOCK, size)
+            continue
+        try:
+            count = _check(header)
+        except ValueError:
+            behind = _next_header(descriptor, place + _BLOCK, size)
+            if place == 0 and (behind == size or _compression(header)):
+                raise DsslError(f"{printable(path)}: {_compression(header) or 'not a tar file'}") from None
+            lost = "the rest of the shard is lost" if behind == size else f"{behind - place:,} bytes are lost"
+            yield Member(b"byte %d" % place, place, 0, b"", f"damaged header: {lost}")
+            place, ended, name, length, sparse = behind, behind == size, None, None, False
+            continue
+        ended = False
+        kind, begin = header[156:157], place + _BLOCK
+        if kind in (_LONG_NAME, _LONG_LINK, *_EXTENDED):
+            content = os.pread(descriptor, min(count, _LONGEST), begin)
+            if kind == _LONG_NAME:
+                name = content.partition(b"\0")[0]
+            elif kind in _EXTENDED:
+                told = _attributes(content)
+                name = told.get(b"path", name)
+                length = int(told[b"size"]) if told.get(b"size", b"").isdigit() else length
+                sparse = any(key.startswith(b"GNU.sparse") for key in told)
+            place = begin + _padded(count)
+            continue
+        count = count if length is None else length
+        member = Member(_name(header) if name is None else name, begin, count, block[_BLOCK:])
+        if kind == _SPARSE:
+            extended = header[482]
+            while extended and begin < size:  # its map of holes goes on in blocks of its own
+                extended, begin = os.pread(descriptor, _BLOCK, begin)[504], begin + _BLOCK
+        place = begin if kind in _OTHERS else begin + _padded(count)
+        if kind == _SPARSE or sparse:
+            member.problem = "a sparse file: pack it again with `tar` and without --sparse"
+        elif kind in _OTHERS:
+            member.problem = _OTHERS[kind]
+        elif begin + count > size:
+            member.problem = "the shard is truncated within it"
+            ended = True  # one line is enough
+        name, length, sparse = None, None, False
+        if kind in _FILES or kind == _SPARSE or (kind in _OTHERS and kind != b"5"):
+            yield member
+    if not ended:
+        yield Member(
+            b"byte %d" % size, size, 0, b"", "the shard has no end mark: images may be missing behind its last"
+        )
+
+
+def _check(header: bytes) -> int:
+    """The size of the member of a header; raises ValueError where its checksum is wrong."""
+    if len(header) < _BLOCK:
+        raise ValueError
+    stored = int(header[148:156].strip(b"\0 ") or b"x", 8)
+    # the lower half of Adler-32 is one more than the sum of all bytes, modulo 65,521, and takes a tenth of the time of sum()
+    summed = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 32
+    if (summed - stored) % 65_521:
+        raise ValueError
+    field = header[124:136]
+    if field[0] & 0x80:  # GNU: binary, for 8 GiB and more
+        return int.from_bytes(field[1:], "big")
+    return int(field.partition(b"\0")[0].strip() or b"0", 8)
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
+    return prefix + b"/" + name if prefix else name
+
+
+def _padded(count: int) -> int:
+    return -(-count // _BLOCK) * _BLOCK
+
+
+def _attributes(content: bytes) -> dict[bytes, bytes]:
+    """POSIX's extended attributes: lines of length, key and value."""
+    found, place = {}, 0
+    while place < len(content):
+        digits = content[place : place + 20].partition(b" ")[0]
+        if not digits.isdigit() or int(digits) < len(digits) + 3:
+            break
+        key, _, value = content[place + len(digits) + 1 : place + int(digits) - 1].partition(b"=")
+        found[key] = value
+        place += int(digits)
+    return found
+
+
+def _next_header(descriptor: int, place: int, size: int) -> int:
+    """Where the next header begins, or the size where none follows."""
+    while place < size:
+        content = os.pread(descriptor, _AT_ONCE, place)
+        at = content.find(b"ustar")
+        while at >= 0:
+            begin = at - 257
+            if begin >= 0 and begin % _BLOCK == 0:
+                try:
+                    _check(content[begin : begin + _BLOCK])
+                except ValueError:
+                    pass
+                else:
+                    return place + begin
+            at = content.find(b"ustar", at + 1)
+        if len(content) < _AT_ONCE:
+            break
+        place += _AT_ONCE
+    return size
+
+
+def _compression(head: bytes) -> str | None:
+    """The line for a compressed file."""
+    for start, kind in _COMPRESSED.items():
+        if head.startswith(start):
+            return (
+                f"compressed with {kind}: reading one image would mean decompressing all before it; decompress the file "
+                "(images are compressed already, so it hardly grows)"
+            )
+    return None

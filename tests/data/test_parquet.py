@@ -1,0 +1,167 @@
+"""Parquet: columns and labels of many makers, the cache of row groups and what it reads twice, and damage."""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dssl.data import Subset, UnreadableImage, open_source
+from dssl.data import parquet as module
+from dssl.data.loader import Batches
+from dssl.data.order import Order, ShardOrder, order_of
+from dssl.errors import DsslError
+
+pyarrow = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4, 3), (value, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: Path, columns: dict, *, rows: int = 4) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        pyarrow.table(columns),
+        path,
+        row_group_size=rows,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+    )
+    os.utime(path, ns=(10**18, 10**18))
+    return str(path)
+
+
+def images(values) -> list[dict]:
+    return [{"bytes": png(value), "path": f"{value}.png"} for value in values]
+
+
+def values(source) -> list[int]:
+    return [int(source.image(n)[0, 0, 0]) for n in range(len(source))]
+
+
+def test_columns(tmp_path):
+    nested = open_source(write(tmp_path / "a.parquet", {"image": images(range(6)), "label": [3, 1, 1, 3, 1, 3]}))
+    assert values(nested) == [0, 1, 2, 3, 4, 5]
+    assert (nested.classes, nested.labels.tolist()) == (("1", "3"), [1, 0, 0, 1, 0, 1])
+    assert nested.label_of(2) == "a.parquet/2.png"
+    assert nested.bounds.tolist() == [0, 4, 6]
+    plain = write(
+        tmp_path / "b.parquet", {"id": [1, 2], "jpg": [png(7), png(8)], "mask": [b"", b""], "kind": ["x", "y"]}
+    )
+    assert (values(open_source(plain)), open_source(plain).labels) == ([7, 8], None)
+    named = open_source(f"{plain}#image=jpg,label=kind")
+    assert (named.classes, named.labels.tolist()) == (("x", "y"), [0, 1])
+    assert named.label_of(1) == "b.parquet/row 1"
+    for text, line in (
+        (f"{plain}#image=id", "no column 'id' of images among id, jpg, mask, kind"),
+        (f"{plain}#label=mask", "no column 'mask' of numbers or texts"),
+        (f"{plain}#nonsense", "expected such as #image=img,label=fine_label"),
+        (write(tmp_path / "c.parquet", {"x": [1]}), "no column, or several, of images"),
+    ):
+        with pytest.raises(DsslError, match=line):
+            open_source(text)
+
+
+def test_a_folder_with_splits_and_missing_labels(tmp_path):
+    write(tmp_path / "data/train-0.parquet", {"image": images([1, 2]), "label": ["cat", "dog"]})
+    write(tmp_path / "data/train-1.parquet", {"image": images([3]), "label": ["cat"]})
+    write(tmp_path / "data/test-0.parquet", {"image": images([4]), "label": ["dog"]})
+    train, held = open_source(str(tmp_path / "data")), open_source(str(tmp_path / "data"), split="test")
+    assert (values(train), train.labels.tolist()) == ([1, 2, 3], [0, 1, 0])
+    assert (values(held), held.labels.tolist()) == ([4], [1])
+    write(tmp_path / "u.parquet", {"image": images([1, 2]), "label": [-1, -1]})
+    assert open_source(str(tmp_path / "u.parquet")).labels is None
+    (tmp_path / "data" / "train-9.tar").write_bytes(b"")
+    with pytest.raises(DsslError, match="both tar and Parquet"):
+        open_source(str(tmp_path / "data"))
+
+
+class Maker:
+    names = ("a",)
+
+    def allocate(self, count):
+        return {"a": np.zeros((count, 1, 1, 3), np.float32)}
+
+    def plan(self, indices, *, epoch):
+        return None
+
+    def apply_many(self, plan, row, images, out, out_row):
+        out["a"][out_row : out_row + len(images), 0, 0] = [image[0, 0] for image in images]
+
+
+def seen(source, **options) -> list[list[int]]:
+    with Batches(source, Maker(), **{"batch_size": 6, "seed": 1, "epochs": 2, "threads": 2, **options}) as batches:
+        return [batch.views["a"][:, 0, 0, 0].int().tolist() for batch in batches]
+
+
+def test_the_default_order_reads_each_row_group_about_once(tmp_path):
+    """The stated read amplification: 1 and a little for batches that cross from one window into the next."""
+    for file in range(4):
+        write(tmp_path / f"{file}.parquet", {"image": images(range(file * 60, file * 60 + 60))}, rows=5)
+    text = f"{tmp_path}/*.parquet"
+    source = open_source(text)
+    assert len(source.bounds) - 1 == 48
+    assert source.window == 16
+    whole = seen(source, epochs=1)
+    assert sorted(value for batch in whole for value in batch) == list(range(240))
+    # those of the epoch, and what was read ahead for the first window of the next
+    assert 48 <= source._groups.loads <= 48 + 16 + module._SPARE
+    assert source._groups.keep <= 3 * 16 + module._SPARE
+    uninterrupted = seen(source)
+    for start in (3, 40, 41, 67):
+        assert seen(open_source(text), start_step=start) == uninterrupted[start:]
+    halves = [seen(open_source(text), rank=rank, world_size=2) for rank in range(2)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == uninterrupted
+
+
+def test_which_order_is_the_default(tmp_path):
+    source = open_source(write(tmp_path / "a.parquet", {"image": images(range(12))}))
+    assert isinstance(order_of(source, batch_size=2, seed=0), ShardOrder)
+    assert isinstance(order_of(Subset(source, np.array([1, 5, 9])), batch_size=2, seed=0), ShardOrder)
+    for one in (Subset(source, np.array([5, 1, 9])), open_source("shapes:20")):
+        assert type(order_of(one, batch_size=2, seed=0)) is Order
+    assert type(order_of(source, batch_size=2, seed=0, shuffle="images")) is Order
+
+
+def test_large_row_groups_have_a_small_window(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", {"image": images(range(40))}, rows=2)
+    size = Path(path).stat().st_size / 20  # of a row group
+    monkeypatch.setattr(module, "_CACHE", int(size * 6.5))
+    assert open_source(path).window == 3
+    monkeypatch.setattr(module, "_CACHE", 1)
+    assert open_source(path).window == 1
+
+
+def test_damage(tmp_path, cache):
+    path = Path(write(tmp_path / "a.parquet", {"image": images(range(12))}))
+    whole = path.read_bytes()
+    source = open_source(str(path))
+    place = whole.index(png(5)[-30:])
+    damaged = bytearray(whole)
+    damaged[place] ^= 1
+    path.write_bytes(damaged)
+    os.utime(path, ns=(10**18, 10**18))
+    assert int(source.image(0)[0, 0, 0]) == 0
+    with pytest.raises(UnreadableImage, match=r"a\.parquet/5\.png: "):
+        source.image(5)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(UnreadableImage, match="its shard has changed since it was indexed"):
+        source.image(9)
+    path.unlink()
+    with pytest.raises(UnreadableImage, match="No such file"):
+        source.image(9)
+    for content in (b"", b"PAR1", whole[:-9], whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(DsslError, match=r"a\.parquet: .*Parquet") as caught:
+            open_source(str(path))
+        assert "\n" not in str(caught.value)
+    write(path, {"image": [*images([1]), {"bytes": None, "path": "gone.png"}]})
+    with pytest.raises(UnreadableImage, match=r"gone\.png: the row has no image"):
+        open_source(str(path)).image(1)

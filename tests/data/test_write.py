@@ -1,0 +1,173 @@
+"""Shards that we write: read back by us to the byte, by plain tarfile, and by WebDataset and datasets where installed."""
+
+import errno
+import hashlib
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dssl.commands.data import Arguments, run
+from dssl.data import Quarantine, open_source
+from dssl.data import write as module
+from dssl.data.write import write_shards
+from dssl.errors import DsslError
+
+FORMATS = ["tar", pytest.param("parquet", marks=pytest.mark.filterwarnings("default"))]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for number in range(36):
+        name = f"{('ant', 'bee', 'größe')[number % 3]}/{number}.x.{('jpg', 'PNG', 'webp')[number // 12]}"
+        (root / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (9, 7, 3), np.uint8)).save(root / "train" / name)
+    (root / "train" / "ant" / "bad.jpg").write_bytes(b"x")
+    (root / "val" / "bee").mkdir(parents=True)
+    Image.new("RGB", (5, 5), (1, 2, 3)).save(root / "val" / "bee" / "v.png")
+    return root
+
+
+def pack(photos: Path, out: Path, form: str, **options) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    assert run(Arguments(action="pack", place=str(photos), out=out, format=form, shard=10, **options)) == 0
+
+
+def original_names(source) -> list[str]:
+    """Of the images in the order of the shards."""
+    if hasattr(source, "_groups"):
+        return [source.label_of(n).split(".parquet/")[1] for n in range(len(source))]
+    names = []
+    for shard in source.index.containers:
+        with tarfile.open(Path(os.fsdecode(source.index.root)) / os.fsdecode(shard)) as archive:
+            names += [json.load(archive.extractfile(one))["path"] for one in archive if one.name.endswith(".json")]
+    return names
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_round_trip(photos, tmp_path, form, capsys):
+    pack(photos, tmp_path / "out", form, max_bad=0.1)
+    said = capsys.readouterr().out
+    assert "train: 36 images in 4 shards" in said
+    assert "ant/bad.jpg" in said
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"test-00000-of-00001.{form}",
+        *(f"train-{n:05d}-of-00004.{form}" for n in range(4)),
+    ]
+    before, after = open_source(str(photos)), open_source(str(tmp_path / "out"))
+    place = {before.label_of(n): n for n in range(len(before))}
+    names = original_names(after)
+    assert sorted(names) == sorted(set(place) - {"ant/bad.jpg"})
+    assert names != sorted(names), "shards are samples of the whole"
+    assert after.classes == before.classes == ("ant", "bee", "größe")
+    for number, name in enumerate(names):
+        original = (photos / "train" / name).read_bytes()
+        assert bytes(after.content(number)) == original
+        assert np.array_equal(after.image(number), before.image(place[name]))
+        assert after.labels[number] == before.labels[place[name]]
+    held = open_source(str(tmp_path / "out"), split="test")
+    assert (held.labels.tolist(), held.classes) == ([1], after.classes)
+    # written again, from the shards or from the folder: the same bytes
+    again = tmp_path / "again"
+    pack(photos, again, form, max_bad=0.1)
+    for path in again.iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_images_that_are_no_files_become_png(tmp_path, form):
+    pack("shapes:12", tmp_path, form)
+    before, after = open_source("shapes:12"), open_source(str(tmp_path))
+    hashes = [{hashlib.md5(one.image(n)).digest() for n in range(12)} for one in (before, after)]
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 12
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # its own
+def test_webdataset_reads_them(photos, tmp_path):
+    webdataset = pytest.importorskip("webdataset", reason="webdataset is in the benchmarks' environment")
+    pack(photos, tmp_path, "tar", max_bad=0.1)
+    urls = [str(tmp_path / f"train-{n:05d}-of-00004.tar") for n in range(4)]
+    samples = list(webdataset.WebDataset(urls, shardshuffle=False).decode("rgb8"))
+    assert len(samples) == 36
+    for sample in samples:
+        about = sample["json"]
+        ending = next(one for one in ("jpg", "png", "webp") if one in sample)
+        expected = np.asarray(Image.open(photos / "train" / about["path"]).convert("RGB"))
+        assert np.array_equal(sample[ending], expected)
+        assert sample["cls"] == about["label"] == ("ant", "bee", "größe").index(about["class"])
+
+
+def test_datasets_reads_them(photos, tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is in the benchmarks' environment")
+    pack(photos, tmp_path / "out", "parquet", max_bad=0.1)
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert {split: len(rows) for split, rows in loaded.items()} == {"train": 36, "test": 1}
+    assert loaded["train"].features["label"].names == ["ant", "bee", "größe"]
+    ours = open_source(str(tmp_path / "out"))
+    for number, row in enumerate(loaded["train"]):
+        assert np.array_equal(np.asarray(row["image"].convert("RGB")), ours.image(number))
+        assert row["label"] == ours.labels[number]
+
+
+def test_a_full_disk_leaves_whole_shards_and_one_line(photos, tmp_path, monkeypatch):
+    """The third shard meets a full disk; a disk of its own is filled in tests/faults."""
+    real, calls = module._write_tar, []
+
+    def full(file, samples, classes):
+        calls.append(1)
+        if len(calls) == 3:
+            next(iter(samples))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        yield from real(file, samples, classes)
+
+    monkeypatch.setattr(module, "_write_tar", full)
+    source = open_source(str(photos))
+
+    def write() -> tuple[int, int]:
+        quarantine = Quarantine(source, max_share=0.1)
+        return write_shards(source, tmp_path / "out", split="train", form="tar", shard=10, quarantine=quarantine)
+
+    with pytest.raises(DsslError, match=r"No space left on device after \d+ of 37 images, about .* GB are needed"):
+        write()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        f"train-0000{n}-of-00004.tar" for n in range(2)
+    ]
+    with pytest.raises(DsslError, match="2 of 4 shards are missing, the first is number 2"):
+        open_source(str(tmp_path / "out"))
+    monkeypatch.undo()
+    assert write()[0] == 4
+    assert len(open_source(str(tmp_path / "out"))) == 36
+
+
+def test_refusals(photos, tmp_path):
+    for options, line in (
+        ({"form": "tar", "side": 64}, "--side is 64: shards hold the original files"),
+        ({"form": "pixels"}, "--shard is 10: expected with"),
+    ):
+        with pytest.raises(DsslError, match=line):
+            pack(photos, tmp_path / "out", **options)
+    (tmp_path / "train-00000-of-00009.tar").write_bytes(b"")
+    with pytest.raises(DsslError, match=r"already holds train-00000-of-00009\.tar: name a new or empty folder"):
+        pack(photos, tmp_path, "tar", max_bad=0.1)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "1.png").write_bytes(b"x")
+    with pytest.raises(DsslError, match="no readable image"):
+        pack(tmp_path / "bad", tmp_path / "none", "tar", max_bad=1.0)
+
+
+def test_the_tar_is_an_ordinary_one(photos, tmp_path):
+    pack(photos, tmp_path, "tar", max_bad=0.1)
+    with tarfile.open(tmp_path / "train-00001-of-00004.tar") as archive:
+        members = archive.getmembers()
+        assert [one.name.partition(".")[2] for one in members[1:3]] == ["cls", "json"]
+        assert members[0].name.partition(".")[0] == members[2].name.partition(".")[0]
+        Image.open(io.BytesIO(archive.extractfile(members[0]).read())).load()
