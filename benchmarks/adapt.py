@@ -2,8 +2,9 @@
 
 python -m benchmarks.adapt --photos TRAIN TEST --elpv FOLDER --out runs/adapt
 
-Runs one cell after the other, training and then one comparison with the start on the test images; what is finished is kept, so
-that the same command resumes. After every cell the page is written anew from the comparisons that there are.
+Runs one cell after the other, training and then one comparison with the start on the test images. The numbers of a finished cell
+are kept in docs/results/adapt.json, which is committed, so that the same command resumes on any machine. After every cell
+the page is written anew.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from dssl.files import write_text
 from dssl.text import markdown
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "adapt.md"
+KEPT = PAGE.with_suffix(".json")
+"""By cell and protocol: before, after, difference and interval."""
+Numbers = dict[str, dict[str, dict[str, Any]]]
 SEEDS = (0, 1)
 GRAPHS = {
     "standard": ("standard pair", ""),
@@ -81,18 +85,37 @@ def cells() -> Iterator[Cell]:
                 yield Cell(data, graph, seed)
 
 
-def page(out: Path) -> str:
-    """The page of the comparisons that there are."""
+def kept() -> Numbers:
+    found: Numbers = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+    return found
+
+
+def keep(out: Path) -> None:
+    """Take the numbers of the comparisons that are there, and write the page."""
+    numbers = kept()
+    for cell in cells():
+        path = out / cell.name / "evaluation" / "comparison.json"
+        if path.is_file():
+            protocols = json.loads(path.read_text(encoding="utf-8"))["against"][0]["protocols"]
+            numbers[cell.name] = {
+                one["name"]: {key: one[key] for key in ("before", "after", "difference", "interval")}
+                for one in protocols
+                if one["name"] in COLUMNS
+            }
+    write_text(KEPT, json.dumps(numbers, indent=1, sort_keys=True) + "\n")
+    write_text(PAGE, page(numbers))
+
+
+def page(numbers: Numbers) -> str:
     lines = ["# From ImageNet weights to your own images, measured", "", *_ABOUT.splitlines()]
     missing = []
     for data, (title, about, *_) in DATA.items():
         rows = []
         for cell in sorted((one for one in cells() if one.data == data), key=lambda one: list(GRAPHS).index(one.graph)):
-            path = out / cell.name / "evaluation" / "comparison.json"
-            if not path.is_file():
+            if cell.name not in numbers:
                 missing.append(cell.name)
                 continue
-            found = {one["name"]: one for one in json.loads(path.read_text())["against"][0]["protocols"]}
+            found = numbers[cell.name]
             rows.append([f"{GRAPHS[cell.graph][0]}, seed {cell.seed}", *(_cell(found[name]) for name in COLUMNS)])
         lines += ["", f"## {title}", "", f"{about}.", "", *markdown(["", *COLUMNS.values()], rows)]
     if missing:
@@ -124,10 +147,10 @@ def main() -> None:
         places["ELPV"] = options.elpv
     for cell in cells():
         given = {"photos": options.photos, "elpv": options.elpv}[cell.data]
-        if given and not (options.out / cell.name / "evaluation" / "comparison.json").is_file():
+        if given and cell.name not in kept():
             for command in (cell.train(), cell.compare()):
                 _run(command, places)
-        write_text(PAGE, page(options.out))
+            keep(options.out)
 
 
 def _run(command: str, places: dict[str, str]) -> None:
