@@ -171,7 +171,9 @@ def test_damaged_or_foreign_features_are_computed_again(task: Callable[..., Task
     assert other.computed == 101  # another crop is another feature
 
 
-def test_of_large_images_only_thumbnails_are_kept(task: Callable[..., Task], memory: Any) -> None:
+def test_of_large_images_only_thumbnails_are_kept(
+    task: Callable[..., Task], memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Photos(memory):  # type: ignore[misc]
         """Knows how many of the images that it gave away are still in memory."""
 
@@ -184,7 +186,8 @@ def test_of_large_images_only_thumbnails_are_kept(task: Callable[..., Task], mem
             self.most = max(self.most, len(self.given))
             return image
 
-    images = np.random.default_rng(0).integers(0, 256, (40, 90, 120, 3), np.uint8)  # too large to be handled in bulk
+    images = np.random.default_rng(0).integers(0, 256, (40, 90, 120, 3), np.uint8)
+    monkeypatch.setattr("dssl.data.loader.GROUP", images[0].nbytes)  # each fills a group, as a photo of 8 MiB does
     photos = Photos(images, [number % 2 for number in range(40)], ("a", "b"))
     one = task(train=photos, test=photos)
     found = evaluate(one, ["knn"])
