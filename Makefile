@@ -25,7 +25,7 @@ demo: $(STAMP) ## run the main job on built-in data
 
 test: $(STAMP) lint ## lint, types and the test suite (at most 10 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 types kernels
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not faults and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not faults and not gpu"
 
 test-slow: $(STAMP) ## tests that take minutes each
 	$(BIN)/python -m pytest -m "slow and not gpu"

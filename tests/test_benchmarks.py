@@ -165,7 +165,9 @@ def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same
     assert train_paper.paper_loss(built, ordered, graph).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(tmp_path: Path) -> None:
+def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [
         {"name": name, "before": 40.0, "after": 43.0, "difference": 3.0, "interval": interval}
         for name, interval in zip(adapt.COLUMNS, ([-1.0, 7.0], [-6.0, -0.5], [0.5, 5.5], [0.0, 6.0]), strict=True)
@@ -173,7 +175,12 @@ def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(tmp_path: 
     (tmp_path / "elpv-dssl-1" / "evaluation").mkdir(parents=True)
     written = tmp_path / "elpv-dssl-1" / "evaluation" / "comparison.json"
     written.write_text(json.dumps({"against": [{"protocols": rows}]}))
-    text = adapt.page(tmp_path)
+    for name in ("PAGE", "KEPT"):
+        monkeypatch.setattr(adapt, name, tmp_path / name)
+    adapt.keep(tmp_path)
+    written.unlink()
+    adapt.keep(tmp_path)  # what was kept stays, without the run
+    text = adapt.PAGE.read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| DSSL")]
     assert row.split(" | ")[0] == "| DSSL, seed 1"
     assert [cell.count("**") for cell in row.split(" | ")[1:]] == [0, 2, 2, 0]
