@@ -1,4 +1,4 @@
-"""``dssl demo``: the point in less than four minutes, on built-in images and two CPU cores."""
+"""``dssl demo``: the point in about four minutes, on built-in images and two CPU cores."""
 
 import logging
 import sys

@@ -1,6 +1,6 @@
 """The demo: three runs on built-in images that show in minutes what direction in the loss is good for.
 
-All of its settings are in ``settings``; they were chosen so that the three runs take less than four minutes on two idle cores.
+All of its settings are in ``settings``; they were chosen so that the three runs take about four minutes on two cores.
 SimSiam first forgets what an untrained network can do and then learns: it needs steps more than it needs pixels, hence 16 px.
 """
 
