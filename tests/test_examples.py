@@ -1,4 +1,4 @@
-"""Every example runs as it stands there."""
+"""Every example runs as it is."""
 
 import runpy
 import sys

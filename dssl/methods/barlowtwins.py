@@ -1,16 +1,14 @@
 """Barlow Twins: a dimension of one view correlates with the same one of the other, and no other (Zbontar et al., ICML 2021)."""
 
-import contextlib
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from dssl.methods.heads import mlp
 from dssl.methods.losses import correlation
-from dssl.methods.method import Declaration, Defaults, Prediction, attached_cost
+from dssl.methods.method import Declaration, Defaults, Prediction, WithoutPredictor, attached_cost
 from dssl.settings import LARGEST, MethodSettings, between, finite
-from dssl.types import Embedding, Images, Scalar
+from dssl.types import Embedding, Scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class BarlowTwinsConfig(MethodSettings):
         finite("method.scale", self.scale, strictly=True)
 
 
-class BarlowTwins(nn.Module):
+class BarlowTwins(WithoutPredictor):
     """On one standard pair this is the original loss. There is no predictor: the prediction is the projection."""
 
     def __init__(
@@ -46,23 +44,8 @@ class BarlowTwins(nn.Module):
         redundancy: float = 0.0051,
         scale: float = 0.1,
     ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.projector = mlp(feature_dim, hidden, hidden, output, bias=False)
+        super().__init__(encoder, mlp(feature_dim, hidden, hidden, output, bias=False))
         self.redundancy, self.scale = redundancy, scale
-
-    def predict(self, images: Images) -> Prediction:
-        feature = self.encoder(images)
-        projection = self.projector(feature)
-        return Prediction(feature, projection, projection)
-
-    def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
-        """y is the projection itself, and both ends of a similarity learn; a directed edge detaches it."""
-        if prediction is not None:
-            return prediction.projection
-        with contextlib.nullcontext() if gradient else torch.no_grad():
-            projection: Embedding = self.projector(self.encoder(images))
-            return projection
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         matrix = correlation(prediction.projection, target)
@@ -74,9 +57,6 @@ class BarlowTwins(nn.Module):
         """The first term alone: a heavy view follows its target and spreads nothing out."""
         same = correlation(prediction.projection, target).diagonal()
         return self.scale * (1 - same).square().sum()
-
-    def after_step(self, step: int, total: int) -> None:
-        pass
 
 
 _LARS = {"name": "lars", "weight_decay": 1e-4, "decay_norms_and_biases": False, "warmup_epochs": 10.0}

@@ -1,9 +1,11 @@
 """What the objective asks of a method, and nothing more."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from dssl.graph import ViewGraph
@@ -54,6 +56,31 @@ class Method(Protocol):
     def after_step(self, step: int, total: int) -> None:
         """Called after the optimiser's step number ``step`` of ``total``."""
         ...
+
+
+class WithoutPredictor(nn.Module):
+    """The forward of a method without a predictor: the prediction is the projection, and so is the target."""
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector
+
+    def predict(self, images: Images) -> Prediction:
+        feature = self.encoder(images)
+        projection = self.projector(feature)
+        return Prediction(feature, projection, projection)
+
+    def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
+        """y is the projection itself, and both ends of a similarity learn; a directed edge detaches it."""
+        if prediction is not None:
+            return prediction.projection
+        with contextlib.nullcontext() if gradient else torch.no_grad():
+            projection: Embedding = self.projector(self.encoder(images))
+            return projection
+
+    def after_step(self, step: int, total: int) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,15 @@
 """VICReg: views agree while each keeps its own variance and decorrelates its dimensions (Bardes, Ponce, LeCun, ICLR 2022)."""
 
-import contextlib
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import nn
 
 from dssl.methods.heads import mlp
 from dssl.methods.losses import covariance, invariance, variance
-from dssl.methods.method import Declaration, Defaults, Prediction, attached_cost
+from dssl.methods.method import Declaration, Defaults, Prediction, WithoutPredictor, attached_cost
 from dssl.settings import LARGEST, MethodSettings, between, finite
-from dssl.types import Embedding, Images, Scalar
+from dssl.types import Embedding, Scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class VICRegConfig(MethodSettings):
             finite(f"method.{name}", getattr(self, name))
 
 
-class VICReg(nn.Module):
+class VICReg(WithoutPredictor):
     """On one standard pair this is the original loss. There is no predictor: the prediction is the projection."""
 
     def __init__(
@@ -53,24 +51,9 @@ class VICReg(nn.Module):
         covariance: float = 1.0,
         regularise: Literal["similarity", "all"] = "similarity",
     ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.projector = mlp(feature_dim, hidden, hidden, output)
+        super().__init__(encoder, mlp(feature_dim, hidden, hidden, output))
         self.invariance, self.variance, self.covariance = invariance, variance, covariance
         self.regularises_all = regularise == "all"
-
-    def predict(self, images: Images) -> Prediction:
-        feature = self.encoder(images)
-        projection = self.projector(feature)
-        return Prediction(feature, projection, projection)
-
-    def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
-        """y is the projection itself, and both ends of a similarity learn; a directed edge detaches it."""
-        if prediction is not None:
-            return prediction.projection
-        with contextlib.nullcontext() if gradient else torch.no_grad():
-            projection: Embedding = self.projector(self.encoder(images))
-            return projection
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         return self.invariance * invariance(prediction.projection, target)
@@ -82,9 +65,6 @@ class VICReg(nn.Module):
         """Both directions of a pair have half the loss, in which the original counts variances half and covariances whole."""
         z = prediction.projection
         return self.variance * variance(z) + 2 * self.covariance * covariance(z)
-
-    def after_step(self, step: int, total: int) -> None:
-        pass
 
 
 _LARS = {"name": "lars", "weight_decay": 1e-4, "decay_norms_and_biases": False, "warmup_epochs": 10.0}

@@ -18,6 +18,7 @@ from dssl.data.loader import Batches
 from dssl.data.order import Order, ShardOrder, order_of, require_shards
 from dssl.errors import DsslError
 from dssl.train.prepare import open_data
+from tests.data.first_pixel import Maker
 
 SIZES = [7, 1, 30, 12, 5, 9, 21, 3, 16, 4, 11]
 BOUNDS = np.concatenate([[0], np.cumsum(SIZES)])
@@ -113,21 +114,6 @@ def tars(tmp_path: Path) -> Path:
                 number += 1
         os.utime(tmp_path / f"{shard:03d}.tar", ns=(10**18, 10**18))
     return tmp_path
-
-
-class Maker:
-    """One view that shows the image."""
-
-    names = ("a",)
-
-    def allocate(self, count):
-        return {"a": np.zeros((count, 1, 1, 3), np.float32)}
-
-    def plan(self, indices, *, epoch):
-        return None
-
-    def apply_many(self, plan, row, images, out, out_row):
-        out["a"][out_row : out_row + len(images), 0, 0] = [image[0, 0] for image in images]
 
 
 def seen(tars: Path, **options) -> list[tuple[int, list[int]]]:

@@ -13,6 +13,7 @@ from dssl.data import parquet as module
 from dssl.data.loader import Batches
 from dssl.data.order import Order, ShardOrder, order_of
 from dssl.errors import DsslError
+from tests.data.first_pixel import Maker
 
 pyarrow = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -81,19 +82,6 @@ def test_a_folder_with_splits_and_missing_labels(tmp_path):
     (tmp_path / "data" / "train-9.tar").write_bytes(b"")
     with pytest.raises(DsslError, match="both tar and Parquet"):
         open_source(str(tmp_path / "data"))
-
-
-class Maker:
-    names = ("a",)
-
-    def allocate(self, count):
-        return {"a": np.zeros((count, 1, 1, 3), np.float32)}
-
-    def plan(self, indices, *, epoch):
-        return None
-
-    def apply_many(self, plan, row, images, out, out_row):
-        out["a"][out_row : out_row + len(images), 0, 0] = [image[0, 0] for image in images]
 
 
 def seen(source, **options) -> list[list[int]]:
