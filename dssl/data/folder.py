@@ -112,7 +112,7 @@ class ListFile:
 
     def content(self, index: int) -> bytes:
         """The bytes of one file."""
-        return Path(os.fsdecode(os.path.join(self._base, self._paths[index]))).read_bytes()  # noqa: PTH118
+        return Path(os.fsdecode(self._path(index))).read_bytes()
 
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""
