@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Subset
 from dssl.data.loader import Batches
+from dssl.evaluate.probe import Problem
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, spread
 from dssl.models import evaluating, forward
@@ -61,6 +62,36 @@ def uniformity(features: Tensor, *, block: int = 512) -> float:
         total += float((-2 * squared).exp().sum())
     # a row paired with itself has distance zero and does not count
     return math.log((total - count) / (count * (count - 1)))
+
+
+def retrieval(first: Tensor, second: Tensor) -> float:
+    """The share of images whose second view is nearer to their first than the second view of any other image."""
+    nearest = (F.normalize(first.double(), dim=1) @ F.normalize(second.double(), dim=1).T).argmax(dim=1)
+    return float((nearest == torch.arange(len(first), device=nearest.device)).double().mean())
+
+
+class Turned(nn.Module):
+    """An encoder of the four quarter turns of an image: their features, one after the other."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([self.encoder(images.rot90(turns, (2, 3))) for turns in range(4)], dim=1)
+
+
+def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> float:
+    """Of ``Turned``: how many turns of the images of the second half a linear probe on the first half gets right.
+
+    The images have been put in random order.
+    """
+    turned = features.reshape(len(features), 4, -1)
+    half = len(turned) // 2
+    turns = torch.arange(4).repeat(len(turned)).reshape(-1, 4)
+    fit, judge = turned[:half].flatten(0, 1), turned[half:].flatten(0, 1)
+    probe = Problem(fit, turns[:half].flatten(), classes=4).solve(strength, tolerance=2e-5, most=100)
+    return float((probe.predict(judge) == turns[half:].flatten()).double().mean())
 
 
 def quality(task: "Task", *, policy: str | None = None) -> Quality:

@@ -1,0 +1,204 @@
+"""Does a score without labels tell good heavy policies from bad ones? Short runs from one start, every score, and the linear accuracy.
+
+python -m benchmarks.tune train --data FOLDER --work FOLDER     # resumes: finished policies are kept in the work folder
+python -m benchmarks.tune score --data FOLDER --work FOLDER
+python -m benchmarks.tune page --work FOLDER                    # writes docs/results/tune.md and tune.jsonl
+
+CIFAR-10, the encoder `whitened`, SimCLR at the settings of the scale `cpu`. Of the training images 5,000 judge and never train;
+the test images are never read.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.encoder_search import BANK, HELD_OUT, score
+from dssl import rng
+from dssl.augment import CIFAR10, ViewMaker
+from dssl.config import RunConfig
+from dssl.data import Source, Subset
+from dssl.data.cifar10 import Cifar10
+from dssl.data.loader import Batches
+from dssl.distributed import World
+from dssl.evaluate.features import compute_features
+from dssl.evaluate.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
+from dssl.graph import View
+from dssl.methods.losses import contrast, effective_rank
+from dssl.models import evaluating, forward
+from dssl.models.for_cpus import WhitenedEncoder, whiten
+from dssl.presets import named_graph
+from dssl.reproduce.scales import named_scale
+from dssl.run import RunFolder
+from dssl.train.prepare import Parts, build_method, images_to_whiten
+from dssl.train.tune import continued, short_run
+from dssl.weights import checkpoint
+
+NONE = "none"
+"""In place of a policy: two standard pairs, which is the same work without heavy views."""
+POLICIES = (
+    NONE, "identity", "jigsaw(4)", "ra(8,16)", "ra(2,5)", "0.9*ra(2,5) | 0.1*jigsaw(4)", "ra(2,9,monotone14)",
+    "crop(0.05,0.2)", "ra(4,20,monotone14)", "gray", "jigsaw(2)", "ra(2,1)", "cutout(0.5)", "ta", "ra(1,3,monotone14)",
+    "solarize(128)", "ra(4,10)", "blur(1,2)",
+)  # fmt: skip
+JUDGES = 2_000
+START_STEPS, TRIAL_STEPS = 200, 160
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("train", "score", "page"))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--start", type=int, default=START_STEPS)
+    parser.add_argument("--steps", type=int, default=TRIAL_STEPS)
+    parser.add_argument("--graph", default="dssl")
+    parser.add_argument("--policies", nargs="*", default=POLICIES)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    {"train": train, "score": measure}[options.command](options)
+
+
+def split(images: Cifar10) -> tuple[Source, Source]:
+    order = rng.permutation(rng.key(7, "search"), len(images))
+    return Subset(images, np.sort(order[:-HELD_OUT])), Subset(images, np.sort(order[-HELD_OUT:]))
+
+
+def config_of(options: argparse.Namespace) -> RunConfig:
+    config = named_scale("cpu").settings("cifar10", "simclr")
+    return dataclasses.replace(
+        config, data=f"cifar10:{options.data}", graph="standard", threads=1, knn_every=0, precision="fp32", limit=None,
+        seed=options.seed,
+    )  # fmt: skip
+
+
+def train(options: argparse.Namespace) -> None:
+    """The shared start and every trial, whose encoders are kept."""
+    config, world = config_of(options), World(0, 1, torch.device("cpu"))
+    source, _ = split(Cifar10(options.data))
+    options.work.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(options.work / f"start-{options.start}-{options.seed}")
+    folder.path.mkdir(exist_ok=True)
+    method = build_method(config)
+    parts = Parts(graph=named_graph("standard"), source=source, normalization=CIFAR10, method=method)
+    header = {"fingerprint": source.fingerprint}
+    if (found := checkpoint.newest_good(folder.checkpoints)) is None:
+        folder.checkpoints.mkdir(exist_ok=True)
+        whiten_all(method, images_to_whiten(config, source, CIFAR10))
+        short_run(
+            config, parts, steps=options.start, precision="fp32", world=world, folder=folder, header=header, kept=True
+        )
+        found = checkpoint.newest_good(folder.checkpoints)
+    assert found is not None
+    print(f"start: {time.process_time():.0f} CPU-seconds", flush=True)
+    for policy in options.policies:
+        name = f"{options.start}-{options.steps}-{options.seed}-{options.graph}-{policy}".replace("|", "or").replace(
+            " ", ""
+        )
+        path = options.work / f"{name}.pt"
+        if path.is_file():
+            continue
+        began = time.process_time()
+        graph, heavy = ("standard2", "identity") if policy == NONE else (options.graph, policy)
+        trial, its = continued(dataclasses.replace(config, graph=graph, heavy=heavy), parts, found[1])
+        ending = short_run(trial, its, steps=options.steps, precision="fp32", world=world, folder=folder, header=header)
+        assert isinstance(its.method, nn.Module)
+        row: dict[str, Any] = {
+            "policy": policy, "graph": options.graph, "start": options.start, "steps": options.steps, "seed": options.seed,
+            "verdict": ending.opinion.verdict, "cpu_seconds": round(time.process_time() - began),
+            "method": its.method.state_dict(),
+        }  # fmt: skip
+        torch.save(row, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+        print(json.dumps({key: value for key, value in row.items() if key != "method"}), flush=True)
+
+
+def whiten_all(method: Any, images: torch.Tensor) -> None:
+    for module in method.modules():
+        if isinstance(module, WhitenedEncoder):
+            whiten(module, images)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Every score of every kept encoder, and its linear accuracy; a line for each."""
+    config, images = config_of(options), Cifar10(options.data)
+    order = rng.permutation(rng.key(7, "search"), len(images))
+    held_out = order[-HELD_OUT:]
+    bank = order[:-HELD_OUT][rng.permutation(rng.key(8, "bank"), len(order) - HELD_OUT)[:BANK]]
+    judges = rng.permutation(rng.key(9, "judges"), HELD_OUT)[:JUDGES]
+    file = options.work / "scores.jsonl"
+    done = {json.loads(line)["name"] for line in file.read_text().splitlines()} if file.is_file() else set()
+    for path in sorted(options.work.glob("*.pt")):
+        if path.stem in done:
+            continue
+        began = time.process_time()
+        kept = torch.load(path, weights_only=True)
+        method = build_method(config)
+        assert isinstance(method, nn.Module)
+        method.load_state_dict(kept.pop("method"))
+        method.eval()
+        found = scores(method, config, Subset(images, held_out[judges]), heavy=kept["policy"])
+        found |= score(method.encoder, images, bank, held_out)
+        row = {"name": path.stem, **kept, **found, "score_seconds": round(time.process_time() - began)}
+        with file.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
+def scores(method: Any, config: RunConfig, source: Source, *, heavy: str) -> dict[str, float]:
+    """All that can be said of an encoder without labels, from images that it was not trained on."""
+    encoder = method.encoder
+    plain = features_of(encoder, source)
+    views = {
+        "s1": "standard-cifar", "s2": "standard-cifar", "m1": "standard-cifar > ra(2,9,monotone14)",
+        "h1": "standard-cifar" if heavy == NONE else f"standard-cifar > ({heavy})",
+    }  # fmt: skip
+    maker = ViewMaker(
+        [View(name=name, policy=policy) for name, policy in views.items()], size=32, seed=5, normalization=CIFAR10
+    )
+    made: dict[str, list[torch.Tensor]] = {name: [] for name in views}
+    losses = []
+    with Batches(source, maker, batch_size=250, seed=5, epochs=1, threads=1) as batches, evaluating(method):
+        for batch in batches:
+            for name in views:
+                made[name].append(forward(encoder, batch.views[name]))
+            pair = [method.predict(batch.views[name]).projection for name in ("s1", "s2")]
+            losses.append(float(contrast(pair[0], pair[1], temperature=config.method.temperature)))
+    view = {name: torch.cat(parts) for name, parts in made.items()}
+    turned = features_of(Turned(encoder), source)
+    return {
+        **{f"rotation {strength:g}": rotation_accuracy(turned, strength=strength) for strength in (1e-2, 1e-3, 1e-4)},
+        "effective rank": effective_rank(plain),
+        "rank centred": effective_rank(plain - plain.mean(dim=0)),
+        "spectrum decay": decay(plain),
+        "alignment": alignment(view["s1"], view["s2"]),
+        "uniformity": uniformity(plain),
+        "loss": float(np.mean(losses)),
+        "retrieval": retrieval(view["s1"], view["s2"]),
+        "retrieval heavy": retrieval(view["h1"], view["s2"]),
+        "retrieval monotone": retrieval(view["m1"], view["s2"]),
+    }
+
+
+def features_of(encoder: nn.Module, source: Source) -> torch.Tensor:
+    return compute_features(encoder, source, image_size=32, normalization=CIFAR10, threads=1).values
+
+
+def decay(features: torch.Tensor) -> float:
+    """alpha-ReQ: the exponent of the power law that the eigenvalues of the covariance follow, by least squares."""
+    values = torch.linalg.eigvalsh(features.double().T.cov()).flip(0)
+    values = values[10:100].clamp(min=1e-12)
+    index = torch.arange(11, 11 + len(values)).double().log()
+    index, logs = index - index.mean(), values.log()
+    return -float((index * (logs - logs.mean())).sum() / index.square().sum())
+
+
+if __name__ == "__main__":
+    main()
