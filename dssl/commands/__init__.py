@@ -9,6 +9,7 @@ COMMANDS: dict[str, str] = {
     "embed": "write the embeddings of images",
     "export": "write weights for torchvision, timm, Detectron2 or ONNX, verified by loading them back",
     "views": "show the views of your images, and what each policy does to them",
+    "tune": "find the heavy policy for your images, without labels, in bounded time",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
     "data": "inspect a source of images, pack it, or download CIFAR-10",
     "reproduce": "run the paper's tables and figures, at scales from minutes to GPUs",

@@ -130,11 +130,11 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
 def _gallery(survey: Survey) -> list[tuple[str, str, list[Picture]]]:
     """Title, note and pictures of each row."""
     examples = survey.examples
-    originals = [_picture(one.original, one.name, caption=_end(one.name)) for one in examples]
-    standard = [_picture(one.standard, f"standard view of {one.name}") for one in examples]
+    originals = [view_picture(one.original, one.name, caption=_end(one.name)) for one in examples]
+    standard = [view_picture(one.standard, f"standard view of {one.name}") for one in examples]
     rows = [("original", "the whole image", originals), ("standard view", survey.standard, standard)]
     for number, policy in enumerate(survey.policies):
-        pictures = [_picture(one.heavy[number], f"{policy.policy} of {one.name}") for one in examples]
+        pictures = [view_picture(one.heavy[number], f"{policy.policy} of {one.name}") for one in examples]
         rows.append((policy.policy, "from the standard view", pictures))
     return rows
 
@@ -157,7 +157,8 @@ def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
     for strip in table.operations:
         shown = zip(table.magnitudes, strip.changes, strip.images, strict=True)
         pictures = [
-            _picture(image, f"{strip.name}, m = {m:g}", caption=f"{change:.1f}", side=80) for m, change, image in shown
+            view_picture(image, f"{strip.name}, m = {m:g}", caption=f"{change:.1f}", side=80)
+            for m, change, image in shown
         ]
         strips.append(
             (figures.sparkline(strip.changes, top=top, color="bad" if strip.trend.weakens else "series-1"), pictures)
@@ -165,7 +166,8 @@ def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
     return strips
 
 
-def _picture(image: Image, description: str, *, caption: str = "", side: int = PICTURE_SIDE) -> Picture:
+def view_picture(image: Image, description: str, *, caption: str = "", side: int = PICTURE_SIDE) -> Picture:
+    """A view as a page holds it, in a red frame where it came out nearly flat."""
     flag = "nearly flat" if nearly_flat(image[None])[0] else ""
     return picture(image, description=description, caption=caption, flag=flag, side=side)
 

@@ -1,0 +1,135 @@
+"""``dssl tune``: find the heavy policy for your own images, without labels, in bounded time."""
+
+import dataclasses
+import json
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dssl.commands.arguments import check_counts, command_line
+from dssl.errors import DsslError, memory_for
+from dssl.files import write_text
+
+if TYPE_CHECKING:
+    from dssl.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Find the heavy policy for your images: short runs from one shared start, judged without labels, within --minutes.
+
+    Rerunning the command resumes the search: finished trials are kept, and more --minutes add more.
+    """
+
+    source: str  # positional
+    """Images: a folder, a text file that lists them, shards, cifar10:FOLDER, shapes, or shapes:2000. Labels are not used."""
+    minutes: float = 30.0
+    """How long the search may take."""
+    out: Path = Path("runs/tune")
+    """The folder of the search: tune.html, tune.json, trials.jsonl and the shared start."""
+    policies: tuple[str, ...] = ()
+    """Try these policies instead of a grid and the neighbours of its best; "none" is two standard pairs."""
+    steps: int | None = None
+    """Steps of a trial; the start has twice as many. By default chosen to fit the minutes."""
+    method: str = "simclr"
+    """simclr, simsiam, byol, vicreg or barlowtwins."""
+    encoder: str = "whitened"
+    """The network that is trained in the search: whitened or small (for CPUs), or any other that dssl train takes."""
+    image_size: int = 32
+    """Width and height of a view, in pixels."""
+    channels: Literal[1, 3] = 3
+    """1 for gray images, 3 for colour."""
+    graph: str = "dssl"
+    """The view graph; it must have a heavy view."""
+    standard: str | None = None
+    """The policy of standard views; by default standard, and standard-cifar (no blur) up to 64 px."""
+    batch_size: int | None = None
+    """Images per step."""
+    rate: float | None = None
+    """Base learning rate; the peak rate is this times batch size / 256."""
+    limit: int | None = None
+    """Use only N of the images, chosen by the seed."""
+    seed: int = 0
+    """Selects images, views and first weights."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """auto measures whether bf16 is faster here."""
+    threads: int | None = None
+    """Threads that decode images and make views; by default one per core."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+
+
+def run(arguments: Arguments) -> int:
+    if not arguments.minutes > 0:
+        raise DsslError(f"--minutes is {arguments.minutes:g}: expected a number above 0")
+    check_counts(arguments, ("steps", "image_size", "batch_size", "threads"))
+    began = time.perf_counter()
+    from dssl.report import page
+    from dssl.report import tune as report
+    from dssl.train.tune import tune
+
+    config = configuration(arguments)
+    needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
+    with memory_for(needed, "lower one of them; finished trials are kept"):
+        search = tune(
+            config, arguments.out, minutes=arguments.minutes, policies=arguments.policies, steps=arguments.steps,
+            say=lambda line: print(line, flush=True),
+        )  # fmt: skip
+    line = None if search.best is None else train_line(arguments, search.best.policy)
+    file, html = arguments.out / "tune.json", arguments.out / "tune.html"
+    write_text(file, json.dumps(search.plain() | {"command": line}, indent=2) + "\n")
+    made = report.html(search, line=line, command=command_line("tune", arguments))
+    page.write(html, made)
+    print(f"\n{report.summary(search, line=line)}\n\n{file}\n{html}\n{time.perf_counter() - began:.0f} s")
+    return 0 if search.best is not None else 3
+
+
+def configuration(arguments: Arguments) -> "RunConfig":
+    """The built-in recipe's heads, which are narrow, with the encoder and the normalisation for images from anywhere."""
+    from dssl.recipes import recipe
+
+    base = recipe("shapes", method=arguments.method)
+    if arguments.method == "simclr":  # tuned on CIFAR-10: docs/results/encoder-search.md
+        base = dataclasses.replace(
+            base,
+            method=dataclasses.replace(base.method, temperature=0.2),  # type: ignore[call-arg]
+            batch_size=128,
+            optimizer=dataclasses.replace(base.optimizer, rate=0.2),
+        )
+    rate = base.optimizer.rate if arguments.rate is None else arguments.rate
+    return dataclasses.replace(
+        base,
+        data=arguments.source,
+        limit=arguments.limit,
+        image_size=arguments.image_size,
+        channels=arguments.channels,
+        normalization="measure",
+        encoder=arguments.encoder,
+        graph=arguments.graph,
+        standard=arguments.standard or ("standard-cifar" if arguments.image_size <= 64 else "standard"),
+        batch_size=arguments.batch_size or base.batch_size,
+        optimizer=dataclasses.replace(base.optimizer, rate=rate, warmup_epochs=0),
+        seed=arguments.seed,
+        precision=arguments.precision,
+        threads=arguments.threads,
+        device=arguments.device,
+        knn_every=0,  # labels are not used
+    )
+
+
+def train_line(arguments: Arguments, policy: str) -> str:
+    """The command that trains with the policy: the recipe for these images, with what was asked of the search."""
+    from dssl.train.tune import NONE
+
+    kind = arguments.source.partition(":")[0]
+    recipe = {"shapes": "shapes", "figures": "shapes", "cifar10": "cifar10"}.get(kind, "folder")
+    words = ["dssl", "train", recipe, "--data", arguments.source, "--method", arguments.method]
+    words += ["--graph", "standard2"] if policy == NONE else ["--graph", arguments.graph, "--heavy", policy]
+    default = Arguments(source=arguments.source)
+    for name in ("encoder", "image_size", "channels", "standard", "batch_size", "limit", "seed", "device"):
+        if (value := getattr(arguments, name)) != getattr(default, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if arguments.rate is not None:
+        words += ["--optimizer.rate", str(arguments.rate)]
+    return shlex.join(words)
