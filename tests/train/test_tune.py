@@ -1,0 +1,316 @@
+"""The search for a heavy policy: bounded, resumable, blind to labels, and never for a run that collapsed."""
+
+import itertools
+import json
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from dssl import loop
+from dssl.augment import parse, show
+from dssl.cli import main
+from dssl.commands.tune import Arguments, configuration, train_line
+from dssl.config import RunConfig
+from dssl.data import Source, Subset, open_source
+from dssl.errors import DsslError
+from dssl.evaluate.quality import Turned, rotation_accuracy
+from dssl.report import tune as report
+from dssl.state import Opinion, Verdict
+from dssl.train import prepare, tune
+from dssl.train.tune import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
+from tests.train.running import launch
+
+TRIED = (NONE, "ra(2,5)", "0.9*ra(2,5) | 0.1*jigsaw(4)")
+WORDS = [
+    "tune", "shapes:60", "--steps", "2", "--batch-size", "16", "--encoder", "small", "--precision", "fp32", "--threads", "1",
+    "--policies", *TRIED,
+]  # fmt: skip
+ARGUMENTS = Arguments(source="shapes:60", batch_size=16, encoder="small", precision="fp32", threads=1)
+
+
+def search(out: Path, *, minutes: float = 60, policies: tuple[str, ...] = TRIED, **options: Any) -> Search:
+    return tune.tune(configuration(ARGUMENTS), out, minutes=minutes, policies=policies, **({"steps": 2} | options))
+
+
+def results(out: Path) -> list[dict[str, Any]]:
+    """All that was found, apart from how long it took."""
+    lines = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search that nobody stopped, by the command."""
+    out = tmp_path_factory.mktemp("tune") / "whole"
+    assert main([*WORDS, "--out", str(out)]) == 0
+    return out
+
+
+def trial(policy: str, score: float, *, verdict: Verdict = "healthy", seconds: float = 10.0) -> Trial:
+    reason = "" if verdict == "healthy" else "embeddings of view h1 have a spread of 0.05"
+    return Trial(policy=policy, rotation=score, rank=9.0, verdict=verdict, reason=reason, seconds=seconds)
+
+
+# -- the rotation probe
+
+
+class Corners(nn.Module):
+    """The means of the four quarters: from these a bright corner tells the turn."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.adaptive_avg_pool2d(images, 2).flatten(1)
+
+
+def test_turned_images_are_the_four_quarter_turns() -> None:
+    image = torch.zeros(1, 1, 4, 4)
+    image[:, :, 0, 0] = 4
+    found = Turned(Corners())(image).reshape(4, 4)
+    assert found.argmax(dim=1).tolist() == [0, 2, 3, 1]  # counter-clockwise, beginning at the top left
+
+
+def test_a_probe_reads_every_turn_off_a_bright_corner_and_none_off_the_mean() -> None:
+    images = 0.1 * torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images[:, :, :3, :3] += 1
+    assert rotation_accuracy(Turned(Corners())(images)) == 1
+    mean = images.mean(dim=(1, 2, 3))[:, None].repeat(1, 4)
+    assert rotation_accuracy(mean) == 0.25  # equal features: one answer for all four turns
+
+
+def test_the_rotation_probe_is_a_logistic_regression_on_one_half_judged_on_the_other() -> None:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(120, 4, 6, generator=generator) + 1.2 * torch.eye(4, 6)
+    found = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
+    fit, judge = features[:60].reshape(-1, 6), features[60:].reshape(-1, 6)
+    mean = fit.mean(dim=0)
+    scale = (fit - mean).square().sum(dim=1).mean().sqrt()
+    turns = torch.arange(4).repeat(60)
+    theirs = LogisticRegression(C=1 / (1e-2 * 240), tol=1e-10, max_iter=1000).fit((fit - mean) / scale, turns)
+    assert 0.4 < found < 0.95
+    assert found == pytest.approx(theirs.score((judge - mean) / scale, turns), abs=1 / 240)
+
+
+# -- time
+
+
+def test_the_plan_of_a_search_fits_its_minutes() -> None:
+    for minutes, pair, graph in itertools.product((5, 30, 240), (0.05, 0.2, 0.5), (0.1, 0.4, 1.0)):
+        plan = plan_for(minutes, pair=pair, graph=graph)
+        start = trial("", 0.3, seconds=plan.start * pair)
+        count = affordable(minutes, start, [trial(NONE, 0.3, seconds=plan.steps * graph)])
+        assert count == 1 or start.seconds + count * plan.steps * graph <= 60 * minutes
+    assert plan_for(30, pair=0.18, graph=0.35) == Plan(start=800, steps=231)  # two cores, the default settings
+    assert affordable(30, trial("", 0.3, seconds=150), [trial(NONE, 0.3, seconds=85)]) == 17
+
+
+def ticking(seconds: Iterator[float]) -> Callable[[], float]:
+    now = itertools.accumulate(seconds)
+    return lambda: next(now)
+
+
+def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None:
+    # every look at the clock finds it 60 s later: a trial takes a minute, from its beginning to its record
+    found = search(tmp_path / "six", policies=(), minutes=6, clock=ticking(itertools.repeat(60.0)))
+    assert [one.policy for one in found.trials] == [*COARSE[:3], found.trials[3].policy]
+    assert found.wanted == 4
+    assert {one.seconds for one in found.trials} == {60.0}
+    assert found.seconds <= 360
+    assert found.trials[3].policy in neighbours(max(found.trials[1:3], key=lambda one: one.score).policy)
+    # more minutes resume the search; the third trial is slow, and there is no time for another of its kind
+    slow = ticking(itertools.chain([0.0], itertools.repeat(200.0)))
+    more = search(tmp_path / "six", policies=(), minutes=10, clock=slow)
+    assert more.trials[:4] == found.trials
+    assert len(more.trials) == 5
+    assert more.seconds <= 600
+
+
+def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "FEWEST_STEPS", 2)
+    said: list[str] = []
+    # 8 s for four steps, of the pair and of the graph: with a minute, 16 trials of two steps each would take too long
+    found = search(
+        tmp_path / "timed",
+        policies=(NONE,),
+        minutes=1,
+        steps=None,
+        say=said.append,
+        clock=ticking(itertools.repeat(8.0)),
+    )
+    assert found.plan == Plan(start=5, steps=2)
+    assert "2.00 s" in said[0]
+    assert json.loads((tmp_path / "timed" / "config.json").read_text())["plan"] == {"start": 5, "steps": 2}
+
+
+# -- what is tried
+
+
+def test_the_grid_comes_first_and_then_the_neighbours_of_the_best() -> None:
+    scores = {policy: 0.3 + 0.001 * number for number, policy in enumerate(COARSE)} | {"jigsaw(4)": 0.9, NONE: 0.95}
+    made: list[Trial] = []
+    while (policy := next_policy(made, wanted=12)) is not None:
+        made.append(trial(policy, scores.get(policy, 0.2)))
+    policies = [one.policy for one in made]
+    assert policies[:8] == list(COARSE[:8])
+    assert policies[8:10] == ["jigsaw(5)", "jigsaw(3)"]  # then those of the next best, ra(1,9,monotone14)
+    assert policies[10:] == ["ra(1,14,monotone14)", "ra(1,6,monotone14)"]
+    assert len(set(policies)) == 12
+
+
+def test_no_neighbour_of_a_run_that_collapsed_is_tried() -> None:
+    made = [trial(NONE, 0.3), trial("ra(2,9,monotone14)", 0.4), trial(COARSE[2], 0.3)]
+    made.append(trial("jigsaw(4)", 0.9, verdict="collapsed"))
+    assert next_policy(made, wanted=5) in neighbours("ra(2,9,monotone14)")
+
+
+def test_policies_and_their_neighbours_are_written_as_the_program_writes_them() -> None:
+    for policy in COARSE[1:]:
+        assert show(parse(policy)) == policy
+        for other in neighbours(policy):
+            assert show(parse(other)) == other != policy
+    assert neighbours("ra(1,1)") == ["ra(1,2)", "ra(2,1)"]
+    assert neighbours("ra(8,30)") == ["ra(8,20)", "ra(9,30)", "ra(7,30)"]
+    assert neighbours("jigsaw(2)") == ["jigsaw(3)"]
+
+
+# -- the search itself
+
+
+def test_a_killed_search_resumes_to_the_same_result(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    child = launch([*WORDS, "--out", str(out)], tmp_path / "log")
+    file = out / "trials.jsonl"
+    deadline = time.monotonic() + 300
+    while not file.is_file() or len(file.read_text().splitlines()) < 2:  # the start and one trial
+        assert child.process.is_alive() or file.is_file(), child.said()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    child.send(signal.SIGKILL)
+    child.wait()
+    kept = file.read_text()
+    start = next((out / "checkpoints").iterdir()).read_bytes()
+    assert main([*WORDS, "--out", str(out)]) == 0
+    assert file.read_text().startswith(kept)
+    assert next((out / "checkpoints").iterdir()).read_bytes() == start
+    assert results(out) == results(whole)
+    assert [one["policy"] for one in results(out)] == ["", *TRIED]
+
+
+def test_labels_are_not_used(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlabelled(text: str, **options: Any) -> Source:
+        source = open_source(text, **options)
+        bare = Subset(source, torch.arange(len(source)).numpy())
+        bare.labels = bare.classes = None
+        return bare
+
+    monkeypatch.setattr(prepare, "open_source", unlabelled)
+    search(tmp_path / "bare")
+    assert results(tmp_path / "bare") == results(whole)
+
+
+def test_trials_differ_from_each_other_and_from_the_start(whole: Path) -> None:
+    found = results(whole)
+    assert len({one["rank"] for one in found}) == len(found)
+
+
+def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tune.short_run
+
+    def collapsing(config: RunConfig, *arguments: Any, **options: Any) -> loop.Ending:
+        ending = real(config, *arguments, **options)
+        bad = config.heavy == "jigsaw(2)" and config.graph == "dssl"
+        return replace(ending, opinion=Opinion("collapsed", 1, reason="one point")) if bad else ending
+
+    monkeypatch.setattr(tune, "short_run", collapsing)
+    found = search(tmp_path / "run", policies=("jigsaw(2)",))
+    assert found.best is None
+    assert found.trials[0].verdict == "collapsed"
+    both = replace(found, trials=(*found.trials, trial("jigsaw(4)", 0.0)))
+    assert both.best is not None
+    assert both.best.policy == "jigsaw(4)"
+    assert both.ranked[-1].policy == "jigsaw(2)"
+    made = report.html(both, line="dssl train", command="dssl tune")
+    assert "one point" in made
+    assert ">collapsed<" in made
+
+
+def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None:
+    config = configuration(ARGUMENTS)
+    with pytest.raises(DsslError, match="has no heavy view"):
+        tune.tune(replace(config, graph="standard2"), tmp_path / "a", minutes=1)
+    with pytest.raises(DsslError, match="expected at least 160 for a batch of 128"):
+        tune.tune(replace(config, batch_size=128), tmp_path / "b", minutes=1)
+    with pytest.raises(DsslError, match="2 steps per trial, and --steps is 3"):
+        search(whole, steps=3)
+    with pytest.raises(DsslError, match=r"another configuration.*seed: 0 -> 1"):
+        tune.tune(replace(config, seed=1), whole, minutes=1)
+    with pytest.raises(DsslError, match="inside the images"):
+        tune.tune(replace(config, data=str(tmp_path)), tmp_path / "c", minutes=1)
+    assert main(["tune", "shapes:60", "--minutes", "0"]) == 2
+    assert main(["tune", "shapes:60", "--policies", "ra(2", "--out", str(tmp_path / "d")]) == 2
+    assert not list(tmp_path.rglob("*.json*"))
+
+
+# -- the page and the line to copy
+
+
+def test_the_page_the_file_and_the_terminal_tell_of_every_policy(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, "--out", str(whole)]) == 0  # nothing is left to try: it only writes them again
+    said = capsys.readouterr().out
+    plain = json.loads((whole / "tune.json").read_text())
+    page = (whole / "tune.html").read_text()
+    assert plain["command"] in said
+    for policy in TRIED[1:]:
+        assert policy in said
+        assert f"<code>{policy}</code>" in page
+        assert page.count(f'alt="{policy} of ') == report.SHOWN
+    assert "no heavy views" in page
+    assert [one["policy"] for one in plain["trials"]] == [
+        one["policy"] for one in sorted(results(whole)[1:], key=lambda one: -one["rotation"])
+    ]
+    assert plain["best"] == plain["trials"][0]["policy"]
+
+
+def test_the_printed_line_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = train_line(replace(ARGUMENTS, source="shapes:16"), TRIED[2])
+    words = shlex.split(line)
+    assert words[:3] == ["dssl", "train", "shapes"]
+    assert main([*words[1:], "--epochs", "1", "--precision", "fp32", "--knn-every", "0"]) == 0
+    config = json.loads((tmp_path / "runs/shapes/config.json").read_text())["config"]
+    assert (config["heavy"], config["graph"], config["encoder"], config["batch_size"]) == (
+        TRIED[2],
+        "dssl",
+        "small",
+        16,
+    )
+    assert config["method"]["name"] == "simclr"
+
+
+def test_the_line_for_a_folder_is_its_recipe_with_what_was_asked(tmp_path: Path) -> None:
+    asked = Arguments(source="my photos", image_size=64, rate=0.1, channels=1, seed=3, graph="soft(0.1)", limit=900)
+    line = train_line(asked, "ra(1,9,monotone14)")
+    file = tmp_path / "config.json"
+    assert main([*shlex.split(line)[1:], "--write-config", str(file)]) == 0
+    config = json.loads(file.read_text())
+    expected = {"data": "my photos", "image_size": 64, "channels": 1, "seed": 3, "graph": "soft(0.1)", "limit": 900}
+    assert expected.items() <= config.items()
+    assert config["heavy"] == "ra(1,9,monotone14)"
+    assert config["optimizer"]["rate"] == 0.1
+    assert "--graph standard2" in train_line(asked, NONE)
+    assert "--heavy" not in train_line(asked, NONE)
+
+
+def test_every_method_has_a_configuration() -> None:
+    for method in ("simclr", "simsiam", "byol", "vicreg", "barlowtwins"):
+        assert configuration(replace(ARGUMENTS, method=method)).encoder == "small"
+    assert asdict(configuration(Arguments(source="x")))["method"]["temperature"] == 0.2
