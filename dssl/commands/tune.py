@@ -120,12 +120,10 @@ def configuration(arguments: Arguments) -> "RunConfig":
 
 def train_line(arguments: Arguments, policy: str) -> str:
     """The command that trains with the policy: the recipe for these images, with what was asked of the search."""
-    from dssl.train.tune import NONE
-
     kind = arguments.source.partition(":")[0]
     recipe = {"shapes": "shapes", "figures": "shapes", "cifar10": "cifar10"}.get(kind, "folder")
     words = ["dssl", "train", recipe, "--data", arguments.source, "--method", arguments.method]
-    words += ["--graph", "standard2"] if policy == NONE else ["--graph", arguments.graph, "--heavy", policy]
+    words += ["--graph", arguments.graph, "--heavy", policy]
     default = Arguments(source=arguments.source)
     for name in ("encoder", "image_size", "channels", "standard", "batch_size", "limit", "seed", "device"):
         if (value := getattr(arguments, name)) != getattr(default, name):

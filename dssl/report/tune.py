@@ -1,4 +1,4 @@
-"""The page of ``dssl tune``: every policy that was tried with its views, score and verdict, and the command to train with the best."""
+"""The page of ``dssl tune``: every policy with its views, score and verdict, and the command to train with the best."""
 
 from collections.abc import Mapping
 
@@ -46,35 +46,41 @@ def html(search: Search, *, line: str | None, command: str) -> str:
         "start": _score(search.start),
         "rows": [_row(trial, search, seen, strength.get(trial.policy)) for trial in search.ranked],
         "examples": [
-            ("original", "the whole image", [view_picture(one.original, one.name, side=_SIDE) for one in seen.examples]),
-            ("standard view", seen.standard, [view_picture(one.standard, f"standard view of {one.name}", side=_SIDE) for one in seen.examples]),
+            (title, note, [view_picture(*one, side=_SIDE) for one in shown])
+            for title, note, shown in (
+                ("original", "the whole image", [(one.original, one.name) for one in seen.examples]),
+                (
+                    "standard view",
+                    seen.standard,
+                    [(one.standard, f"standard view of {one.name}") for one in seen.examples],
+                ),
+            )
         ],
         "sample": seen.measured,
         "evidence": EVIDENCE,
         "command": command,
-    }  # fmt: skip
+    }
     return page.render("tune.html", title=f"Heavy policies for {config.data}", context=context)
 
 
 def answer(search: Search) -> str:
-    """The result in a sentence."""
-    best = search.best
+    """The result in a sentence or two."""
+    best, control = search.best, search.control
     if best is None:
-        return "No policy can be recommended: every trial collapsed or diverged."
-    if best.policy == NONE:
-        return "No heavy policy has a better score than two standard pairs, which cost the same."
-    control = next((trial for trial in search.trials if trial.policy == NONE), None)
-    against = "" if control is None else f", against {_score(control)} without heavy views"
-    return f"{best.policy} has the best score: {_score(best)}{against}."
+        return "No heavy policy can be recommended: every trial collapsed or diverged."
+    text = f"{best.policy} has the best score of the heavy policies: {_score(best)}."
+    if control is None:
+        return text
+    text += f" Two standard pairs, the same work without heavy views, have {_score(control)}"
+    return text + (": heavy views do not pay in runs this short." if control.score >= best.score else ".")
 
 
 def notes(search: Search) -> list[str]:
     """What to know before relying on the result."""
     found = []
     if len(search.trials) < search.wanted:
-        found.append(
-            f"{len(search.trials)} of {search.wanted} trials fit into the minutes; rerun the command with more --minutes to add trials."
-        )
+        count = f"{len(search.trials)} of {search.wanted} trials"
+        found.append(f"{count} fit into the minutes; rerun the command with more --minutes to add trials.")
     if bad := [trial.policy for trial in search.trials if not trial.healthy]:
         found.append(f"Not recommended whatever their score, because the run was not healthy: {', '.join(bad)}.")
     return found

@@ -110,7 +110,12 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        return next((trial for trial in self.ranked if trial.healthy), None)
+        """The heavy policy to recommend."""
+        return next((trial for trial in self.ranked if trial.healthy and trial.policy != NONE), None)
+
+    @property
+    def control(self) -> Trial | None:
+        return next((trial for trial in self.trials if trial.policy == NONE), None)
 
     @property
     def seconds(self) -> float:
