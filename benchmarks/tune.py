@@ -1,7 +1,6 @@
 """Does a score without labels tell good heavy policies from bad ones? Short runs from one start, scored and measured.
 
-python -m benchmarks.tune train --data FOLDER --work FOLDER     # resumes: finished policies are kept in the work folder
-python -m benchmarks.tune score --data FOLDER --work FOLDER
+python -m benchmarks.tune run --data FOLDER --work FOLDER       # resumes: rows that are there are not made again
 python -m benchmarks.tune page [--work FOLDER]                  # docs/results/tune.md, from its rows or from new ones
 
 CIFAR-10, the encoder `whitened`, SimCLR at the settings of the scale `cpu`. Of the training images 5,000 judge and never train;
@@ -71,7 +70,7 @@ START_STEPS, TRIAL_STEPS = 200, 160
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("train", "score", "page"))
+    parser.add_argument("command", choices=("run", "page"))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, help="without it, the page is written from docs/results/tune.jsonl")
     parser.add_argument("--start", type=int, default=START_STEPS)
@@ -81,12 +80,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    {"train": train, "score": measure, "page": write}[options.command](options)
-
-
-def split(images: Cifar10) -> tuple[Source, Source]:
-    order = rng.permutation(rng.key(7, "search"), len(images))
-    return Subset(images, np.sort(order[:-HELD_OUT])), Subset(images, np.sort(order[-HELD_OUT:]))
+    {"run": run, "page": write}[options.command](options)
 
 
 def config_of(options: argparse.Namespace) -> RunConfig:
@@ -97,77 +91,53 @@ def config_of(options: argparse.Namespace) -> RunConfig:
     )  # fmt: skip
 
 
-def train(options: argparse.Namespace) -> None:
-    """The shared start and every trial, whose encoders are kept."""
-    config, world = config_of(options), World(0, 1, torch.device("cpu"))
-    source, _ = split(Cifar10(options.data))
+def run(options: argparse.Namespace) -> None:
+    """The shared start, then every trial that has no row yet: trained, scored and measured."""
+    config, world, images = config_of(options), World(0, 1, torch.device("cpu")), Cifar10(options.data)
+    order = rng.permutation(rng.key(7, "search"), len(images))
+    train_rows, held_out = order[:-HELD_OUT], order[-HELD_OUT:]
+    bank = train_rows[rng.permutation(rng.key(8, "bank"), len(train_rows))[:BANK]]
+    judges = Subset(images, held_out[rng.permutation(rng.key(9, "judges"), HELD_OUT)[:JUDGES]])
+    source = Subset(images, np.sort(train_rows))
     options.work.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(options.work / f"start-{options.start}-{options.seed}")
-    folder.path.mkdir(exist_ok=True)
     method = build_method(config)
     parts = Parts(graph=named_graph("standard"), source=source, normalization=CIFAR10, method=method)
     header = {"fingerprint": source.fingerprint}
     if (found := checkpoint.newest_good(folder.checkpoints)) is None:
-        folder.checkpoints.mkdir(exist_ok=True)
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
         whiten_all(method, images_to_whiten(config, source, CIFAR10))
         short_run(
             config, parts, steps=options.start, precision="fp32", world=world, folder=folder, header=header, kept=True
         )
         found = checkpoint.newest_good(folder.checkpoints)
     assert found is not None
-    print(f"start: {time.process_time():.0f} CPU-seconds", flush=True)
+    file = options.work / "scores.jsonl"
     for policy in options.policies:
-        name = f"{options.start}-{options.steps}-{options.seed}-{options.graph}-{policy}".replace("|", "or").replace(
-            " ", ""
-        )
-        path = options.work / f"{name}.pt"
-        if path.is_file():
+        about = {
+            "policy": policy, "graph": options.graph, "start": options.start, "steps": options.steps, "seed": options.seed,
+        }  # fmt: skip
+        kept = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        if any(about.items() <= row.items() for row in kept):
             continue
         began = time.process_time()
         graph, heavy = ("standard2", "identity") if policy == NONE else (options.graph, policy)
         trial, its = continued(dataclasses.replace(config, graph=graph, heavy=heavy), parts, found[1])
         ending = short_run(trial, its, steps=options.steps, precision="fp32", world=world, folder=folder, header=header)
-        assert isinstance(its.method, nn.Module)
-        row: dict[str, Any] = {
-            "policy": policy, "graph": options.graph, "start": options.start, "steps": options.steps, "seed": options.seed,
-            "verdict": ending.opinion.verdict, "cpu_seconds": round(time.process_time() - began),
-            "method": its.method.state_dict(),
-        }  # fmt: skip
-        torch.save(row, path.with_suffix(".part"))
-        path.with_suffix(".part").replace(path)
-        print(json.dumps({key: value for key, value in row.items() if key != "method"}), flush=True)
+        trained = time.process_time()
+        row: dict[str, Any] = {**about, "verdict": ending.opinion.verdict, "cpu_seconds": round(trained - began)}
+        row |= scores(its.method, config, judges, heavy=policy)
+        row |= score(its.method.encoder, images, bank, held_out)
+        row["score_seconds"] = round(time.process_time() - trained)
+        with file.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
 
 
 def whiten_all(method: Any, images: torch.Tensor) -> None:
     for module in method.modules():
         if isinstance(module, WhitenedEncoder):
             whiten(module, images)
-
-
-def measure(options: argparse.Namespace) -> None:
-    """Every score of every kept encoder, and its linear accuracy; a line for each."""
-    config, images = config_of(options), Cifar10(options.data)
-    order = rng.permutation(rng.key(7, "search"), len(images))
-    held_out = order[-HELD_OUT:]
-    bank = order[:-HELD_OUT][rng.permutation(rng.key(8, "bank"), len(order) - HELD_OUT)[:BANK]]
-    judges = rng.permutation(rng.key(9, "judges"), HELD_OUT)[:JUDGES]
-    file = options.work / "scores.jsonl"
-    done = {json.loads(line)["name"] for line in file.read_text().splitlines()} if file.is_file() else set()
-    for path in sorted(options.work.glob("*.pt")):
-        if path.stem in done:
-            continue
-        began = time.process_time()
-        kept = torch.load(path, weights_only=True)
-        method = build_method(config)
-        assert isinstance(method, nn.Module)
-        method.load_state_dict(kept.pop("method"))
-        method.eval()
-        found = scores(method, config, Subset(images, held_out[judges]), heavy=kept["policy"])
-        found |= score(method.encoder, images, bank, held_out)
-        row = {"name": path.stem, **kept, **found, "score_seconds": round(time.process_time() - began)}
-        with file.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
 
 
 def scores(method: Any, config: RunConfig, source: Source, *, heavy: str) -> dict[str, float]:
