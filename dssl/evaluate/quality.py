@@ -81,17 +81,20 @@ class Turned(nn.Module):
         return torch.cat([self.encoder(images.rot90(turns, (2, 3))) for turns in range(4)], dim=1)
 
 
-def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> float:
+def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> tuple[float, float]:
     """Of ``Turned``: how many turns of the images of the second half a linear probe on the first half gets right.
 
-    The images have been put in random order.
+    The images have been put in random order. The second number is the standard error from the choice of the judging images,
+    whose four turns count as one observation.
     """
     turned = features.reshape(len(features), 4, -1)
     half = len(turned) // 2
-    turns = torch.arange(4).repeat(len(turned)).reshape(-1, 4)
-    fit, judge = turned[:half].flatten(0, 1), turned[half:].flatten(0, 1)
-    probe = Problem(fit, turns[:half].flatten(), classes=4).solve(strength, tolerance=2e-5, most=100)
-    return float((probe.predict(judge) == turns[half:].flatten()).double().mean())
+    turns = torch.arange(4).repeat(len(turned), 1)
+    probe = Problem(turned[:half].flatten(0, 1), turns[:half].flatten(), classes=4).solve(
+        strength, tolerance=2e-5, most=100
+    )
+    right = (probe.predict(turned[half:].flatten(0, 1)).reshape(-1, 4) == turns[half:]).double().mean(dim=1)
+    return float(right.mean()), float(right.std(unbiased=False)) / math.sqrt(len(right))
 
 
 def quality(task: "Task", *, policy: str | None = None) -> Quality:

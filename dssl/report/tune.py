@@ -69,10 +69,14 @@ def answer(search: Search) -> str:
     if best is None:
         return "No heavy policy can be recommended: every trial collapsed or diverged."
     text = f"{best.policy} has the best score of the heavy policies: {_score(best)}."
-    if control is None:
-        return text
-    text += f" Two standard pairs, the same work without heavy views, have {_score(control)}"
-    return text + (": heavy views do not pay in runs this short." if control.score >= best.score else ".")
+    if count := len(search.as_good):
+        text += (
+            f" {count} other{'s are' if count > 1 else ' is'} within two standard errors of it, so that the score does not "
+            "tell them apart: choose the one that is safest for your images."
+        )
+    if control is not None:
+        text += f" Two standard pairs, the same work without heavy views, have {_score(control)}."
+    return text
 
 
 def notes(search: Search) -> list[str]:
@@ -111,9 +115,10 @@ def _row(trial: Trial, search: Search, seen: Survey, strength: tuple[int, Policy
         "blank": "–" if strength is None else percent(strength[1].flat),
         "colour": _COLOURS.get(trial.verdict, "neutral"),
         "best": trial is search.best,
+        "as_good": trial in search.as_good,
         "pictures": pictures,
     }
 
 
 def _score(trial: Trial) -> str:
-    return f"{100 * trial.score:.1f}"
+    return f"{100 * trial.score:.1f} ± {100 * trial.error:.1f}"

@@ -65,6 +65,8 @@ class Trial:
     policy: str
     rotation: float
     """How many quarter turns of held-out images a linear probe on the features recognises."""
+    error: float
+    """Its standard error from the choice of these images; that of another training seed comes on top."""
     rank: float
     """Effective rank of the features of held-out images."""
     verdict: Verdict
@@ -112,6 +114,20 @@ class Search:
     def best(self) -> Trial | None:
         """The heavy policy to recommend."""
         return next((trial for trial in self.ranked if trial.healthy and trial.policy != NONE), None)
+
+    @property
+    def as_good(self) -> tuple[Trial, ...]:
+        """The other healthy heavy policies whose score is within two standard errors of the best."""
+        best = self.best
+        return tuple(
+            trial
+            for trial in self.ranked
+            if best is not None
+            and trial is not best
+            and trial.healthy
+            and trial.policy != NONE
+            and best.score - trial.score <= 2 * math.hypot(best.error, trial.error)
+        )
 
     @property
     def control(self) -> Trial | None:
@@ -307,16 +323,18 @@ class _Tuning:
     def _record(self, policy: str, parts: Parts, ending: loop.Ending) -> Trial:
         """Measure the encoder on the images that judge, and keep the result."""
         opinion = ending.opinion
-        rotation, rank = (0.0, 0.0) if opinion.verdict == "diverged" else self._measure(parts.method.encoder)
+        rotation, error, rank = (0.0, 0.0, 0.0)
+        if opinion.verdict != "diverged":
+            rotation, error, rank = self._measure(parts.method.encoder)
         trial = Trial(
-            policy=policy, rotation=rotation, rank=rank, verdict=opinion.verdict, reason=opinion.reason,
+            policy=policy, rotation=rotation, error=error, rank=rank, verdict=opinion.verdict, reason=opinion.reason,
             seconds=self.clock() - self.began,
         )  # fmt: skip
         self.kept.append(trial)
         write_text(self.file, "".join(json.dumps(asdict(one)) + "\n" for one in self.kept))
         return trial
 
-    def _measure(self, encoder: nn.Module) -> tuple[float, float]:
+    def _measure(self, encoder: nn.Module) -> tuple[float, float, float]:
         found = compute_features(
             Turned(encoder),
             self.judges,
@@ -328,7 +346,7 @@ class _Tuning:
             quarantine=Quarantine(self.judges, max_share=1.0),
         )
         upright = found.values[:, : found.values.shape[1] // 4]
-        return rotation_accuracy(found.values), effective_rank(upright)
+        return *rotation_accuracy(found.values), effective_rank(upright)
 
 
 def plan_for(minutes: float, *, pair: float, graph: float) -> Plan:

@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trial(policy: str, score: float, *, verdict: Verdict = "healthy", seconds: float = 10.0) -> Trial:
     reason = "" if verdict == "healthy" else "embeddings of view h1 have a spread of 0.05"
-    return Trial(policy=policy, rotation=score, rank=9.0, verdict=verdict, reason=reason, seconds=seconds)
+    return Trial(policy=policy, rotation=score, error=0.01, rank=9.0, verdict=verdict, reason=reason, seconds=seconds)
 
 
 # -- the rotation probe
@@ -80,22 +80,24 @@ def test_turned_images_are_the_four_quarter_turns() -> None:
 def test_a_probe_reads_every_turn_off_a_bright_corner_and_none_off_the_mean() -> None:
     images = 0.1 * torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     images[:, :, :3, :3] += 1
-    assert rotation_accuracy(Turned(Corners())(images)) == 1
+    assert rotation_accuracy(Turned(Corners())(images)) == (1, 0)
     mean = images.mean(dim=(1, 2, 3))[:, None].repeat(1, 4)
-    assert rotation_accuracy(mean) == 0.25  # equal features: one answer for all four turns
+    assert rotation_accuracy(mean) == (0.25, 0)  # equal features: one answer for all four turns
 
 
 def test_the_rotation_probe_is_a_logistic_regression_on_one_half_judged_on_the_other() -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(120, 4, 6, generator=generator) + 1.2 * torch.eye(4, 6)
-    found = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
+    found, error = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
     fit, judge = features[:60].reshape(-1, 6), features[60:].reshape(-1, 6)
     mean = fit.mean(dim=0)
     scale = (fit - mean).square().sum(dim=1).mean().sqrt()
     turns = torch.arange(4).repeat(60)
     theirs = LogisticRegression(C=1 / (1e-2 * 240), tol=1e-10, max_iter=1000).fit((fit - mean) / scale, turns)
     assert 0.4 < found < 0.95
-    assert found == pytest.approx(theirs.score((judge - mean) / scale, turns), abs=1 / 240)
+    right = (theirs.predict((judge - mean) / scale) == turns.numpy()).reshape(60, 4).mean(axis=1)
+    assert found == pytest.approx(right.mean(), abs=1 / 240)
+    assert error == pytest.approx(right.std() / 60**0.5, rel=0.05)
 
 
 # -- time
@@ -236,11 +238,19 @@ def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monke
     assert both.best is not None
     assert both.best.policy == "jigsaw(4)"
     assert both.ranked[-1].policy == "jigsaw(2)"
-    assert "do not pay" not in report.answer(both)
-    assert "do not pay" in report.answer(replace(both, trials=(*both.trials, trial(NONE, 0.1))))
     made = report.html(both, line="dssl train", command="dssl tune")
     assert "one point" in made
     assert ">collapsed<" in made
+
+
+def test_policies_that_the_score_does_not_tell_apart_are_named(whole: Path) -> None:
+    found = search(whole)
+    trials = (trial("jigsaw(4)", 0.5), trial("ra(2,5)", 0.48), trial("ua", 0.4), trial("ta", 0.49, verdict="collapsed"))
+    told = replace(found, trials=(*trials, trial(NONE, 0.499)))
+    assert [one.policy for one in told.as_good] == ["ra(2,5)"]  # 2 points apart, each with an error of 1
+    assert "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. 1 other is within" in report.answer(told)
+    assert "without heavy views, have 49.9 ± 1.0." in report.answer(told)
+    assert "every trial collapsed" in report.answer(replace(told, trials=trials[3:]))
 
 
 def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None:
