@@ -242,11 +242,11 @@ def page_of(rows: list[dict[str, Any]]) -> list[str]:
         "",
         "- Encoder `whitened`, SimCLR at the settings of the scale `cpu` (batch 128, peak rate 0.1, temperature 0.2), fp32, "
         f"seed {first['seed']}, {sum(row['cpu_seconds'] for row in rows) / 60:.0f} CPU-minutes.",
-        "- 45,000 training images train. Of the other 5,000, 2,000 judge without labels, and all of them give the linear accuracy "
-        "(10,000 labels, the best of four",
-        "  strengths). The test images were never read.",
-        "- One seed. The standard error of an accuracy on 5,000 images is 0.7 points; the accuracies below have a standard deviation "
-        f"of {linear.std(ddof=1):.1f} over the policies.",
+        "- 45,000 training images train. Of the other 5,000, 2,000 judge without labels, and all give the linear accuracy "
+        "(10,000 labels, the best",
+        "  of four strengths). The test images were never read.",
+        "- One seed. The standard error of an accuracy on 5,000 images is 0.7 points; over the policies its standard deviation "
+        f"is {linear.std(ddof=1):.1f}.",
         "",
         "## Rank correlation with the linear accuracy",
         "",

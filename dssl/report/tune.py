@@ -66,6 +66,8 @@ def html(search: Search, *, line: str | None, command: str) -> str:
 def answer(search: Search) -> str:
     """The result in a sentence or two."""
     best, control = search.best, search.control
+    if best is None and all(trial is control for trial in search.trials):
+        return "No heavy policy was tried within the minutes: rerun the command with more --minutes."
     if best is None:
         return "No heavy policy can be recommended: every trial collapsed or diverged."
     text = f"{best.policy} has the best score of the heavy policies: {_score(best)}."

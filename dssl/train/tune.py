@@ -52,8 +52,8 @@ JUDGES, JUDGED_SHARE = 2_000, 0.2
 """Images that judge and are not trained on: at most so many, and at most this share."""
 START_SHARE, MARGIN = 0.2, 0.1
 """Of the minutes: the shared start, and what is left for the page and for a slow last trial."""
-WANTED, FEWEST_STEPS, MOST_STEPS = 16, 60, 400
-"""Trials that the length of a trial is chosen for, and the limits of that length."""
+WANTED, FEWEST, FEWEST_STEPS, MOST_STEPS = 16, 3, 40, 400
+"""Trials that the length of a trial is chosen for, those without which a search is refused, and the limits of the length."""
 MOST = 2 * WANTED
 """Trials, where a fast machine could make more."""
 
@@ -350,7 +350,13 @@ class _Tuning:
 
 
 def plan_for(minutes: float, *, pair: float, graph: float) -> Plan:
-    """From the seconds of a step with a standard pair and with the graph."""
+    """From the seconds of a step with a standard pair and with the graph; refused where they are too many for the minutes."""
+    least = FEWEST_STEPS * (pair + FEWEST * graph) / 60 / (1 - MARGIN)
+    if minutes < least:
+        raise DsslError(
+            f"--minutes is {minutes:g}, and a step takes {graph:.1f} s here: expected at least {math.ceil(least)} for {FEWEST} "
+            "policies; or choose a smaller --image-size, --batch-size or --encoder"
+        )
     usable = 60 * minutes * (1 - MARGIN)
     steps = int((1 - START_SHARE) * usable / WANTED / graph)
     steps = min(max(steps, FEWEST_STEPS), MOST_STEPS)

@@ -110,6 +110,8 @@ def test_the_plan_of_a_search_fits_its_minutes() -> None:
         count = affordable(minutes, start, [trial(NONE, 0.3, seconds=plan.steps * graph)])
         assert count == 1 or start.seconds + count * plan.steps * graph <= 60 * minutes
     assert plan_for(30, pair=0.18, graph=0.35) == Plan(start=800, steps=231)  # two cores, the default settings
+    with pytest.raises(DsslError, match=r"a step takes 12.0 s here: expected at least 28 for 3 policies"):
+        plan_for(5, pair=1.7, graph=12)
     assert affordable(30, trial("", 0.3, seconds=150), [trial(NONE, 0.3, seconds=85)]) == 17
 
 
@@ -251,6 +253,7 @@ def test_policies_that_the_score_does_not_tell_apart_are_named(whole: Path) -> N
     assert "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. 1 other is within" in report.answer(told)
     assert "without heavy views, have 49.9 ± 1.0." in report.answer(told)
     assert "every trial collapsed" in report.answer(replace(told, trials=trials[3:]))
+    assert "more --minutes" in report.answer(replace(told, trials=(trial(NONE, 0.5),)))
 
 
 def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None:
