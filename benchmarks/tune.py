@@ -162,9 +162,7 @@ def scores(method: Any, config: RunConfig, source: Source, *, heavy: str) -> dic
     view = {name: torch.cat(parts) for name, parts in made.items()}
     turned = features_of(Turned(encoder), source)
     return {
-        **{
-            f"rotation {strength:g}": rotation_accuracy(turned, strength=strength)[0] for strength in (1e-2, 1e-3, 1e-4)
-        },
+        **{f"rotation {strength:g}": rotation_accuracy(turned, strength=strength) for strength in (1e-2, 1e-3, 1e-4)},
         "effective rank": effective_rank(plain),
         "rank centred": effective_rank(plain - plain.mean(dim=0)),
         "spectrum decay": decay(plain),

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.augment import ViewMaker
-from dssl.data import Subset
+from dssl.augment import Normalization, ViewMaker
+from dssl.data import Quarantine, Source, Subset
 from dssl.data.loader import Batches
 from dssl.evaluate.probe import Problem
 from dssl.graph import View
@@ -65,7 +65,7 @@ def uniformity(features: Tensor, *, block: int = 512) -> float:
 
 
 def retrieval(first: Tensor, second: Tensor) -> float:
-    """The share of images whose second view is nearer to their first than the second view of any other image."""
+    """The share of images of whose first view the nearest second view is their own: 1 / N by chance, 1 at best."""
     nearest = (F.normalize(first.double(), dim=1) @ F.normalize(second.double(), dim=1).T).argmax(dim=1)
     return float((nearest == torch.arange(len(first), device=nearest.device)).double().mean())
 
@@ -81,11 +81,10 @@ class Turned(nn.Module):
         return torch.cat([self.encoder(images.rot90(turns, (2, 3))) for turns in range(4)], dim=1)
 
 
-def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> tuple[float, float]:
+def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> float:
     """Of ``Turned``: how many turns of the images of the second half a linear probe on the first half gets right.
 
-    The images have been put in random order. The second number is the standard error from the choice of the judging images,
-    whose four turns count as one observation.
+    The images have been put in random order.
     """
     turned = features.reshape(len(features), 4, -1)
     half = len(turned) // 2
@@ -93,8 +92,7 @@ def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> tuple[floa
     probe = Problem(turned[:half].flatten(0, 1), turns[:half].flatten(), classes=4).solve(
         strength, tolerance=2e-5, most=100
     )
-    right = (probe.predict(turned[half:].flatten(0, 1)).reshape(-1, 4) == turns[half:]).double().mean(dim=1)
-    return float(right.mean()), float(right.std(unbiased=False)) / math.sqrt(len(right))
+    return float((probe.predict(turned[half:].flatten(0, 1)) == turns[half:].flatten()).double().mean())
 
 
 def quality(task: "Task", *, policy: str | None = None) -> Quality:
@@ -104,7 +102,12 @@ def quality(task: "Task", *, policy: str | None = None) -> Quality:
     count = min(SAMPLE, len(task.test))
     count -= count % min(_BATCH, count)  # whole batches, so that none of the chosen is left over
     chosen = np.sort(rng.permutation(rng.key(task.seed, "quality"), len(task.test))[:count])
-    pairs = _two_views(task, chosen, policy) if len(chosen) >= 2 else None
+    loaded, pairs = task.loaded, None
+    if len(chosen) >= 2:
+        pairs = two_views(
+            loaded.encoder, Subset(task.test, chosen), policies=(policy, policy), size=loaded.image_size,
+            channels=loaded.channels, normalization=loaded.normalization, seed=task.seed, threads=task.threads, autocast=task.store.autocast,
+        )  # fmt: skip
     return Quality(
         effective_rank=effective_rank(features),
         dimensions=features.shape[1],
@@ -117,22 +120,28 @@ def quality(task: "Task", *, policy: str | None = None) -> Quality:
     )
 
 
-def _two_views(task: "Task", chosen: "np.typing.NDArray[np.int64]", policy: str) -> tuple[Tensor, Tensor]:
-    maker = ViewMaker(
-        [View(name="one", policy=policy), View(name="two", policy=policy)],
-        size=task.loaded.image_size,
-        seed=task.seed,
-        channels=task.loaded.channels,
-        normalization=task.loaded.normalization,
-    )
-    source = Subset(task.test, chosen)
-    one: list[Tensor] = []
-    two: list[Tensor] = []
-    batches = Batches(
-        source, maker, batch_size=min(_BATCH, len(source)), seed=task.seed, epochs=1, threads=task.threads
-    )
-    with batches, evaluating(task.loaded.encoder):
+def two_views(
+    encoder: nn.Module,
+    source: Source,
+    *,
+    policies: tuple[str, str],
+    size: int,
+    channels: int,
+    normalization: Normalization,
+    seed: int,
+    threads: int | None,
+    autocast: torch.dtype | None,
+    quarantine: Quarantine | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The features of two views of each image, by two policies; a few images are left out where batches do not divide them."""
+    names = ("one", "two")
+    views = [View(name=name, policy=policy) for name, policy in zip(names, policies, strict=True)]
+    maker = ViewMaker(views, size=size, seed=seed, channels=channels, normalization=normalization)
+    made: dict[str, list[Tensor]] = {name: [] for name in names}
+    batch_size = len(source) // math.ceil(len(source) / _BATCH)
+    batches = Batches(source, maker, batch_size=batch_size, seed=seed, epochs=1, threads=threads, quarantine=quarantine)
+    with batches, evaluating(encoder):
         for batch in batches:
-            one.append(forward(task.loaded.encoder, batch.views["one"], autocast=task.store.autocast))
-            two.append(forward(task.loaded.encoder, batch.views["two"], autocast=task.store.autocast))
-    return torch.cat(one), torch.cat(two)
+            for name in names:
+                made[name].append(forward(encoder, batch.views[name], autocast=autocast))
+    return torch.cat(made["one"]), torch.cat(made["two"])

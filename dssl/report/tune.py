@@ -9,7 +9,7 @@ from dssl.report.survey import PolicyStrength, Survey, survey
 from dssl.report.views import view_picture
 from dssl.state import Verdict
 from dssl.text import columns
-from dssl.train.tune import NONE, Search, Trial
+from dssl.train.tune import NONE, REFERENCE, Search, Trial
 
 SHOWN, SAMPLE = 6, 200
 """Images whose views are shown, and on which blank views are counted."""
@@ -58,6 +58,7 @@ def html(search: Search, *, line: str | None, command: str) -> str:
         ],
         "sample": seen.measured,
         "evidence": EVIDENCE,
+        "reference": REFERENCE,
         "command": command,
     }
     return page.render("tune.html", title=f"Heavy policies for {config.data}", context=context)

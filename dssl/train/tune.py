@@ -26,7 +26,7 @@ from dssl.data.folder import holds
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate.features import compute_features
-from dssl.evaluate.quality import Turned, rotation_accuracy
+from dssl.evaluate.quality import Turned, retrieval, rotation_accuracy, two_views
 from dssl.files import write_text
 from dssl.methods.losses import effective_rank
 from dssl.precision import half_type, precision_of
@@ -48,6 +48,8 @@ COARSE = (
 """The first round, the most different first: where time is short, only the beginning is tried."""
 COARSE_SHARE = 2 / 3
 """Of the trials; the rest are neighbours of the best."""
+REFERENCE = "ra(2,9,monotone14)"
+"""The policy of the views that judge."""
 JUDGES, JUDGED_SHARE = 2_000, 0.2
 """Images that judge and are not trained on: at most so many, and at most this share."""
 START_SHARE, MARGIN = 0.2, 0.1
@@ -63,10 +65,12 @@ class Trial:
     """A policy and what became of the encoder that was trained with it."""
 
     policy: str
-    rotation: float
-    """How many quarter turns of held-out images a linear probe on the features recognises."""
+    retrieval: float
+    """How often an augmented view of a held-out image finds a standard view of it among those of all."""
     error: float
     """Its standard error from the choice of these images; that of another training seed comes on top."""
+    rotation: float
+    """How many quarter turns of held-out images a linear probe on the features recognises."""
     rank: float
     """Effective rank of the features of held-out images."""
     verdict: Verdict
@@ -75,7 +79,7 @@ class Trial:
 
     @property
     def score(self) -> float:
-        return self.rotation
+        return self.retrieval
 
     @property
     def healthy(self) -> bool:
@@ -323,30 +327,35 @@ class _Tuning:
     def _record(self, policy: str, parts: Parts, ending: loop.Ending) -> Trial:
         """Measure the encoder on the images that judge, and keep the result."""
         opinion = ending.opinion
-        rotation, error, rank = (0.0, 0.0, 0.0)
+        measured = dict.fromkeys(("retrieval", "error", "rotation", "rank"), 0.0)
         if opinion.verdict != "diverged":
-            rotation, error, rank = self._measure(parts.method.encoder)
-        trial = Trial(
-            policy=policy, rotation=rotation, error=error, rank=rank, verdict=opinion.verdict, reason=opinion.reason,
-            seconds=self.clock() - self.began,
-        )  # fmt: skip
+            measured = self._measure(parts.method.encoder)
+        seconds = self.clock() - self.began
+        trial = Trial(policy=policy, verdict=opinion.verdict, reason=opinion.reason, seconds=seconds, **measured)
         self.kept.append(trial)
         write_text(self.file, "".join(json.dumps(asdict(one)) + "\n" for one in self.kept))
         return trial
 
-    def _measure(self, encoder: nn.Module) -> tuple[float, float, float]:
-        found = compute_features(
-            Turned(encoder),
-            self.judges,
-            image_size=self.config.image_size,
-            normalization=self.parts.normalization,
-            channels=self.config.channels,
-            autocast=half_type(self.precision),
-            threads=self.config.threads,
-            quarantine=Quarantine(self.judges, max_share=1.0),
-        )
-        upright = found.values[:, : found.values.shape[1] // 4]
-        return *rotation_accuracy(found.values), effective_rank(upright)
+    def _measure(self, encoder: nn.Module) -> dict[str, float]:
+        config, judges, normalization = self.config, self.judges, self.parts.normalization
+        half, quarantine = half_type(self.precision), Quarantine(self.judges, max_share=1.0)
+        # the same views for every trial, and one policy for all: each would recognise its own best
+        views = two_views(
+            encoder, judges, policies=(f"({config.standard}) > {REFERENCE}", config.standard), size=config.image_size,
+            channels=config.channels, normalization=normalization, seed=config.seed, threads=config.threads, autocast=half,
+            quarantine=quarantine,
+        )  # fmt: skip
+        turned = compute_features(
+            Turned(encoder), judges, image_size=config.image_size, normalization=normalization, channels=config.channels,
+            autocast=half, threads=config.threads, quarantine=quarantine,
+        ).values  # fmt: skip
+        found = retrieval(*views)
+        return {
+            "retrieval": found,
+            "error": math.sqrt(found * (1 - found) / len(views[0])),
+            "rotation": rotation_accuracy(turned),
+            "rank": effective_rank(turned[:, : turned.shape[1] // 4]),
+        }
 
 
 def plan_for(minutes: float, *, pair: float, graph: float) -> Plan:

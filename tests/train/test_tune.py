@@ -22,7 +22,7 @@ from dssl.commands.tune import Arguments, configuration, train_line
 from dssl.config import RunConfig
 from dssl.data import Source, Subset, open_source
 from dssl.errors import DsslError
-from dssl.evaluate.quality import Turned, rotation_accuracy
+from dssl.evaluate.quality import Turned, retrieval, rotation_accuracy
 from dssl.report import tune as report
 from dssl.state import Opinion, Verdict
 from dssl.train import prepare, tune
@@ -57,7 +57,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trial(policy: str, score: float, *, verdict: Verdict = "healthy", seconds: float = 10.0) -> Trial:
     reason = "" if verdict == "healthy" else "embeddings of view h1 have a spread of 0.05"
-    return Trial(policy=policy, rotation=score, error=0.01, rank=9.0, verdict=verdict, reason=reason, seconds=seconds)
+    return Trial(
+        policy=policy,
+        retrieval=score,
+        error=0.01,
+        rotation=0.4,
+        rank=9.0,
+        verdict=verdict,
+        reason=reason,
+        seconds=seconds,
+    )
 
 
 # -- the rotation probe
@@ -80,24 +89,29 @@ def test_turned_images_are_the_four_quarter_turns() -> None:
 def test_a_probe_reads_every_turn_off_a_bright_corner_and_none_off_the_mean() -> None:
     images = 0.1 * torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     images[:, :, :3, :3] += 1
-    assert rotation_accuracy(Turned(Corners())(images)) == (1, 0)
+    assert rotation_accuracy(Turned(Corners())(images)) == 1
     mean = images.mean(dim=(1, 2, 3))[:, None].repeat(1, 4)
-    assert rotation_accuracy(mean) == (0.25, 0)  # equal features: one answer for all four turns
+    assert rotation_accuracy(mean) == 0.25  # equal features: one answer for all four turns
 
 
 def test_the_rotation_probe_is_a_logistic_regression_on_one_half_judged_on_the_other() -> None:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(120, 4, 6, generator=generator) + 1.2 * torch.eye(4, 6)
-    found, error = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
+    found = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
     fit, judge = features[:60].reshape(-1, 6), features[60:].reshape(-1, 6)
     mean = fit.mean(dim=0)
     scale = (fit - mean).square().sum(dim=1).mean().sqrt()
     turns = torch.arange(4).repeat(60)
     theirs = LogisticRegression(C=1 / (1e-2 * 240), tol=1e-10, max_iter=1000).fit((fit - mean) / scale, turns)
     assert 0.4 < found < 0.95
-    right = (theirs.predict((judge - mean) / scale) == turns.numpy()).reshape(60, 4).mean(axis=1)
-    assert found == pytest.approx(right.mean(), abs=1 / 240)
-    assert error == pytest.approx(right.std() / 60**0.5, rel=0.05)
+    assert found == pytest.approx(theirs.score((judge - mean) / scale, turns), abs=1 / 240)
+
+
+def test_retrieval_counts_the_views_that_find_their_own_image() -> None:
+    first = torch.tensor([[2.0, 0.1], [0.1, 3.0], [-1.0, 0.2], [0.9, 1.0]])
+    second = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-5.0, 0.0], [1.0, 0.2]])
+    assert retrieval(first, second) == 0.75  # the last one is nearest to another
+    assert retrieval(first, first.flip(0)) == 0
 
 
 # -- time
@@ -290,7 +304,7 @@ def test_the_page_the_file_and_the_terminal_tell_of_every_policy(
         assert page.count(f'alt="{policy} of ') == report.SHOWN
     assert "no heavy views" in page
     assert [one["policy"] for one in plain["trials"]] == [
-        one["policy"] for one in sorted(results(whole)[1:], key=lambda one: -one["rotation"])
+        one["policy"] for one in sorted(results(whole)[1:], key=lambda one: -one["retrieval"])
     ]
     assert plain["best"] == next(one["policy"] for one in plain["trials"] if one["policy"] != NONE)
 
