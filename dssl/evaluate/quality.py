@@ -106,7 +106,8 @@ def quality(task: "Task", *, policy: str | None = None) -> Quality:
     if len(chosen) >= 2:
         pairs = two_views(
             loaded.encoder, Subset(task.test, chosen), policies=(policy, policy), size=loaded.image_size,
-            channels=loaded.channels, normalization=loaded.normalization, seed=task.seed, threads=task.threads, autocast=task.store.autocast,
+            channels=loaded.channels, normalization=loaded.normalization, seed=task.seed, threads=task.threads,
+            autocast=task.store.autocast,
         )  # fmt: skip
     return Quality(
         effective_rank=effective_rank(features),

@@ -108,7 +108,7 @@ def test_the_rotation_probe_is_a_logistic_regression_on_one_half_judged_on_the_o
 
 
 def test_retrieval_counts_the_views_that_find_their_own_image() -> None:
-    first = torch.tensor([[2.0, 0.1], [0.1, 3.0], [-1.0, 0.2], [0.9, 1.0]])
+    first = torch.tensor([[2.0, 0.1], [0.1, 3.0], [-1.0, 0.2], [0.2, 1.0]])
     second = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-5.0, 0.0], [1.0, 0.2]])
     assert retrieval(first, second) == 0.75  # the last one is nearest to another
     assert retrieval(first, first.flip(0)) == 0
