@@ -45,9 +45,8 @@ from dssl.weights import checkpoint
 NONE = "none"
 """In place of a policy: two standard pairs, which is the same work without heavy views."""
 POLICIES = (
-    NONE, "identity", "jigsaw(4)", "ra(8,16)", "ra(2,5)", "0.9*ra(2,5) | 0.1*jigsaw(4)", "ra(2,9,monotone14)",
-    "crop(0.05,0.2)", "ra(4,20,monotone14)", "gray", "jigsaw(2)", "ra(2,1)", "cutout(0.5)", "ta", "ra(1,3,monotone14)",
-    "solarize(128)", "ra(4,10)", "blur(1,2)",
+    "identity", "jigsaw(4)", "ra(8,16)", "ra(2,1)", "ra(2,5)", "ra(2,9,monotone14)", "0.9*ra(2,5) | 0.1*jigsaw(4)",
+    "jigsaw(2)", "ra(1,3,monotone14)", "gray", "cutout(0.5)", "ra(4,20,monotone14)",
 )  # fmt: skip
 JUDGES = 2_000
 SCORES = {
@@ -65,7 +64,7 @@ SCORES = {
     "retrieval monotone": (1, "a view of ra(2,9,monotone14) finds its image"),
 }
 """By name: 1 where a larger value should be better, -1 where a smaller one should, and what it is."""
-START_STEPS, TRIAL_STEPS = 200, 160
+START_STEPS, TRIAL_STEPS = 60, 120
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="without it, the page is written from docs/results/tune.jsonl")
     parser.add_argument("--start", type=int, default=START_STEPS)
     parser.add_argument("--steps", type=int, default=TRIAL_STEPS)
-    parser.add_argument("--graph", default="dssl")
+    parser.add_argument("--graph", default="heavy")
     parser.add_argument("--policies", nargs="*", default=POLICIES)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -212,58 +211,92 @@ def interval(first: NDArray[np.float64], second: NDArray[np.float64], *, draws: 
 def write(options: argparse.Namespace) -> None:
     """docs/results/tune.md, and the rows that it is made of."""
     folder = Path(__file__).parent.parent / "docs" / "results"
-    source = options.work / "scores.jsonl" if options.work else folder / "tune.jsonl"
-    rows = [json.loads(line) for line in source.read_text().splitlines()]
-    rows.sort(key=lambda row: -row["linear"])
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
     if options.work:
-        write_text(folder / "tune.jsonl", lines)
+        found = sorted(options.work.rglob("scores.jsonl"))
+        write_text(folder / "tune.jsonl", "".join(file.read_text() for file in found))
+    rows = [json.loads(line) for line in (folder / "tune.jsonl").read_text().splitlines()]
     write_text(folder / "tune.md", "\n".join(page_of(rows)) + "\n")
 
 
 def page_of(rows: list[dict[str, Any]]) -> list[str]:
-    first, count = rows[0], len(rows)
-    linear = np.array([row["linear"] for row in rows])
+    """The rows of the heavy pair by seed and as the mean of the seeds; those of DSSL in a table of their own."""
+    seeds = sorted({row["seed"] for row in rows if row["graph"] == "heavy"})
+    by_seed = [{row["policy"]: row for row in rows if row["graph"] == "heavy" and row["seed"] == one} for one in seeds]
+    policies = [policy for policy in by_seed[0] if all(policy in one for one in by_seed)]
+    policies.sort(key=lambda policy: -sum(one[policy]["linear"] for one in by_seed))
+    first = by_seed[0][policies[0]]
+
+    def values(name: str, group: list[dict[str, Any]]) -> NDArray[np.float64]:
+        return np.array([np.mean([one[policy][name] for one in group]) for policy in policies])
+
+    groups = [*([one] for one in by_seed), by_seed]
     found = []
     for name, (sign, text) in SCORES.items():
-        values = sign * np.array([row[name] for row in rows])
-        low, high = interval(values, linear)
-        top = rows[int(values.argmax())]
-        found.append((spearman(values, linear), text, low, high, f"{top['policy']} ({top['linear']:.1f})"))
+        cells = []
+        for group in groups:
+            pair = sign * values(name, group), values("linear", group)
+            cells.append(f"{spearman(*pair):+.2f} ({interval(*pair)[0]:+.2f} to {interval(*pair)[1]:+.2f})")
+        both = sign * values(name, by_seed)
+        choice = f"{policies[int(both.argmax())]} ({values('linear', by_seed)[int(both.argmax())]:.1f})"
+        found.append((spearman(both, values("linear", by_seed)), [text, *cells, choice]))
     found.sort(key=lambda one: -one[0])
-    about = [
+    linear = [values("linear", group) for group in groups]
+    shown = [[policy, *(f"{one[number]:.1f}" for one in linear)] for number, policy in enumerate(policies)]
+    for name in SCORES:
+        for line, value in zip(shown, values(name, by_seed), strict=True):
+            line.append(_cell(float(value)))
+    directed = sorted((row for row in rows if row["graph"] == "dssl"), key=lambda row: -row["linear"])
+    seed_names = [f"seed {one}" for one in seeds]
+    return [
         "# Does a score without labels find the better policy?",
         "",
-        f"{count} policies on CIFAR-10: each continues a shared start of {first['start']} steps of standard pairs for "
-        f"{first['steps']} steps with the graph `dssl`. Written by",
-        "`python -m benchmarks.tune`; the rows are in [tune.jsonl](tune.jsonl).",
+        f"{len(policies)} heavy policies on CIFAR-10, each continuing a shared start of {first['start']} steps of standard "
+        f"pairs for {first['steps']} steps. `python -m benchmarks.tune page` writes",
+        "this page from [tune.jsonl](tune.jsonl).",
         "",
         "- Encoder `whitened`, SimCLR at the settings of the scale `cpu` (batch 128, peak rate 0.1, temperature 0.2), fp32, "
-        f"seed {first['seed']}, {sum(row['cpu_seconds'] for row in rows) / 60:.0f} CPU-minutes.",
+        f"{sum(row['cpu_seconds'] + row['score_seconds'] for row in rows) / 60:.0f} CPU-minutes for all rows.",
         "- 45,000 training images train. Of the other 5,000, 2,000 judge without labels, and all give the linear accuracy "
         "(10,000 labels, the best",
-        "  of four strengths). The test images were never read.",
-        "- One seed. The standard error of an accuracy on 5,000 images is 0.7 points; over the policies its standard deviation "
-        f"is {linear.std(ddof=1):.1f}.",
+        "  of four strengths). The test images were never read. The standard error of such an accuracy is 0.7 points.",
         "",
-        "## Rank correlation with the linear accuracy",
+        "## With the graph `dssl`, policies hardly differ",
+        "",
+        f"In runs this short ({directed[0]['start']} + {directed[0]['steps']} steps) the best and the worst of these are "
+        f"{directed[0]['linear'] - directed[-1]['linear']:.1f} points apart, within the error,",
+        "although `ra(8,16)` leaves half of its "
+        "views blank: the direction of the edges protects the encoder. No score can predict such a difference.",
         "",
         *markdown(
-            ("score", "Spearman", "95 % interval", "its choice (linear)"),
-            [(text, f"{value:+.2f}", f"{low:+.2f} to {high:+.2f}", top) for value, text, low, high, top in found],
-            align="<>><",
+            ("policy", "linear", *_DIRECTED.values()),
+            [[row["policy"], f"{row['linear']:.1f}", *(_cell(row[name]) for name in _DIRECTED)] for row in directed],
+            align="<>>>>",
         ),
         "",
-        f"The interval is from resampling the {count} policies. The best policy by labels is "
-        f"{first['policy']} ({first['linear']:.1f}). The scores were compared on the same",
-        "policies on which the best of them is then quoted, so its correlation is optimistic.",
+        "## With the heavy pair they do: rank correlation with the linear accuracy",
         "",
-        "## Every policy",
+        "Graph `heavy`: both views are heavy. Over the policies the accuracy (mean of the seeds) has a standard deviation of "
+        f"{linear[-1].std(ddof=1):.1f}; its own",
+        f"rank correlation between the seeds is {spearman(linear[0], linear[1]):+.2f}. Spearman, with a 95 % interval from "
+        f"resampling the {len(policies)} policies:",
         "",
+        *markdown(
+            ("score", *seed_names, "mean of the seeds", "its choice (linear)"), [one for _, one in found], align="<>>><"
+        ),
+        "",
+        "Seed 0 was measured first, and the score of `dssl tune` was chosen on it; seed 1 checks that choice.",
+        "",
+        "## Every policy with the heavy pair",
+        "",
+        *markdown(
+            ("policy", *(f"linear, {name}" for name in seed_names), "linear, mean", *SCORES),
+            shown,
+            align="<" + ">" * (len(seeds) + 1 + len(SCORES)),
+        ),
     ]
-    shown = ("linear", "knn", *SCORES)
-    table = [[row["policy"], *(_cell(row[name]) for name in shown), row["verdict"]] for row in rows]
-    return about + markdown(("policy", *shown, "verdict"), table, align="<" + ">" * len(shown))
+
+
+_DIRECTED = {"retrieval monotone": "finds its image", "rotation 0.0001": "rotation", "effective rank": "rank"}
 
 
 def _cell(value: float) -> str:
