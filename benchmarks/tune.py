@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> None:
         ending = short_run(trial, its, steps=options.steps, precision="fp32", world=world, folder=folder, header=header)
         trained = time.process_time()
         row: dict[str, Any] = {**about, "verdict": ending.opinion.verdict, "cpu_seconds": round(trained - began)}
-        row |= scores(its.method, config, judges, heavy=policy)
+        row |= scores(its.method, judges, heavy=policy)
         row |= score(its.method.encoder, images, bank, held_out)
         row["score_seconds"] = round(time.process_time() - trained)
         with file.open("a") as lines:
@@ -139,7 +139,7 @@ def whiten_all(method: Any, images: torch.Tensor) -> None:
             whiten(module, images)
 
 
-def scores(method: Any, config: RunConfig, source: Source, *, heavy: str) -> dict[str, float]:
+def scores(method: Any, source: Source, *, heavy: str) -> dict[str, float]:
     """All that can be said of an encoder without labels, from images that it was not trained on."""
     encoder = method.encoder
     plain = features_of(encoder, source)
@@ -157,7 +157,7 @@ def scores(method: Any, config: RunConfig, source: Source, *, heavy: str) -> dic
             for name in views:
                 made[name].append(forward(encoder, batch.views[name]))
             pair = [method.predict(batch.views[name]).projection for name in ("s1", "s2")]
-            losses.append(float(contrast(pair[0], pair[1], temperature=config.method.temperature)))
+            losses.append(float(contrast(pair[0], pair[1], temperature=method.temperature)))
     view = {name: torch.cat(parts) for name, parts in made.items()}
     turned = features_of(Turned(encoder), source)
     return {
@@ -222,35 +222,36 @@ def page_of(rows: list[dict[str, Any]]) -> list[str]:
     """The rows of the heavy pair by seed and as the mean of the seeds; those of DSSL in a table of their own."""
     seeds = sorted({row["seed"] for row in rows if row["graph"] == "heavy"})
     by_seed = [{row["policy"]: row for row in rows if row["graph"] == "heavy" and row["seed"] == one} for one in seeds]
-    policies = [policy for policy in by_seed[0] if all(policy in one for one in by_seed)]
-    policies.sort(key=lambda policy: -sum(one[policy]["linear"] for one in by_seed))
-    first = by_seed[0][policies[0]]
-
-    def values(name: str, group: list[dict[str, Any]]) -> NDArray[np.float64]:
-        return np.array([np.mean([one[policy][name] for one in group]) for policy in policies])
-
     groups = [*([one] for one in by_seed), by_seed]
+    common = [[policy for policy in by_seed[0] if all(policy in one for one in group)] for group in groups]
+    if len(by_seed) > 1:
+        common[1] = list(by_seed[1])
+    first = next(iter(by_seed[0].values()))
+
+    def values(name: str, number: int) -> NDArray[np.float64]:
+        return np.array([np.mean([one[policy][name] for one in groups[number]]) for policy in common[number]])
+
+    linear = [values("linear", number) for number in range(len(groups))]
     found = []
     for name, (sign, text) in SCORES.items():
-        cells = []
-        for group in groups:
-            pair = sign * values(name, group), values("linear", group)
-            cells.append(f"{spearman(*pair):+.2f} ({interval(*pair)[0]:+.2f} to {interval(*pair)[1]:+.2f})")
-        both = sign * values(name, by_seed)
-        choice = f"{policies[int(both.argmax())]} ({values('linear', by_seed)[int(both.argmax())]:.1f})"
-        found.append((spearman(both, values("linear", by_seed)), [text, *cells, choice]))
+        cells, both = [], sign * values(name, -1)
+        for number in range(len(groups)):
+            pair = sign * values(name, number), linear[number]
+            low, high = interval(*pair)
+            cells.append(f"{spearman(*pair):+.2f} ({low:+.2f} to {high:+.2f})")
+        choice = f"{common[-1][int(both.argmax())]} ({linear[-1][int(both.argmax())]:.1f})"
+        found.append((spearman(both, linear[-1]), [text, *cells, choice]))
     found.sort(key=lambda one: -one[0])
-    linear = [values("linear", group) for group in groups]
-    shown = [[policy, *(f"{one[number]:.1f}" for one in linear)] for number, policy in enumerate(policies)]
-    for name in SCORES:
-        for line, value in zip(shown, values(name, by_seed), strict=True):
-            line.append(_cell(float(value)))
+    shown = []
+    for policy in sorted(by_seed[0], key=lambda policy: -by_seed[0][policy]["linear"]):
+        accuracies = [f"{one[policy]['linear']:.1f}" if policy in one else "" for one in by_seed]
+        shown.append([policy, *accuracies, *(_cell(by_seed[0][policy][name]) for name in SCORES)])
     directed = sorted((row for row in rows if row["graph"] == "dssl"), key=lambda row: -row["linear"])
     seed_names = [f"seed {one}" for one in seeds]
     return [
         "# Does a score without labels find the better policy?",
         "",
-        f"{len(policies)} heavy policies on CIFAR-10, each continuing a shared start of {first['start']} steps of standard "
+        f"{len(by_seed[0])} heavy policies on CIFAR-10, each continuing a shared start of {first['start']} steps of standard "
         f"pairs for {first['steps']} steps. `python -m benchmarks.tune page` writes",
         "this page from [tune.jsonl](tune.jsonl).",
         "",
@@ -275,25 +276,27 @@ def page_of(rows: list[dict[str, Any]]) -> list[str]:
         "",
         "## With the heavy pair they do: rank correlation with the linear accuracy",
         "",
-        "Graph `heavy`: both views are heavy. Over the policies the accuracy (mean of the seeds) has a standard deviation of "
-        f"{linear[-1].std(ddof=1):.1f}; its own",
-        f"rank correlation between the seeds is {spearman(linear[0], linear[1]):+.2f}. Spearman, with a 95 % interval from "
-        f"resampling the {len(policies)} policies:",
+        "Graph `heavy`: both views are heavy. Over the policies the accuracy (seed 0) has a standard deviation of "
+        f"{linear[0].std(ddof=1):.1f}.",
+        "Spearman, with a 95 % interval from resampling the policies:",
         "",
         *markdown(
-            ("score", *seed_names, "mean of the seeds", "its choice (linear)"), [one for _, one in found], align="<>>><"
+            ("score", *(f"{name}, {len(common[number])} policies" for number, name in enumerate(seed_names)),
+             f"mean of the seeds, {len(common[-1])}", "its choice (linear)"),
+            [one for _, one in found], align="<>>><",
         ),
         "",
         "Seed 0 was measured first, and the score of `dssl tune` was chosen on it; seed 1 checks that choice.",
         "",
         "## Every policy with the heavy pair",
         "",
+        "The scores are those of seed 0.",
+        "",
         *markdown(
-            ("policy", *(f"linear, {name}" for name in seed_names), "linear, mean", *SCORES),
-            shown,
-            align="<" + ">" * (len(seeds) + 1 + len(SCORES)),
+            ("policy", *(f"linear, {name}" for name in seed_names), *SCORES), shown,
+            align="<" + ">" * (len(seeds) + len(SCORES)),
         ),
-    ]
+    ]  # fmt: skip
 
 
 _DIRECTED = {"retrieval monotone": "finds its image", "rotation 0.0001": "rotation", "effective rank": "rank"}
