@@ -82,7 +82,8 @@ def run(arguments: Arguments) -> int:
     made = report.html(search, line=line, command=command_line("tune", arguments))
     page.write(html, made)
     print(f"\n{report.summary(search, line=line)}\n\n{file}\n{html}\n{time.perf_counter() - began:.0f} s")
-    return 0 if search.best is not None else 3
+    tried = [trial for trial in search.trials if trial is not search.control]
+    return 3 if tried and search.best is None else 0  # as a run that collapsed
 
 
 def configuration(arguments: Arguments) -> "RunConfig":

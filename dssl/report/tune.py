@@ -1,12 +1,12 @@
 """The page of ``dssl tune``: every policy with its views, score and verdict, and the command to train with the best."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dssl.report import page
 from dssl.report.page import Colour, percent
 from dssl.report.pictures import Picture
 from dssl.report.survey import PolicyStrength, Survey, survey
-from dssl.report.views import view_picture
+from dssl.report.views import FLAT_WARN, view_picture
 from dssl.state import Verdict
 from dssl.text import columns
 from dssl.train.tune import NONE, REFERENCE, Search, Trial
@@ -15,7 +15,18 @@ SHOWN, SAMPLE = 6, 200
 """Images whose views are shown, and on which blank views are counted."""
 _SIDE = 80
 """Pixels of a thumbnail."""
-EVIDENCE = "TODO"
+EVIDENCE = (
+    "Not blindly. On CIFAR-10, over 12 policies of the heavy pair, its rank correlation with the linear accuracy was +0.73 (95 % "
+    "interval +0.18 to +1.00); that of the rotation probe was +0.43 (-0.20 to +0.84) and that of the effective rank +0.42 "
+    "(-0.23 to +0.87). The score was chosen among twelve by that measurement, so +0.73 is optimistic, and it favours policies "
+    "like its own.",
+    "With the graph dssl five policies, a destructive one among them, differed by 0.7 points of accuracy, which is within the "
+    "error: in runs this short the choice hardly matters there, and no score can predict it. --graph heavy makes policies "
+    "differ, and shows which of them destroy what a view carries.",
+    "Labels decide better. With a few hundred, train with two policies and compare the runs image by image: "
+    "dssl evaluate RUN --against OTHER --data LABELLED.",
+)
+"""How far to trust the score; the measurement is docs/results/tune.md."""
 _COLOURS: Mapping[Verdict, Colour] = {
     "healthy": "good", "too early": "neutral", "partial collapse": "bad", "collapsed": "bad", "diverged": "bad",
 }  # fmt: skip
@@ -42,7 +53,7 @@ def html(search: Search, *, line: str | None, command: str) -> str:
         "search": search,
         "answer": answer(search),
         "line": line,
-        "notes": notes(search),
+        "notes": notes(search) + _blank(search, [policy for _, policy in strength.values()]),
         "start": _score(search.start),
         "rows": [_row(trial, search, seen, strength.get(trial.policy)) for trial in search.ranked],
         "examples": [
@@ -75,7 +86,7 @@ def answer(search: Search) -> str:
     if count := len(search.as_good):
         text += (
             f" {count} other{'s are' if count > 1 else ' is'} within two standard errors of it, so that the score does not "
-            "tell them apart: choose the one that is safest for your images."
+            "tell them apart: choose among them by their views, the milder one in doubt."
         )
     if control is not None:
         text += f" Two standard pairs, the same work without heavy views, have {_score(control)}."
@@ -91,6 +102,15 @@ def notes(search: Search) -> list[str]:
     if bad := [trial.policy for trial in search.trials if not trial.healthy]:
         found.append(f"Not recommended whatever their score, because the run was not healthy: {', '.join(bad)}.")
     return found
+
+
+def _blank(search: Search, policies: Sequence[PolicyStrength]) -> list[str]:
+    best = search.best
+    return [
+        f"{policy.policy} leaves {percent(policy.flat)} of the views blank."
+        for policy in policies
+        if best is not None and policy.policy == best.policy and policy.flat >= FLAT_WARN
+    ]
 
 
 def summary(search: Search, *, line: str | None) -> str:
