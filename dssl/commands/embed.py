@@ -72,7 +72,9 @@ def run(arguments: Arguments) -> int:
     if arguments.dense:
         maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
         loaded = dataclasses.replace(loaded, encoder=maps)
-    source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
+    source = open_source(
+        arguments.data, split=arguments.split, channels=loaded.channels, value_range=loaded.value_range
+    )
     store = FeatureStore(
         loaded,
         batch_size=arguments.batch_size,

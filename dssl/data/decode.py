@@ -2,7 +2,8 @@
 
 The rules for anything but plain 8-bit colour are fixed: 16-bit values keep their high byte; transparency is laid over white; CMYK
 goes through Pillow's plain formula; the first frame of an animation counts; EXIF's orientation is applied; floating-point and
-32-bit pixels are refused, since nothing says what range they have.
+32-bit pixels are refused, since nothing says what range they have. With a range, the values of TIFF, PNG and NPY files are
+read as they are stored (`values.py`) and scaled by it (`scale.py`).
 
 Colour JPEGs are decoded by torchvision where its pixels are certain to be Pillow's (see `jpeg.py`); everything else is left to
 Pillow, and so is whatever torchvision refuses.
@@ -32,7 +33,9 @@ from PIL import (
 )
 from PIL import Image as Pillow
 
+from dssl.data import values
 from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
+from dssl.data.scale import Range, scaled
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -84,20 +87,27 @@ def open_regular(path: str | bytes) -> tuple[int, int]:
     raise UnreadableImage(path, kind_of(mode))
 
 
-def read_image(path: str | bytes, *, channels: int = 3, shrink: int | None = None) -> Image:
+def read_image(
+    path: str | bytes, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
+) -> Image:
     """Decode one file to height x width x channels; raises UnreadableImage with the path and the reason.
 
     With `shrink`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least that long: several
-    times faster on large photos, with slightly different pixels.
+    times faster on large photos, with slightly different pixels. With a `value_range`, a TIFF, PNG or NPY of just so many
+    channels is read as stored and scaled.
     """
-    (image,) = read_images([path], channels=channels, shrink=shrink)
+    (image,) = read_images([path], channels=channels, shrink=shrink, value_range=value_range)
     if isinstance(image, UnreadableImage):
         raise image
     return image
 
 
 def read_images(
-    paths: Iterable[str | bytes], *, channels: int = 3, shrink: int | None = None
+    paths: Iterable[str | bytes],
+    *,
+    channels: int = 3,
+    shrink: int | None = None,
+    value_range: Range | None = None,
 ) -> Iterator[Image | UnreadableImage]:
     """Like `read_image` for several files, in order; an unreadable one gives its error instead.
 
@@ -109,7 +119,7 @@ def read_images(
     for path in paths:
         one: Image | Jpeg | UnreadableImage
         try:
-            one = _read(path, channels=channels, shrink=shrink)
+            one = _read(path, channels=channels, shrink=shrink, value_range=value_range)
             held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
         except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
             one = _named(path, error)
@@ -120,18 +130,20 @@ def read_images(
     yield from _finish(group)
 
 
-def _read(path: str | bytes, *, channels: int, shrink: int | None) -> Image | Jpeg:
+def _read(path: str | bytes, *, channels: int, shrink: int | None, value_range: Range | None) -> Image | Jpeg:
     """A file, decoded by Pillow unless torchvision may do it."""
     descriptor, size = open_regular(path)
     try:
         check_length(size)
-        if size > _AT_ONCE:
+        if size > _AT_ONCE and value_range is None:
             with open(descriptor, "rb", closefd=False) as file:
                 return decode(file, channels=channels, shrink=shrink)
         content = bytearray(size)
         del content[os.readv(descriptor, [content]) :]  # one call reads all there is of a regular file
     finally:
         os.close(descriptor)
+    if value_range is not None:
+        return decode_content(content, channels=channels, value_range=value_range)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
 
@@ -142,8 +154,12 @@ def check_length(size: int) -> None:
         raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
 
 
-def decode_content(content: bytearray, *, channels: int = 3, shrink: int | None = None) -> Image:
+def decode_content(
+    content: bytearray, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
+) -> Image:
     """Decode the bytes of a whole file; raises whatever the decoder raises."""
+    if value_range is not None:
+        return scaled(values.read_values(content, channels=channels), value_range)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     image = None if jpeg is None else decode_together([jpeg])[0]
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if image is None else image
@@ -181,7 +197,7 @@ def _named(path: str | bytes, error: Exception) -> UnreadableImage:
     """What is wrong with this file; raises an error that is not the file's fault."""
     if isinstance(error, UnreadableImage):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError | DsslError):
         raise error
     reason = _reason(error)
     if isinstance(error, OSError):
@@ -220,7 +236,7 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
         return WebPImagePlugin.WebPImageFile(file)
     if head[:2] == b"BM":
         return BmpImagePlugin.BmpImageFile(file)
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+    if head[:4] in values.TIFF:
         return TiffImagePlugin.TiffImageFile(file)
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return GifImagePlugin.GifImageFile(file)
@@ -229,8 +245,12 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
 
 def ending_of(content: bytes) -> str:
     """The usual extension for these bytes; raises ValueError where they are not an image."""
+    if content.startswith(values.NPY):
+        return "npy"
+    if content[:4] in values.TIFF:  # Pillow opens only some of them
+        return "tif"
     kind = str(_identify(io.BytesIO(content)).format)
-    return {"JPEG": "jpg", "TIFF": "tif"}.get(kind, kind.lower())
+    return {"JPEG": "jpg"}.get(kind, kind.lower())
 
 
 def _orientation(picture: Pillow.Image) -> int:
