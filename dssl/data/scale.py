@@ -113,7 +113,7 @@ def _table(value_range: Range, kind: str) -> NDArray[np.uint8]:
 
 def _bytes(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     with np.errstate(over="ignore", invalid="ignore"):
-        shares = (values.astype(np.float64) - low) * (255.0 / (high - low))
+        shares = (values.astype(np.float64) - low) * 255.0 / (high - low)
     rounded = np.floor(np.clip(np.nan_to_num(shares, nan=0.0, posinf=255.0, neginf=0.0), 0.0, 255.0) + 0.5)
     return rounded.astype(np.uint8)
 
