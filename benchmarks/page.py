@@ -326,16 +326,17 @@ def shards(result: dict[str, Any]) -> Lines:
     index = result["index"]
     return [
         "## Shards", "",
-        "Images a second over an epoch from the same JPEG files, decoded by the same function, no views: threads (dssl) or worker "
-        f"processes of torch's DataLoader (peers), {result['environment']['cores']} of them. An epoch includes opening the data set "
-        "and starting threads or workers, as the time to the first batch does. Everybody has a turn in each round. Cold: the pages of "
-        "the files were dropped before (`posix_fadvise`); the host of a virtual disk may still hold them. A packed copy holds pixels: "
-        "nothing is decoded.", "",
+        "Images a second over an epoch from the same JPEG files, decoded by the same function, no views: "
+        f"{result['environment']['cores']} threads (dssl) or worker processes of torch's DataLoader (peers). An epoch includes "
+        "opening the data set and starting threads or workers, and so does the time to the first batch. Everybody has a turn in "
+        "each round. Cold: the pages of the files were dropped before (`posix_fadvise`); the host of a virtual disk may still "
+        "hold them. A packed copy holds pixels: nothing is decoded.", "",
         *table(("reader", "", "images/s", "times webdataset", "times datasets", "first batch, s"), rows),
         f"The index of {index['members']:,} members in ten tar shards: {number(index['scan_seconds'])} s "
         f"({number(index['scan_cpu_seconds'])} s of CPU), reopened in {number(index['reopen_seconds'])} s "
-        f"({number(index['reopen_cpu_seconds'])} s of CPU); {index['index_bytes_per_image']:.0f} bytes per image in a file that all "
-        f"processes of a node share, and {index['private_mb_per_million']} MB of a process's own memory per million images.", "",
+        f"({number(index['reopen_cpu_seconds'])} s of CPU); {index['index_bytes_per_image']:.0f} bytes per image in a file that "
+        f"all processes of a node share, and {index['private_mb_per_million']} MB of a process's own memory per million images.",
+        "",
         *source(result),
     ]  # fmt: skip
 

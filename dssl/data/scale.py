@@ -29,7 +29,7 @@ class Range:
     def __post_init__(self) -> None:
         for low, high in self.bounds:
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise DsslError(f"range {self.text()}: the first number must be the smaller one")
+                raise DsslError(f"range {self.text()}: expected finite numbers, the smaller one first")
             if self.percent and not 0 <= low < high <= 100:
                 raise DsslError(f"range {self.text()}: percentiles must be between 0 and 100")
 
@@ -120,4 +120,4 @@ def _bytes(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
 
 def _number(value: float) -> str:
     """The shortest text of exactly this number."""
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

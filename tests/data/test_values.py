@@ -230,11 +230,11 @@ def test_tiff_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     [
         ("0", "expected such as 0,4095"),
         ("a,b", "'a' is not a number"),
-        ("5,5", "the first number must be the smaller one"),
+        ("5,5", "expected finite numbers, the smaller one first"),
         ("1%,99", "cannot be mixed"),
         ("1%,101%", "between 0 and 100"),
         ("0,1;0,2", "2 pairs for 5 channels"),
-        ("0,inf", "smaller one"),
+        ("0,inf", "finite numbers"),
     ],
 )
 def test_a_wrong_range_is_refused(text, line):
