@@ -315,6 +315,15 @@ def quality(result: dict[str, Any]) -> Lines:
     ]  # fmt: skip
 
 
+def shared(result: dict[str, Any]) -> Lines:
+    """A line where other work took processor time from the measurement."""
+    about = result["environment"]
+    if about["load_before"] <= about["cores"]:
+        return []
+    load = f"load {about['load_before']:g} on {about['cores']} cores"
+    return [f"The machine was shared with other work ({load}): compare ratios, not rates.", ""]
+
+
 def shards(result: dict[str, Any]) -> Lines:
     rates = reading_rates(result)
     rows = []
@@ -331,6 +340,7 @@ def shards(result: dict[str, Any]) -> Lines:
         "opening the data set and starting threads or workers, and so does the time to the first batch. Everybody has a turn in "
         "each round. Cold: the pages of the files were dropped before (`posix_fadvise`); the host of a virtual disk may still "
         "hold them. A packed copy holds pixels: nothing is decoded.", "",
+        *shared(result),
         *table(("reader", "", "images/s", "times webdataset", "times datasets", "first batch, s"), rows),
         f"The index of {index['members']:,} members in ten tar shards: {number(index['scan_seconds'])} s "
         f"({number(index['scan_cpu_seconds'])} s of CPU), reopened in {number(index['reopen_seconds'])} s "
