@@ -112,7 +112,7 @@ def _shards(results: Results) -> Iterable[Bar]:
     made, again, memory = (index[key] for key in ("scan_seconds", "reopen_seconds", "private_mb_per_million"))
     yield Bar(f"{index['members']:,} members of tar shards indexed in under 60 s", f"{made:.1f} s", made < 60)
     yield Bar("and reopened in under 1 s", f"{again:.2f} s", again < 1)
-    yield Bar("with under 100 MB of a process's own memory", f"{memory} MB", memory < 100)
+    yield Bar("with under 100 MB of a process's own memory", f"{memory or 'below 1'} MB", memory < 100)
     ratios = [
         rates[ours, cold] / rates[peer, cold]
         for ours, peer in READERS

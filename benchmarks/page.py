@@ -345,7 +345,7 @@ def shards(result: dict[str, Any]) -> Lines:
         f"The index of {index['members']:,} members in ten tar shards: {number(index['scan_seconds'])} s "
         f"({number(index['scan_cpu_seconds'])} s of CPU), reopened in {number(index['reopen_seconds'])} s "
         f"({number(index['reopen_cpu_seconds'])} s of CPU); {index['index_bytes_per_image']:.0f} bytes per image in a file that "
-        f"all processes of a node share, and {index['private_mb_per_million']} MB of a process's own memory per million images.",
+        f"all processes of a node share, and {index['private_mb_per_million'] or 'below 1'} MB of a process's own per million.",
         "",
         *source(result),
     ]  # fmt: skip

@@ -199,7 +199,8 @@ def measure_range(source: Source, wanted: Range, *, channels: int, sample: int =
             values = read_values(bytearray(source.content(index)), channels=channels).reshape(-1, channels)
         # at random places, because a regular grid may fall on the lines of a sensor
         shares = rng.uniforms(rng.key(0, "range", "pixels"), np.array([index]), min(most, len(values)))[0]
-        return values[(shares * len(values)).astype(np.int64)].astype(np.float64)
+        found: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)
+        return found
 
     quarantine = Quarantine(source, max_share=1.0)  # a run has its own, and names what is unreadable
     found = _over(chosen, some_values, quarantine=quarantine, threads=None)

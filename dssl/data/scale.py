@@ -90,16 +90,16 @@ def scaled(values: NDArray[Any], value_range: Range) -> Image:
 
     What is not a number, as satellites mark pixels without data, becomes 0.
     """
-    if values.dtype.kind in "ui" and values.dtype.itemsize <= 2:
-        # a table of all values is exact and several times faster
-        table = _table(value_range, values.dtype.name)
-        places = values.astype(np.intp) - np.iinfo(values.dtype).min
-        if len(table) == 1:
-            return table[0][places]
-        return np.stack([table[c][places[:, :, c]] for c in range(values.shape[2])], axis=2)
+    # a table of all values that 8 or 16 bits can have is exact and several times faster
+    table = _table(value_range, values.dtype.name) if values.dtype.kind in "ui" and values.dtype.itemsize <= 2 else None
     out = np.empty(values.shape, np.uint8)
     for channel in range(values.shape[2]):
-        out[:, :, channel] = _bytes(values[:, :, channel], *value_range.of_channel(channel))
+        plane = values[:, :, channel]
+        if table is None:
+            out[:, :, channel] = _bytes(plane, *value_range.of_channel(channel))
+        else:
+            lowest = int(np.iinfo(plane.dtype).min)
+            out[:, :, channel] = table[channel % len(table)][plane.astype(np.int32) - lowest]
     return out
 
 
