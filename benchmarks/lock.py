@@ -29,8 +29,7 @@ import torch
 
 from benchmarks import bars, images, our_views, record
 from dssl.augment.kernels import program
-from dssl.data import Quarantine, loader, open_source
-from dssl.data import jpeg
+from dssl.data import Quarantine, jpeg, loader, open_source
 from dssl.data.quarantine import Reader
 
 SIZE = 224
