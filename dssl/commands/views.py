@@ -20,7 +20,7 @@ class Arguments:
     """Show originals, standard views and heavy views on one page, with the measured strength of each policy."""
 
     source: str  # positional
-    """Images: a folder, a list of files, cifar10:FOLDER, shapes, or shapes:2000."""
+    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes, or shapes:2000."""
     policies: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
     """Heavy policies, one row each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
     out: Path = Path("views.html")

@@ -82,7 +82,8 @@ class Tar:
         self.index = open_tars(shards.paths, photos=photos, cache=cache)
         if len(self.index) == 0:
             raise DsslError(why_empty(shards, self.index))
-        self.name = f"{shards.name} ({len(self.index):,} images in {len(shards.paths):,} shards)"
+        count = len(shards.paths)
+        self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"
         self.fingerprint = self.index.fingerprint
         self.skipped = skipped_members(self.index)
         train = self.index if shards.train is None else open_tars(shards.train, photos=photos, cache=cache)
