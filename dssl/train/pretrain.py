@@ -18,7 +18,8 @@ from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, Feed
 from dssl.data.folder import holds
 from dssl.data.loader import Batches, Maker
-from dssl.data.source import earlier_fingerprints
+from dssl.data.scale import as_range
+from dssl.data.source import earlier_fingerprints, range_of
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
@@ -29,7 +30,7 @@ from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
 from dssl.run import OpenRun, RunFolder, open_run
 from dssl.state import Opinion, Pace
-from dssl.train.adaptation import add_to_average, rate_shares, settle
+from dssl.train.adaptation import SHARES, add_to_average, rate_shares, settle
 from dssl.train.health import Health, patience
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, evaluation_size, prepare, view_maker
@@ -68,7 +69,10 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
 def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | None) -> RunResult:
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     new = resumed is None and config.init is None
-    parts = prepare(config, method, normalization=_normalization(kept), new=new, world=world)
+    parts = prepare(
+        config, method, normalization=_normalization(kept), value_range=as_range((kept or {}).get("range")), new=new,
+        world=world,
+    )  # fmt: skip
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
     world.together(
         lambda: (
@@ -259,7 +263,15 @@ class Pretraining(loop.Trainable[Batch]):
             encoder.load_state_dict(end, strict=False)
             return
         share, drift = settle(encoder, start=start.weights, end=end, drift=lambda: start.drift(encoder), most=most)
-        log.say(f"the weights go {share:.0%} of the way from the start to the average of the last: drift {drift:.2f}")
+        if share:
+            log.say(
+                f"the weights go {share:.0%} of the way from the start to the average of the last: drift {drift:.2f}"
+            )
+        else:
+            log.say(
+                f"the result is the start, unchanged: even {SHARES[-1]:.0%} of the way to the average drifts by more than "
+                f"{most:g}; to let it move: --adapt.trained-blocks 1, a lower rate, or a larger --adapt.most-drift"
+            )
 
     def _against_start(self, step: int, log: Log) -> Opinion | None:
         """Measure the encoder beside the weights that it started from; the opinion where it fell below them."""
@@ -288,6 +300,8 @@ def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "config": config_io.to_dict(config),
         "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},
         "fingerprint": parts.source.fingerprint,
+        # what became black and white: evaluate, embed and export scale values in the same way
+        **({} if (value_range := range_of(parts.source)) is None else {"range": value_range.plain()}),
         # what evaluate, embed and export take images at; without it the size of the views
         **({} if config.adapt is None else {"image_size": evaluation_size(config)}),
     }
