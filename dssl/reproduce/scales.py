@@ -195,7 +195,7 @@ _TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
     "simclr": (128, 0.1, _SGD, SimCLRConfig(output=128, temperature=0.2)),
     "simsiam": (32, 0.002, _ADAMW, SimSiamConfig(hidden=512, output=512, bottleneck=128)),
     "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
-    "vicreg": (128, 0.03, _SGD, VICRegConfig(hidden=512, output=512)),
+    "vicreg": (128, 0.002, _ADAMW, VICRegConfig(hidden=512, output=512)),
 }
 _ALL, _FEW = 50_000, 5_000
 """Images of the two regimes; ``few`` makes as many steps in ten times as many epochs."""
