@@ -95,7 +95,7 @@ def _two_views(task: "Task", chosen: "np.typing.NDArray[np.int64]", policy: str)
     one: list[Tensor] = []
     two: list[Tensor] = []
     batches = Batches(
-        source, maker, batch_size=min(_BATCH, len(source)), seed=task.seed, epochs=1, threads=task.threads
+        source, maker, batch_size=min(_BATCH, len(source)), seed=task.seed, epochs=1, threads=task.store.threads
     )
     with batches, evaluating(task.loaded.encoder):
         for batch in batches:

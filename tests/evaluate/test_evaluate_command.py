@@ -36,9 +36,9 @@ def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
         train, test = train or Shapes(200), test or Shapes(101, split="test")
         train_labels, test_labels, classes = aligned_labels(train, test)
         store = FeatureStore(loaded, folder=folder / "features", threads=1)
-        settings = {"seed": 0, "epochs": 1, "threads": 1, **changes}
+        settings = {"seed": 0, "epochs": 1, **changes}
         return Task(
-            loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
+            store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
             classes=classes, **settings,
         )  # fmt: skip
 
