@@ -162,7 +162,8 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
 
 def _table(hint: Any) -> type | None:
     """The dataclass that a setting is, or may be."""
-    return next((one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None)  # type: ignore[return-value]
+    kinds = (hint, *typing.get_args(hint))
+    return next((one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:

@@ -91,7 +91,7 @@ def main(words: list[str]) -> int:
         except Stopped as stopped:
             return 128 + stopped.signal
         except (DsslError, OSError) as mistake:
-            print(f"dssl: {' '.join(str(mistake).split())}", file=sys.stderr)  # noqa: T201
+            print(f"dssl: {' '.join(str(mistake).split())}", file=sys.stderr)  # noqa: T201 (a program of its own)
             return 2
         if isinstance(found, int):
             return found
