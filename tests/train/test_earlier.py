@@ -59,4 +59,4 @@ def test_its_weights_are_evaluated_exported_and_reported(earlier: Path, capsys: 
     weights = open_weights(earlier / "run" / "export" / "encoder.safetensors")
     assert (weights.name, weights.image_size, weights.header["step"]) == ("small", 16, 3)
     assert main(["report", "run", "--images", "0"]) == 0
-    assert "standard-cifar" in (earlier / "report.html").read_text()
+    assert "packed:packed" in (earlier / "report.html").read_text()
