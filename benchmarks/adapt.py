@@ -2,9 +2,9 @@
 
 python -m benchmarks.adapt --photos TRAIN TEST --elpv FOLDER --out runs/adapt
 
-Runs one cell after the other, training and then one comparison with the start on the test images. The numbers of a finished cell
-are kept in docs/results/adapt.json, which is committed, so that the same command resumes on any machine. After every cell
-the page is written anew.
+Runs one cell after the other, training and then one comparison with the start on the test images; last, fine-tuning from both
+starts. The numbers of a finished cell are kept in docs/results/adapt.json, which is committed, so that the same command resumes
+on any machine. After every cell the page is written anew.
 """
 
 import argparse
@@ -50,14 +50,23 @@ _ABOUT = """<!-- written by `python -m benchmarks.adapt`: do not edit -->
 MobileNetV2 with torchvision's ImageNet weights, adapted by `dssl train adapt` ([how](../adapt.md)) and compared with the weights
 that it started from on the same test images. The settings were chosen on a split of the training images; each cell reads the
 test images once. Accuracy in %, before → after, then the difference in points with its 95 % interval over the test images;
-1 % and 10 % of the labels are drawn 20 and 10 times. **Bold**: the interval excludes zero. DSSL has four views and half the
-epochs of the encoder: equal work."""
+1 % and 10 % of the labels are drawn 20 and 10 times. **Bold**: the interval excludes zero. +0.0 (+0.0 to +0.0): the result is the
+start itself, since everything else drifted too far. DSSL has four views and half the epochs of the encoder: equal work."""
 COLUMNS = {
     "knn k=20": "kNN",
     "linear probe": "probe",
     "linear probe, 1% of the labels": "1 % of the labels",
     "linear probe, 10% of the labels": "10 % of the labels",
 }
+FINETUNED = {
+    "fine-tuned, 1% of the labels": "1 % of the labels",
+    "fine-tuned, 10% of the labels": "10 % of the labels",
+    "fine-tuned": "all labels",
+}
+_FINETUNED = """## All weights fine-tuned
+
+From the adapted weights and from the start, with the same labels, epochs and order of images: 60 epochs with 1 % of the labels,
+30 with 10 %, 5 with all of them. One draw of the labels."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,14 @@ class Cell:
     def compare(self) -> str:
         return f"dssl evaluate OUT/{self.name} {DATA[self.data][3]} --against start"
 
+    def finetune(self) -> tuple[tuple[str, str], ...]:
+        """Where each comparison is kept under the run's folder, and its command."""
+        few, every = "finetune-few", "finetune-all"
+        return (
+            (few, f"{self.compare()} --protocols finetune-1 finetune-10 --out OUT/{self.name}/{few}"),
+            (every, f"{self.compare()} --protocols finetune --epochs 5 --out OUT/{self.name}/{every}"),
+        )
+
 
 def cells() -> Iterator[Cell]:
     """The first seed of everything comes first."""
@@ -83,6 +100,10 @@ def cells() -> Iterator[Cell]:
         for graph in GRAPHS:
             for data in DATA:
                 yield Cell(data, graph, seed)
+
+
+FINETUNE = tuple(Cell(data, "standard", 0) for data in DATA)
+"""The cells whose weights are also fine-tuned: minutes to half an hour each."""
 
 
 def kept() -> Numbers:
@@ -94,14 +115,13 @@ def keep(out: Path) -> None:
     """Take the numbers of the comparisons that are there, and write the page."""
     numbers = kept()
     for cell in cells():
-        path = out / cell.name / "evaluation" / "comparison.json"
-        if path.is_file():
-            protocols = json.loads(path.read_text(encoding="utf-8"))["against"][0]["protocols"]
-            numbers[cell.name] = {
-                one["name"]: {key: one[key] for key in ("before", "after", "difference", "interval")}
-                for one in protocols
-                if one["name"] in COLUMNS
-            }
+        for place in ("evaluation", *(place for place, _ in cell.finetune())):
+            path = out / cell.name / place / "comparison.json"
+            if path.is_file():
+                known = numbers.setdefault(cell.name if place == "evaluation" else f"{cell.name}-{place}", {})
+                for one in json.loads(path.read_text(encoding="utf-8"))["against"][0]["protocols"]:
+                    if one["name"] in COLUMNS | FINETUNED:
+                        known[one["name"]] = {key: one[key] for key in ("before", "after", "difference", "interval")}
     write_text(KEPT, json.dumps(numbers, indent=1, sort_keys=True) + "\n")
     write_text(PAGE, page(numbers))
 
@@ -118,12 +138,20 @@ def page(numbers: Numbers) -> str:
             found = numbers[cell.name]
             rows.append([f"{GRAPHS[cell.graph][0]}, seed {cell.seed}", *(_cell(found[name]) for name in COLUMNS)])
         lines += ["", f"## {title}", "", f"{about}.", "", *markdown(["", *COLUMNS.values()], rows)]
+    rows = []
+    for cell in FINETUNE:
+        found = {}
+        for place, _ in cell.finetune():
+            found |= numbers.get(f"{cell.name}-{place}", {})
+        rows.append([DATA[cell.data][0], *(_cell(found[name]) if name in found else "-" for name in FINETUNED)])
+    lines += ["", *_FINETUNED.splitlines(), "", *markdown(["standard pair, seed 0", *FINETUNED.values()], rows)]
     if missing:
         lines += ["", f"Not measured yet: {', '.join(missing)}."]
     lines += ["", "## Commands", "", "```", "python -m benchmarks.adapt --photos TRAIN TEST --elpv ELPV --out OUT"]
     lines += ["", f"GRAY={shlex.quote(GRAY)}"]
     for cell in cells():
         lines += [" ".join(cell.train().split()), cell.compare()]
+        lines += [command for _, command in cell.finetune()] if cell in FINETUNE else []
     return "\n".join([*lines, "```", ""])
 
 
@@ -151,6 +179,12 @@ def main() -> None:
             for command in (cell.train(), cell.compare()):
                 _run(command, places)
             keep(options.out)
+    for cell in FINETUNE:
+        for place, command in cell.finetune():
+            if {"photos": options.photos, "elpv": options.elpv}[cell.data] and f"{cell.name}-{place}" not in kept():
+                _run(cell.train(), places)  # returns at once where the run is finished
+                _run(command, places)
+                keep(options.out)
 
 
 def _run(command: str, places: dict[str, str]) -> None:

@@ -56,12 +56,12 @@ def run(arguments: Arguments) -> int:
 def _tables(folder: Path) -> list[dict[str, object]]:
     """The tables of a folder, rebuilt from its cells."""
     from dssl.reproduce import outcome, table
-    from dssl.reproduce.paper import targets
     from dssl.reproduce.scales import named_scale
+    from dssl.reproduce.targets import every_target
 
     outcomes = {path.stem: outcome.read(path) for path in sorted((folder / "cells").glob("*.json"))}
     found = []
-    for name, target in targets().items():
+    for name, target in every_target().items():
         path = folder / f"{name}.json"
         if path.is_file():
             try:

@@ -24,7 +24,9 @@ class Arguments:
     """Run every cell of a table or figure of the paper, and write it with the paper's numbers beside ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all. Finished runs are skipped and interrupted ones resumed, so it may be stopped at any time.
+    LaTeX labels, or all; and two tables of our own, beyond (each addition to the paper alone) and steps (the gain of DSSL over
+    equal work against the number of steps). Finished runs are skipped and interrupted ones resumed, so it may be stopped at any
+    time.
     """
 
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
@@ -54,8 +56,8 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     _check(arguments)
     from dssl.reproduce.harness import Place, cluster_script, finished, run_jobs
-    from dssl.reproduce.paper import chosen_targets
     from dssl.reproduce.scales import jobs_of, named_scale
+    from dssl.reproduce.targets import chosen_targets
 
     targets, scale = chosen_targets(arguments.target), named_scale(arguments.scale)
     jobs = jobs_of(targets, scale, seeds=arguments.seeds)
@@ -108,10 +110,12 @@ def _write_table(
     made = table.build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
     runs = table.runs_of(target, scale, seeds=arguments.seeds, outcomes=outcomes)
     used = {one.name: one for found in runs.values() for one in found}
-    picture = write.curves(made, runs)
+    kind: Literal["curves", "gains"] = "gains" if target.name == "steps" else "curves"
+    picture = write.gains(target, made, runs) if kind == "gains" else write.curves(made, runs)
     if picture is not None:
         write_atomically(folder / f"{target.name}.png", [picture])
-    text = write.document(made, command=_command(arguments), outcomes=list(used.values()), drawn=picture is not None)
+    drawn = None if picture is None else kind
+    text = write.document(made, command=_command(arguments), outcomes=list(used.values()), drawn=drawn)
     write_text(folder / f"{target.name}.md", text)
     write_text(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
     print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")

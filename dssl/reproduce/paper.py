@@ -33,6 +33,10 @@ class Experiment:
     """The policy of standard views; empty for the data set's own."""
     heavy: str = ""
     """The policy of heavy views; empty where the graph has none."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Of the method, where they differ from the scale's."""
+    epochs: float = 1.0
+    """Times the scale's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +55,17 @@ class PaperCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A table or figure of the paper."""
+    """A table or figure."""
 
     name: str
-    also: tuple[str, ...]
+    also: tuple[str, ...] = ()
     """Other names that the command accepts."""
-    label: str
-    """Its label in the paper's LaTeX source."""
+    label: str = ""
+    """Its label in the paper's LaTeX source; empty for a table that the paper does not have."""
     title: str
     measure: str
+    complete: bool = False
+    """Whether it has all its rows: a scale adds none."""
     readings: tuple[str, ...] = ()
     """How something that the paper leaves open is interpreted here."""
     missing: tuple[str, ...] = ()
@@ -84,17 +90,6 @@ def targets() -> dict[str, Target]:
     return load(Path(__file__).with_name("paper.toml"))
 
 
-def chosen_targets(name: str) -> tuple[Target, ...]:
-    """The target of a name, an alias or a LaTeX label; ``all`` is every one that has something to run."""
-    every = targets()
-    if name == "all":
-        return tuple(target for target in every.values() if any(cell.experiment for cell in target.cells))
-    for target in every.values():
-        if name in (target.name, target.label, *target.also):
-            return (target,)
-    raise choices("target", name, [*every, *(also for target in every.values() for also in target.also), "all"])
-
-
 def load(path: Path) -> dict[str, Target]:
     """Read such a file; an unknown name, or a word in place of a number, is refused."""
     # a Decimal keeps the digits that the paper prints: 82.80 is not 82.8
@@ -113,7 +108,7 @@ def load(path: Path) -> dict[str, Target]:
 def _target(table: Mapping[str, Any], path: Path) -> Target:
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     where = f"{path}: {values.get('name')}"
-    _known(values, {field.name for field in fields(Target)}, where)
+    _known(values, {one.name for one in fields(Target)}, where)
     for key in ("compare_rows", "compare_columns"):
         values[key] = tuple((better, worse) for better, worse in values.get(key, ()))
     values["cells"] = tuple(_cell(cell, where) for cell in values["cells"])
@@ -129,7 +124,7 @@ def _target(table: Mapping[str, Any], path: Path) -> Target:
 
 
 def _cell(table: Mapping[str, Any], where: str) -> PaperCell:
-    about = {field.name for field in fields(Experiment)}
+    about = {one.name for one in fields(Experiment)}
     place = f"{where}, {table.get('row')}, {table.get('column')}"
     _known(table, {"row", "column", "paper", "reported", *about}, place)
     paper = str(table["paper"])

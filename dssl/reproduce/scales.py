@@ -10,9 +10,9 @@ from typing import Any
 
 from dssl import config_io, recipes
 from dssl.config import OptimizerConfig, RunConfig
-from dssl.errors import choices
+from dssl.errors import DsslError, choices
 from dssl.evaluate.classifier import SUPERVISED, Training
-from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, declaration_of
+from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig, declaration_of
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.reproduce.paper import BASELINES, OURS, Experiment, PaperCell, Target
@@ -78,13 +78,25 @@ class Job:
 
 def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
     """The configuration of a cell; its data is the data set's bare name, since a recipe does not say where images are."""
-    method = "simsiam" if experiment.method in BASELINES else experiment.method
+    # a baseline uses none of a method's settings: it has SimCLR's, so that tuning another method leaves its results valid
+    method = "simclr" if experiment.method in BASELINES else experiment.method
     config = dataclasses.replace(scale.settings(experiment.data, method), data=experiment.data, seed=seed)
     if experiment.method in BASELINES:
         return dataclasses.replace(config, graph="standard", heavy=NO_HEAVY)
     heavy = any(view.policy == "heavy" for view in named_graph(experiment.graph).made)
+    epochs = config.epochs * experiment.epochs
+    if not epochs.is_integer():
+        raise DsslError(
+            f"{experiment.epochs:g} times the {config.epochs} epochs of scale {scale.name} is not a whole number: "
+            "choose a scale with more epochs, such as cpu-few"
+        )
     return dataclasses.replace(
         config,
+        method=dataclasses.replace(config.method, **dict(experiment.settings)),
+        epochs=int(epochs),
+        optimizer=dataclasses.replace(
+            config.optimizer, warmup_epochs=config.optimizer.warmup_epochs * experiment.epochs
+        ),
         graph=experiment.graph,
         heavy=experiment.heavy if heavy else NO_HEAVY,
         standard=experiment.standard or config.standard,
@@ -106,6 +118,8 @@ def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
     words = [experiment.data, experiment.method, experiment.graph]
     if any(view.policy == "heavy" for view in named_graph(config.graph).made):
         words.append("heavy" if config.heavy == PAPER_HEAVY else config.heavy)
+    words += [f"{name} {value}" for name, value in experiment.settings]
+    words += [f"{config.epochs} epochs"] if experiment.epochs != 1 else []
     slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return Job(
         name=f"{slug}-seed{seed}-{fingerprint[:6]}",
@@ -137,15 +151,15 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
     First raw pixels, the untrained encoder and, where there is DSSL, two standard pairs: equal work in as many steps. After a
     DSSL row with the paper's heavy policy, the same with ``HEAVY_WEIGHT``. Last the encoder trained with labels.
     """
-    if not scale.adds_rows or target.measure != "linear accuracy, %":
+    if not scale.adds_rows or target.complete or target.measure != "linear accuracy, %":
         return target
     columns: dict[str, Experiment] = {}
-    """An experiment of each column, a directed one where there is one."""
+    """An experiment of each column: the first directed one where there is one."""
     for cell in target.cells:
         one = cell.experiment
         if one is None or one.method in BASELINES:
             continue
-        if cell.column not in columns or one.graph not in _UNDIRECTED:
+        if cell.column not in columns or (columns[cell.column].graph in _UNDIRECTED and one.graph not in _UNDIRECTED):
             columns[cell.column] = one
 
     def added(row: str, column: str, experiment: Experiment) -> PaperCell:
@@ -170,16 +184,18 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
             cells.append(added(row, cell.column, dataclasses.replace(one, graph=WEIGHTED)))
             compared.append((row, EQUAL_WORK))
     cells += baseline("supervised, equal work", "supervised")
-    pairs = (*target.compare_rows, *dict.fromkeys(compared))
+    pairs = tuple(dict.fromkeys((*target.compare_rows, *compared)))
     return dataclasses.replace(target, cells=tuple(cells), compare_rows=pairs)
 
 
-_TUNED: Mapping[str, tuple[int, float, MethodSettings]] = {
-    # batch size, peak rate, heads. SimCLR's are from pilots with one standard pair; SimSiam's and BYOL's are the starting
-    # point of those pilots and still to be tuned, each on its own standard row.
-    "simclr": (128, 0.1, SimCLRConfig(output=128, temperature=0.2)),
-    "simsiam": (64, 0.03, SimSiamConfig(hidden=256, output=128, bottleneck=64)),
-    "byol": (64, 0.03, BYOLConfig(hidden=512, output=128, momentum=0.99)),
+_SGD = OptimizerConfig(weight_decay=5e-4)
+_ADAMW = OptimizerConfig(name="adamw", weight_decay=0.05, fixed_predictor_rate=True)
+_TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
+    # batch size, peak rate, optimiser, heads: each chosen on the method's own standard pair (docs/results/tuning.md)
+    "simclr": (128, 0.1, _SGD, SimCLRConfig(output=128, temperature=0.2)),
+    "simsiam": (32, 0.002, _ADAMW, SimSiamConfig(hidden=512, output=512, bottleneck=128)),
+    "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
+    "vicreg": (128, 0.03, _SGD, VICRegConfig(hidden=512, output=512)),
 }
 _ALL, _FEW = 50_000, 5_000
 """Images of the two regimes; ``few`` makes as many steps in ten times as many epochs."""
@@ -188,7 +204,7 @@ _EPOCHS = 2
 
 
 def _whitened(data: str, method: str, *, images: int, epochs: int) -> RunConfig:
-    batch_size, peak, heads = _TUNED[method]
+    batch_size, peak, optimizer, heads = _TUNED[method]
     return RunConfig(
         data=data,
         normalization=data,
@@ -198,7 +214,7 @@ def _whitened(data: str, method: str, *, images: int, epochs: int) -> RunConfig:
         epochs=epochs,
         batch_size=batch_size,
         knn_every=max(1, epochs // 5),
-        optimizer=OptimizerConfig(rate=peak * 256 / batch_size, weight_decay=5e-4, warmup_epochs=0.05 * epochs),
+        optimizer=dataclasses.replace(optimizer, rate=peak * 256 / batch_size, warmup_epochs=0.05 * epochs),
     )
 
 
@@ -209,7 +225,7 @@ def _small_scale(name: str, meaning: str, *, images: int, epochs: int) -> Scale:
         differs=(
             f"{images:,} images and {epochs} epochs (the paper: 50,000 and 800; ImageNet: all and 100)",
             "the encoder `whitened` with narrow heads instead of ResNet-18",
-            "SGD with one batch size, rate and heads per method; BYOL's moving average starts at 0.99",
+            "one optimiser, batch size, rate and heads per method; BYOL's moving average starts at 0.95",
             "ImageNet's images at 32 px",
             "the linear accuracy is a logistic regression solved to its optimum on features of 50,000 unaugmented images",
         ),

@@ -49,6 +49,7 @@ class ResultTable:
 
     name: str
     label: str
+    """Empty for a table that the paper does not have."""
     title: str
     measure: str
     scale: str
@@ -167,13 +168,15 @@ def _share_within(angle: float, freedom: int) -> float:
 
 def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> tuple[PaperDifference, ...]:
     pairs = [((a, name), (b, name), f"{name}: {a} over {b}") for name in target.columns for a, b in target.compare_rows]
-    # the baselines that ours adds are the same runs in every column
-    rows = dict.fromkeys(cell.row for cell in target.cells if cell.paper != OURS)
-    pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in rows for a, b in target.compare_columns]
+    pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in target.rows for a, b in target.compare_columns]
+    experiments = {(cell.row, cell.column): cell.experiment for cell in target.cells}
     return tuple(
         _compare(cells[first], cells[second], where)
         for first, second, where in pairs
-        if first in cells and second in cells
+        # the baselines that ours adds are the same runs in every column
+        if first in cells
+        and second in cells
+        and (experiments[first] is None or experiments[first] != experiments[second])
     )
 
 
@@ -217,8 +220,9 @@ def _paper_difference(first: str, second: str) -> tuple[int | None, str]:
 
 
 def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCell]) -> tuple[str, ...]:
-    notes = [f"Not comparable with the paper in absolute terms ({scale.name}): {text}." for text in scale.differs]
-    if any(cell.paper == OURS for cell in cells.values()):
+    differs = "Not comparable with the paper in absolute terms" if target.label else "Not the paper's settings"
+    notes = [f"{differs} ({scale.name}): {text}." for text in scale.differs]
+    if target.label and any(cell.paper == OURS for cell in cells.values()):
         notes.append(
             "Rows with – are not in the paper. Equal work: as many steps and views as DSSL (supervised: as many images as DSSL "
             "has views, those of the runs, with their labels)."
@@ -244,7 +248,7 @@ def for_page(table: ResultTable) -> dict[str, object]:
     cells = {place: (cell.paper, cell.ours, _COLOURS.get(cell.state, "neutral")) for place, cell in table.cells.items()}
     return {
         "title": table.title,
-        "about": f"{table.name} ({table.label}), {table.measure}, scale {table.scale}",
+        "about": f"{table.name}{f' ({table.label})' if table.label else ''}, {table.measure}, scale {table.scale}",
         "columns": table.columns,
         "rows": [(row, [cells.get((row, column)) for column in table.columns]) for row in table.rows],
         "comparisons": [

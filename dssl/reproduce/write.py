@@ -1,8 +1,10 @@
 """A table as Markdown for the repository, as columns for a terminal, as plain data, and its runs as curves."""
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from typing import Literal
 
 import numpy as np
 
@@ -11,29 +13,32 @@ from dssl.report import figures
 from dssl.report.figures import COLORS
 from dssl.report.run_report import series
 from dssl.reproduce.outcome import Outcome
+from dssl.reproduce.paper import Target
 from dssl.reproduce.table import ResultTable, TableCell
 from dssl.train.health import COLLAPSED, PARTIAL
 
 _PANELS = {"knn": "kNN accuracy, %", "spread": "spread of the worst view"}
 
 
-def document(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: bool = False) -> str:
-    """The page for docs/results; ``outcomes`` are the runs of the table, ``drawn`` says that it has curves."""
+def document(
+    table: ResultTable, *, command: str, outcomes: Sequence[Outcome], drawn: Literal["curves", "gains"] | None = None
+) -> str:
+    """The page for docs/results; ``outcomes`` are the runs of the table, ``drawn`` says which picture it has."""
     seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
-    lines = [
-        f"# {table.title}",
-        "",
-        f"`{table.name}` of the paper (`{table.label}`), {table.measure}, scale `{table.scale}`, {seeds}. "
-        "A cell is *the paper's number* → ours.",
-        "",
-        *_grid(table, _both),
-    ]
+    about = f"{table.measure}, scale `{table.scale}`, {seeds}."
+    if table.label:
+        about = f"`{table.name}` of the paper (`{table.label}`), {about} A cell is *the paper's number* → ours."
+    else:
+        about = f"`{table.name}`, not in the paper: {about}"
+    lines = [f"# {table.title}", "", about, "", *_grid(table, _both if table.label else _ours)]
     if any(cell.knn is not None for cell in table.cells.values()):
         neighbours = {str(one.accuracies["knn"].protocol.get("k")) for one in outcomes if "knn" in one.accuracies}
         about = f"k = {' or '.join(sorted(neighbours))}, temperature 0.1"
         lines += ["", f"kNN accuracy ({about}), % of the same runs:", ""]
         lines += _grid(table, lambda cell: "" if cell.knn is None else f"{cell.knn:.1f}")
-    if drawn:
+    if drawn == "gains":
+        lines += ["", f"![gain against steps, with 95 % intervals]({table.name}.png)"]
+    if drawn == "curves":
         lines += [
             "",
             f"![kNN accuracy and spread of each run by epoch]({table.name}.png)",
@@ -42,9 +47,10 @@ def document(table: ResultTable, *, command: str, outcomes: Sequence[Outcome], d
             "wholly collapsed.",
         ]
     if table.comparisons:
-        lines += ["", "## What agrees with the paper, and what does not", ""]
-        rows = [tuple(map(_escape, (one.where, one.paper, one.ours, one.verdict))) for one in table.comparisons]
-        lines += text.markdown(("difference", "paper", "ours", ""), rows)
+        lines += ["", f"## {'What agrees with the paper, and what does not' if table.label else 'Differences'}", ""]
+        told = [(one.where, *((one.paper,) if table.label else ()), one.ours, one.verdict) for one in table.comparisons]
+        head = ("difference", *(("paper",) if table.label else ()), "ours", "")
+        lines += text.markdown(head, [tuple(map(_escape, row)) for row in told])
     lines += ["", "## What to know", "", *(f"- {note}" for note in table.notes)]
     lines += ["", "## Run it again", "", "```", command, "```", ""]
     if outcomes:
@@ -70,6 +76,10 @@ def _grid(table: ResultTable, show: Callable[[TableCell], str]) -> list[str]:
 
 def _both(cell: TableCell) -> str:
     return f"*{cell.paper}* → {cell.ours if cell.state == 'none' else f'**{_escape(cell.ours)}**'}"
+
+
+def _ours(cell: TableCell) -> str:
+    return _escape(cell.ours)
 
 
 def _escape(words: str) -> str:
@@ -146,6 +156,44 @@ def curves(table: ResultTable, runs: Mapping[tuple[str, str], Sequence[Outcome]]
         handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
         labels = [figures.label(row) for row in rows]
         figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Sequence[Outcome]]) -> bytes | None:
+    """A PNG of the difference between two columns against steps, with its 95 % interval; None without two points."""
+    from matplotlib.figure import Figure
+
+    lines: dict[str, list[tuple[int, float, float]]] = {}
+    for first, second in target.compare_columns:
+        for row in table.rows:
+            one, other = table.cells[row, first], table.cells[row, second]
+            if one.mean is not None and other.mean is not None:
+                error = math.hypot(one.error or 0.0, other.error or 0.0)
+                lines.setdefault(first, []).append((runs[row, first][0].steps, one.mean - other.mean, error))
+    if max(map(len, lines.values()), default=0) < 2:
+        return None
+    with figures.styled():
+        figure = Figure(figsize=(7.6, 4.4), layout="constrained", facecolor=COLORS["surface"])
+        axes = figure.subplots()
+        axes.axhline(0, color=COLORS["muted"], linewidth=1, zorder=1)
+        for place, (name, points) in enumerate(lines.items()):
+            color, style = series(place)
+            steps, values, errors = zip(*sorted(points), strict=True)
+            axes.errorbar(
+                steps, values, yerr=errors, color=color, linestyle=style, marker="o", markersize=5, linewidth=2, capsize=3,
+                label=figures.label(f"{name} over {dict(target.compare_columns)[name]}"),
+            )  # fmt: skip
+        axes.set_xscale("log")
+        ticks = sorted({step for points in lines.values() for step, _, _ in points})
+        axes.set_xticks(ticks, [f"{step:,}" for step in ticks])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("steps")
+        axes.set_ylabel(f"difference in {table.measure.partition(',')[0]}, points")
+        axes.grid(axis="y", linewidth=0.8)
+        axes.set_axisbelow(True)
+        figure.legend(loc="outside upper left", ncols=2)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
     return buffer.getvalue()

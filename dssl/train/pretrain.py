@@ -29,7 +29,7 @@ from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
 from dssl.run import OpenRun, RunFolder, open_run
 from dssl.state import Opinion, Pace
-from dssl.train.adaptation import add_to_average, rate_shares, settle
+from dssl.train.adaptation import SHARES, add_to_average, rate_shares, settle
 from dssl.train.health import Health, patience
 from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import Parts, build_method, evaluation_size, prepare, view_maker
@@ -259,7 +259,15 @@ class Pretraining(loop.Trainable[Batch]):
             encoder.load_state_dict(end, strict=False)
             return
         share, drift = settle(encoder, start=start.weights, end=end, drift=lambda: start.drift(encoder), most=most)
-        log.say(f"the weights go {share:.0%} of the way from the start to the average of the last: drift {drift:.2f}")
+        if share:
+            log.say(
+                f"the weights go {share:.0%} of the way from the start to the average of the last: drift {drift:.2f}"
+            )
+        else:
+            log.say(
+                f"the result is the start, unchanged: even {SHARES[-1]:.0%} of the way to the average drifts by more than "
+                f"{most:g}; to let it move: --adapt.trained-blocks 1, a lower rate, or a larger --adapt.most-drift"
+            )
 
     def _against_start(self, step: int, log: Log) -> Opinion | None:
         """Measure the encoder beside the weights that it started from; the opinion where it fell below them."""

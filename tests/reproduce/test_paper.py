@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dssl.errors import DsslError
-from dssl.reproduce.paper import WORDS, PaperCell, chosen_targets, load, targets
+from dssl.reproduce.paper import WORDS, PaperCell, load, targets
+from dssl.reproduce.targets import chosen_targets
 
 EVERY = targets()
 

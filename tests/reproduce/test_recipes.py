@@ -9,16 +9,18 @@ import torch
 from torch import nn
 
 from dssl.config import RunConfig
+from dssl.errors import DsslError
 from dssl.evaluate.classifier import SUPERVISED
 from dssl.graph import ViewGraph
-from dssl.methods import declaration_of
+from dssl.methods import SimSiamConfig, declaration_of
 from dssl.models import build_encoder, feature_dim
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
-from dssl.reproduce.paper import Experiment, chosen_targets, targets
+from dssl.reproduce.paper import Experiment, targets
 from dssl.reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, config_of, job_of, jobs_of, with_our_rows
+from dssl.reproduce.targets import BEYOND, STEPS, chosen_targets
 from dssl.train.prepare import build_method, normalization_of, view_maker
 
 EXPERIMENTS = list(
@@ -214,3 +216,29 @@ def test_the_supervised_rows_take_a_step(data: str) -> None:
     loss.backward()
     assert math.isfinite(float(loss.detach()))
     assert job_of(Experiment(data="cifar10", method="supervised"), SCALES["paper"], seed=0).training == SUPERVISED
+
+
+def test_our_tables_change_one_thing_at_a_time() -> None:
+    scale = SCALES["cpu-few"]
+    beyond = with_our_rows(BEYOND, scale)
+    found = {
+        (cell.row, cell.column): config_of(cell.experiment, scale, seed=0) for cell in beyond.cells if cell.experiment
+    }
+    equal, dssl = found[EQUAL_WORK, "SimSiam"], found["DSSL", "SimSiam"]
+    assert (equal.graph, equal.epochs) == ("standard2", 20)  # not the longer epochs of another row
+    assert isinstance(dssl.method, SimSiamConfig)
+    guarded = dataclasses.replace(dssl.method, guard=1.0)
+    assert found["DSSL, guard 1", "SimSiam"] == dataclasses.replace(dssl, method=guarded)
+    longer = found["small crops, equal time", "SimCLR"]
+    short = found["small crops", "SimCLR"]
+    assert (longer.epochs, longer.optimizer.warmup_epochs) == (30, 1.5 * short.optimizer.warmup_epochs)
+    assert len({job.name for job in jobs_of([BEYOND], scale, seeds=(0,))}) == len(jobs_of([BEYOND], scale, seeds=(0,)))
+    # every cell of "all steps" is a run of the main table
+    main = {job.name for job in jobs_of([targets()["table2"]], scale, seeds=(0,))}
+    steps = {
+        (cell.row, cell.column): job_of(cell.experiment, scale, seed=0).name for cell in STEPS.cells if cell.experiment
+    }
+    assert all((name in main) == (row == "all steps") for (row, _), name in steps.items())
+    assert with_our_rows(STEPS, scale) == STEPS
+    with pytest.raises(DsslError, match=r"0\.25 times the 2 epochs of scale cpu is not a whole number"):
+        jobs_of([STEPS], SCALES["cpu"], seeds=(0,))

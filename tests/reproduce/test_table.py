@@ -13,7 +13,8 @@ from dssl.reproduce import write
 from dssl.reproduce.outcome import Measured, Outcome, read
 from dssl.reproduce.paper import targets
 from dssl.reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
-from dssl.reproduce.table import ResultTable, build, for_page, student_95
+from dssl.reproduce.table import ResultTable, build, for_page, runs_of, student_95
+from dssl.reproduce.targets import STEPS
 
 SCALE = SCALES["cpu"]
 MAIN = targets()["table2"]
@@ -170,3 +171,30 @@ def test_tables_come_back_from_a_folder(tmp_path: Path) -> None:
     made = build(MAIN, SCALE, seeds=(0,), outcomes=outcomes)
     (tmp_path / "table2.json").write_text(json.dumps(write.plain(made)))
     assert _tables(tmp_path) == [for_page(made)]
+
+
+def test_the_gain_against_steps() -> None:
+    scale = SCALES["cpu-few"]
+    values = {"standard2": 60.0, "dssl": 58.0}
+    outcomes = {}
+    for job in jobs_of([STEPS], scale, seeds=(0,)):
+        if job.name.startswith("cifar10-simclr"):
+            one = _outcome(
+                job, values[job.config.graph] + (job.config.epochs / 10 if job.config.graph == "dssl" else 0)
+            )
+            outcomes[job.name] = dataclasses.replace(one, steps=39 * job.config.epochs)
+    made = build(STEPS, scale, seeds=(0,), outcomes=outcomes)
+    told = {one.where: (one.ours, one.verdict) for one in made.comparisons}
+    # 5, 10, 20 and 40 epochs: -1.5, -1, 0 and +2, each with an error of the root of 2
+    assert told["1/4 of the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("-1.5 (chance: ±1.4)", "lower")
+    assert told["twice the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("+2.0 (chance: ±1.4)", "higher")
+    assert told["all steps: SimSiam, DSSL over SimSiam, 2 pairs"][1] == "not measured"
+    runs = runs_of(STEPS, scale, seeds=(0,), outcomes=outcomes)
+    picture = write.gains(STEPS, made, runs)
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")
+    assert write.gains(STEPS, build(STEPS, scale, seeds=(0,), outcomes={}), {}) is None
+    text = write.document(made, command="dssl reproduce steps", outcomes=list(outcomes.values()), drawn="gains")
+    for expected in ("not in the paper", "(steps.png)", "| all steps | 60.0 | 60.0 |"):
+        assert expected in text
+    assert "| paper |" not in text

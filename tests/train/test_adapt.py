@@ -1,6 +1,7 @@
 """Continued pretraining: what stays, what moves and how far, and a run that fell below its start says so."""
 
 import json
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,17 @@ def test_a_run_ends_between_its_start_and_the_average(weights: Path, tmp_path: P
     trained, _ = names_of(start)
     for name in trained:
         assert torch.allclose(end[name], (start[name] + average[name]) / 2, atol=1e-6), name
+
+
+def test_a_run_that_may_not_drift_returns_its_start_and_says_so(
+    weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = torch.load(weights)
+    with caplog.at_level(logging.INFO, logger="dssl"):
+        train(config(weights, adapt={"most_drift": 1e-9}), tmp_path / "run")
+    end = encoder_at(tmp_path / "run", EPOCHS * STEPS)
+    assert all(torch.equal(end[name], start[name]) for name in start)
+    assert "the result is the start, unchanged: even 12% of the way" in caplog.text
 
 
 @pytest.mark.parametrize(("most", "expected"), [(9.0, 0.5), (0.3, 0.25), (0.2501, 0.25), (0.1201, 0.12), (0.1, 0.0)])
