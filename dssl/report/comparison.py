@@ -87,9 +87,9 @@ def _section(one: Against, task: Task) -> dict[str, object]:
             {
                 "name": row.name,
                 "sides": [
-                    (side, _pictures(row, rows, task, bad=side == "lost"))
+                    (side, shown)
                     for side, rows in (("won", row.comparison.won_rows), ("lost", row.comparison.lost_rows))
-                    if rows
+                    if (shown := _pictures(row, rows, task, bad=side == "lost"))
                 ],
             }
             for row in one.rows
