@@ -121,11 +121,11 @@ def is_harmless(key: str, config: Settings) -> bool:
     return any(key.startswith(name) if name.endswith(".") else key == name for name in config.HARMLESS)
 
 
-def flat(plain: Plain, prefix: str = "") -> Plain:
+def flat(plain: Mapping[Any, Any], prefix: str = "") -> Plain:
     """Tables within tables as one, their names joined by dots."""
     found: Plain = {}
     for key, value in plain.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
