@@ -31,7 +31,7 @@ def speed_up(row: Mapping[str, Any]) -> float:
 
 
 def bars(results: Results) -> list[Bar]:
-    return [*_views(results), *_lock(results), *_training(results), *_others(results)]
+    return [*_views(results), *_lock(results), *_training(results), *_others(results), *_shards(results)]
 
 
 def _views(results: Results) -> Iterable[Bar]:
@@ -105,6 +105,33 @@ def _others(results: Results) -> Iterable[Bar]:
         yield Bar("memory at batch 512 with the small encoder under 3 GB, flat", text, peak < 3 * 1024 and more < 0.03)
 
 
+def _shards(results: Results) -> Iterable[Bar]:
+    if "shards" not in results:
+        return
+    index, rates = results["shards"]["index"], reading_rates(results["shards"])
+    made, again, memory = (index[key] for key in ("scan_seconds", "reopen_seconds", "private_mb_per_million"))
+    yield Bar(f"{index['members']:,} members of tar shards indexed in under 60 s", f"{made:.1f} s", made < 60)
+    yield Bar("and reopened in under 1 s", f"{again:.2f} s", again < 1)
+    yield Bar("with under 100 MB of a process's own memory", f"{memory or 'below 1'} MB", memory < 100)
+    ratios = [
+        rates[ours, cold] / rates[peer, cold]
+        for ours, peer in READERS
+        for cold in (True, False)
+        if (peer, cold) in rates
+    ]
+    if ratios:
+        yield Bar("shards read no slower than by WebDataset and datasets", _span(ratios), min(ratios) >= 1)
+
+
+READERS = (("tar, --shuffle images", "webdataset"), ("tar, --shuffle shards", "webdataset"), ("parquet", "datasets"))
+"""Who reads the same files."""
+
+
+def reading_rates(result: Mapping[str, Any]) -> dict[tuple[str, bool], float]:
+    """Images a second by reader, and whether the files were cold."""
+    return {(row["reader"], row["cold"]): row["images_per_second"]["median"] for row in result["readers"]}
+
+
 def _span(values: list[float]) -> str:
     return f"{min(values):.2f} times" if len(values) == 1 else f"{min(values):.2f} to {max(values):.2f} times"
 
@@ -135,6 +162,14 @@ def peers_ahead(results: Results) -> list[str]:
             if kind in row["name"] and not row["name"].startswith("dssl") and ours and row["seconds"]["median"] < ours:
                 times = ours / row["seconds"]["median"]
                 found.append(f"evaluation: {row['name']} is {times:.2f} times as fast as {ours_name}")
+    rates = reading_rates(results["shards"]) if "shards" in results else {}
+    for name, peer in READERS:
+        for cold in (True, False):
+            if (peer, cold) in rates and rates[peer, cold] > rates[name, cold]:
+                times = rates[peer, cold] / rates[name, cold]
+                found.append(
+                    f"shards, {'cold' if cold else 'warm'}: {peer} is {times:.2f} times as fast as dssl, {name}"
+                )
     for row in results["view_costs"]["operations"] if "view_costs" in results else []:
         if row["ratio"] < 1:
             found.append(

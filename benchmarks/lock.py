@@ -29,8 +29,7 @@ import torch
 
 from benchmarks import bars, images, our_views, record
 from dssl.augment.kernels import program
-from dssl.data import Quarantine, loader, open_source
-from dssl.data import decode as decoding
+from dssl.data import Quarantine, jpeg, loader, open_source
 from dssl.data.quarantine import Reader
 
 SIZE = 224
@@ -57,16 +56,16 @@ class Stopwatch:
 @contextmanager
 def watched(watch: dict[str, Stopwatch]) -> Iterator[None]:
     """Times every call without the lock for as long as this lasts."""
-    kernels, original = program.load(), decoding._decoder
+    kernels, original = program.load(), jpeg._decoder
     decode = original()
     assert decode is not None, "torchvision has no JPEG decoder here"
     decoder = watch["decode"].around(decode)
     program._compiled = program.Kernels(watch["draw"].around(kernels.draw), watch["run"].around(kernels.run))
-    decoding._decoder = lambda: decoder  # type: ignore[assignment]  # a plain function for a cached one
+    jpeg._decoder = lambda: decoder  # type: ignore[assignment]  # a plain function for a cached one
     try:
         yield
     finally:
-        program._compiled, decoding._decoder = kernels, original
+        program._compiled, jpeg._decoder = kernels, original
 
 
 def thread_seconds(job: Callable[[], object], *, repeat: int = 300) -> float:
@@ -103,7 +102,7 @@ def lock_per_image(folder: Path, *, rounds: int) -> dict[str, Any]:
     program._compiled = kernels
     no_images = (calls[0][0][:0], *calls[0][1:])
     no_plan = (np.empty(0, np.int64), *plan_arguments(maker))
-    dots, decoder = [bytearray(images.tiny_photo()) for _ in range(8)], decoding._decoder()
+    dots, decoder = [bytearray(images.tiny_photo()) for _ in range(8)], jpeg._decoder()
     assert decoder is not None, "torchvision has no JPEG decoder here"
     entry = {
         "run": thread_seconds(lambda: kernels.run(*no_images)),

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.bars import Results, bars, peers_ahead, speed_up
+from benchmarks.bars import Results, bars, peers_ahead, reading_rates, speed_up
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
-NAMES = ("views", "view_costs", "train", "evaluate", "startup", "growth", "memory", "quality")
+NAMES = ("views", "view_costs", "train", "evaluate", "startup", "growth", "memory", "quality", "shards")
 Lines = list[str]
 
 _HEAD = """# Performance
@@ -21,7 +21,7 @@ How fast, how big, how it grows, against what one would use instead. Every numbe
 ```
 make bench-setup      # the peers, from PyPI, into a separate virtual environment
 make bench            # views, training steps, evaluation, start-up: about 25 minutes on two cores
-make bench-long       # growth, memory, time to quality: about half an hour
+make bench-long       # growth, memory, time to quality, shards: about half an hour
 make bench ONLY=train # one of them: {names}
 make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-10 instead of drawn images
 ```
@@ -315,9 +315,45 @@ def quality(result: dict[str, Any]) -> Lines:
     ]  # fmt: skip
 
 
+def shared(result: dict[str, Any]) -> Lines:
+    """A line where other work took processor time from the measurement."""
+    about = result["environment"]
+    if about["load_before"] <= about["cores"]:
+        return []
+    load = f"load {about['load_before']:g} on {about['cores']} cores"
+    return [f"The machine was shared with other work ({load}): compare ratios, not rates.", ""]
+
+
+def shards(result: dict[str, Any]) -> Lines:
+    rates = reading_rates(result)
+    rows = []
+    for row in result["readers"]:
+        kind = "cold" if row["cold"] else "warm"
+        peers = [f"{rates[row['reader'], row['cold']] / rates[peer, row['cold']]:.2f}"
+                 if (peer, row["cold"]) in rates else "missing" for peer in ("webdataset", "datasets")]  # fmt: skip
+        rows.append((row["reader"], kind, spread(row["images_per_second"]), *peers, spread(row["first_batch_seconds"])))
+    index = result["index"]
+    return [
+        "## Shards", "",
+        "Images a second over an epoch from the same JPEG files, decoded by the same function, no views: "
+        f"{result['environment']['cores']} threads (dssl) or worker processes of torch's DataLoader (peers). An epoch includes "
+        "opening the data set and starting threads or workers, and so does the time to the first batch. Everybody has a turn in "
+        "each round. Cold: the pages of the files were dropped before (`posix_fadvise`); the host of a virtual disk may still "
+        "hold them. A packed copy holds pixels: nothing is decoded.", "",
+        *shared(result),
+        *table(("reader", "", "images/s", "times webdataset", "times datasets", "first batch, s"), rows),
+        f"The index of {index['members']:,} members in ten tar shards: {number(index['scan_seconds'])} s "
+        f"({number(index['scan_cpu_seconds'])} s of CPU), reopened in {number(index['reopen_seconds'])} s "
+        f"({number(index['reopen_cpu_seconds'])} s of CPU); {index['index_bytes_per_image']:.0f} bytes per image in a file that "
+        f"all processes of a node share, and {index['private_mb_per_million'] or 'below 1'} MB of a process's own per million.",
+        "",
+        *source(result),
+    ]  # fmt: skip
+
+
 SECTIONS: dict[str, Callable[[dict[str, Any]], Lines]] = {
     "views": views, "view_costs": view_costs, "lock": lock, "train": train, "evaluate": evaluate, "startup": startup,
-    "growth": growth, "memory": memory, "quality": quality,
+    "growth": growth, "memory": memory, "quality": quality, "shards": shards,
 }  # fmt: skip
 
 

@@ -100,19 +100,43 @@ def drop(place: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(start: Callable[[], Iterator[int]], place: Path, *, cold: bool, rounds: int) -> record.Record:
-    """Images a second over an epoch and seconds to the first batch."""
-    rate, first = [], []
+Start = Callable[[], Iterator[int]]
+
+
+def measure(start: Start, place: Path, *, cold: bool) -> tuple[float, float]:
+    """Images a second over an epoch, and seconds to the first batch."""
+    if cold:
+        drop(place)
+    begun = time.perf_counter()
+    batches = start()
+    count = next(batches)
+    first = time.perf_counter() - begun
+    count += sum(batches)
+    return count / (time.perf_counter() - begun), first
+
+
+def in_turn(contenders: dict[str, tuple[Start, Path]], rounds: int) -> list[record.Record]:
+    """Everybody once in each round, cold and then warm, so that what else the machine does hits all of them."""
+    found: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    missing: set[str] = set()
     for _ in range(rounds):
-        if cold:
-            drop(place)
-        begun = time.perf_counter()
-        batches = start()
-        count = next(batches)
-        first.append(time.perf_counter() - begun)
-        count += sum(batches)
-        rate.append(count / (time.perf_counter() - begun))
-    return {"images_per_second": record.summary(rate), "first_batch_seconds": record.summary(first)}
+        for name, (start, place) in contenders.items():
+            for cold in (True, False):
+                if name in missing:
+                    continue
+                try:
+                    found.setdefault((name, cold), []).append(measure(start, place, cold=cold))
+                except ImportError as error:
+                    print(f"{name}: {error}")
+                    missing.add(name)
+    return [
+        {
+            "reader": name, "cold": cold, "images_per_second": record.summary([rate for rate, _ in values]),
+            "first_batch_seconds": record.summary([first for _, first in values]),
+        }
+        for (name, cold), values in found.items()
+        if name not in missing
+    ]  # fmt: skip
 
 
 def index_cost(members: int) -> record.Record:
@@ -171,7 +195,6 @@ def main() -> int:
     clock = record.Clock()
     from dssl.commands.data import Arguments, run
 
-    rows = []
     with tempfile.TemporaryDirectory() as place:
         base = Path(place)
         os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
@@ -186,7 +209,7 @@ def main() -> int:
         forms: tuple[Format, ...] = ("tar", "parquet")
         for form in forms:
             run(Arguments(action="pack", place=str(folder), out=base / form, format=form, shard=each))
-        contenders: dict[str, tuple[Callable[[], Iterator[int]], Path]] = {
+        contenders: dict[str, tuple[Start, Path]] = {
             "folder": (lambda: ours(str(folder), None), folder),
             "packed": (lambda: ours(f"packed:{base / 'pixels'}", None), base / "pixels"),
             "tar, --shuffle images": (lambda: ours(str(base / "tar"), None), base / "tar"),
@@ -196,16 +219,11 @@ def main() -> int:
             "datasets": (lambda: huggingface(base / "parquet"), base / "parquet"),
         }
         sum(ours("shapes:64", None))  # imports are not reading
-        for name, (start, files) in contenders.items():
-            for cold in (True, False):
-                try:
-                    row = measure(start, files, cold=cold, rounds=options.rounds)
-                except ImportError as error:
-                    print(f"{name}: {error}")
-                    break
-                rows.append({"reader": name, "cold": cold, **row})
-                print(f"{name:24} {'cold' if cold else 'warm'}  {row['images_per_second']['median']:8.0f} images/s, first batch "
-                      f"after {row['first_batch_seconds']['median']:.2f} s", flush=True)  # fmt: skip
+        rows = in_turn(contenders, options.rounds)
+    for row in rows:
+        rate, first = (row[key]["median"] for key in ("images_per_second", "first_batch_seconds"))
+        kind = "cold" if row["cold"] else "warm"
+        print(f"{row['reader']:24} {kind}  {rate:8.0f} images/s, first batch after {first:.2f} s")
     index = index_cost(options.members)
     print(index)
     record.write("shards", clock, {"readers": rows, "index": index}, folder=options.out)

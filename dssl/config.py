@@ -137,8 +137,11 @@ class RunConfig:
     """With --shuffle shards: how many shards are mixed at a time; 16 by default."""
     image_size: int = 32
     """Width and height of a view, in pixels."""
-    channels: Literal[1, 3] = 3
-    """1 for gray images, 3 for colour."""
+    channels: int = 3
+    """1 for gray images, 3 for colour; any other number for TIFF, PNG and NPY files of so many channels."""
+    range: str | None = None
+    """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
+    such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
     """Pixel normalisation: cifar10, imagenet, or measure (mean and standard deviation of the data itself)."""
     bad_share: float = 0.01
@@ -194,7 +197,8 @@ class RunConfig:
         return 0 if self.adapt is None else self.adapt.head_epochs
 
     def __post_init__(self) -> None:
-        from dssl.augment import parse
+        from dssl.augment import check_channels, parse
+        from dssl.data.scale import MAX_CHANNELS, parse_range
         from dssl.presets import named_graph
 
         for name in ("image_size", "epochs"):
@@ -224,11 +228,15 @@ class RunConfig:
                 f"teacher is {self.teacher or self.teacher_encoder}, but no edge of the graph ends at a teacher: "
                 "add one such as s1->teacher(s1), or leave the teacher out"
             )
-        parse(self.standard)
-        parse(self.heavy)
-        for view in graph.views:
-            if view.policy not in ("standard", "heavy"):
-                parse(view.policy)
+        between("channels", self.channels, MAX_CHANNELS)
+        parse_range(self.range, channels=self.channels)
+        require(
+            self.channels in (1, 3) or self.normalization == "measure",
+            "normalization", self.normalization, f"measure for images of {self.channels} channels",
+        )  # fmt: skip
+        own = [view.policy for view in graph.views if view.policy not in ("standard", "heavy")]
+        for policy in (self.standard, self.heavy, *own):
+            check_channels(parse(policy), self.channels)
         if self.head_epochs >= self.epochs:
             raise DsslError(
                 f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"

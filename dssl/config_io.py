@@ -28,6 +28,7 @@ _ADDED: Plain = {
     "adapt": None,
     "shuffle": None,
     "window": None,
+    "range": None,
 }
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
 _LARGEST = 1_000_000  # bytes of a file of settings

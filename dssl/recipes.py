@@ -125,10 +125,18 @@ RECIPES: dict[str, Callable[..., RunConfig]] = {
 
 
 def recipe(name: str, *, method: str | None = None, **changes: Any) -> RunConfig:
-    """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3)``; its own method by default."""
+    """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3)``; its own method by default.
+
+    For images whose channels are not colours, its policies are those of the recipe without operations on colour.
+    """
     if name not in RECIPES:
         raise choices("recipe", name, RECIPES)
     if method is not None and method not in METHODS:
         raise choices("method", method, METHODS)
     made = RECIPES[name]() if method is None else RECIPES[name](method)
+    if changes.get("channels", made.channels) not in (1, 3):
+        from dssl.augment import parse, show, without_colour
+
+        policies = {kind: show(without_colour(parse(getattr(made, kind)))) for kind in ("standard", "heavy")}
+        changes = {**policies, "normalization": "measure", **changes}
     return dataclasses.replace(made, **changes) if changes else made

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor  # takes seconds to import, and a look at data does not need it
 
 Image: TypeAlias = NDArray[np.uint8]
-"""One image: height x width x channels, uint8, one or three channels, C-contiguous."""
+"""One image: height x width x channels, uint8, C-contiguous; one channel or three, or as many as a sensor has."""
 
 Images: TypeAlias = "Tensor"
 """A batch: N x C x H x W, float, normalised."""

@@ -1,5 +1,6 @@
 """Views of images: policies as data, plans drawn as arrays, kernels bit-identical to Pillow."""
 
+from dssl.augment.channels import check_channels, without_colour
 from dssl.augment.custom import add_function, add_kernel
 from dssl.augment.maker import (
     CIFAR10,
@@ -33,6 +34,8 @@ __all__ = [
     "ViewMaker",
     "add_function",
     "add_kernel",
+    "check_channels",
     "parse",
     "show",
+    "without_colour",
 ]

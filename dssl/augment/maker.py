@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dssl.augment.channels import check_channels
 from dssl.augment.custom import run_custom
 from dssl.augment.plan import Plan, Program
 from dssl.augment.policy import Chain, Policy, sizing
@@ -92,8 +93,8 @@ class ViewMaker:
     ) -> None:
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
-        if channels not in (1, 3):
-            raise DsslError(f"images with {channels} channels are not supported; convert them to 1 or 3")
+        if channels < 1:
+            raise DsslError(f"images with {channels} channels: expected at least 1")
         if normalization is not None and len(normalization.mean) != channels:
             raise DsslError(f"the normalisation has {len(normalization.mean)} channels, but the images have {channels}")
         self.names = tuple(view.name for view in views)
@@ -117,6 +118,8 @@ class ViewMaker:
             size=size,
         )
         self.policies: Mapping[str, Policy] = dict(zip(self._program.names, self._program.policies, strict=True))
+        for policy in self.policies.values():
+            check_channels(policy, channels)
         usual = normalization or Normalization((0.0,) * channels, (1.0,) * channels)
         self._scale, self._offset = (np.tile(numbers, _LINE) for numbers in usual.scale_and_offset())
         self._scratch = _Scratch(len(ordered), channels, size)

@@ -34,6 +34,11 @@ class Operation:
     default: float | None = None
     """The default value: ``equalize`` is ``equalize(1)``."""
 
+    @property
+    def needs_colour(self) -> bool:
+        """Whether it means nothing for channels that are not red, green and blue (or gray)."""
+        return self.kernel in (code.COLOR, code.GRAY, code.HUE)
+
 
 def _operation(
     name: str,

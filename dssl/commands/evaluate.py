@@ -17,6 +17,7 @@ from dssl.version import VERSION
 
 if TYPE_CHECKING:
     from dssl.data import Source
+    from dssl.data.source import Split
     from dssl.evaluate.protocols import Task
     from dssl.weights.load import LoadedEncoder
 
@@ -152,14 +153,18 @@ def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, So
         raise DsslError(
             "no images are named: expected --data, such as cifar10:FOLDER or a folder with train and val in it"
         )
-    train = open_source(data, split="train", channels=loaded.channels)
+
+    def opened(text: str, split: "Split") -> "Source":
+        return open_source(text, split=split, channels=loaded.channels, value_range=loaded.value_range)
+
+    train = opened(data, "train")
     if arguments.test is not None:
         try:
-            return train, open_source(arguments.test, split="test", channels=loaded.channels), data
+            return train, opened(arguments.test, "test"), data
         except NoSplitError:
-            return train, open_source(arguments.test, split="train", channels=loaded.channels), data
+            return train, opened(arguments.test, "train"), data
     try:
-        return train, open_source(data, split="test", channels=loaded.channels), data
+        return train, opened(data, "test"), data
     except NoSplitError as error:
         raise DsslError(f"{error}; or name them with --test") from None
 

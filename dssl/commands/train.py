@@ -48,7 +48,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / Path(file).stem
     elif name is not None:
-        config = recipe(name, method=method)
+        config = recipe(name, method=method, **_channels(rest))
         out = Path("runs") / name
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
@@ -86,6 +86,12 @@ def run(arguments: Arguments) -> int:
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
         print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
     return result.exit_code
+
+
+def _channels(words: Sequence[str]) -> dict[str, int]:
+    """The number of channels, which the policies of a recipe depend on; empty where it is left to the recipe."""
+    text = _take([*words], "--channels")
+    return {"channels": int(text)} if text is not None and text.isascii() and text.isdigit() else {}
 
 
 def _is_first() -> bool:

@@ -22,7 +22,7 @@ class Arguments:
     """Show originals, standard views and heavy views on one page, with the measured strength of each policy."""
 
     source: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
-    """Images: a folder, a list of files, cifar10:FOLDER, shapes, or shapes:2000."""
+    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes, or shapes:2000."""
     policies: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
     """Heavy policies, one row each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
     out: Path = Path("views.html")
@@ -31,8 +31,11 @@ class Arguments:
     """The standard policy; by default standard, and standard-cifar (no blur) up to 64 px."""
     size: int | None = None
     """Side of a view in pixels; by default the shorter side of the first readable image, at most 224."""
-    channels: Literal[1, 3] = 3
-    """1 for gray views of gray images."""
+    channels: int = 3
+    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files of so many channels."""
+    range: str | None = None
+    """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
+    such as 1%,99%; by default those of --weights, or 1%,99% if channels is neither 1 nor 3."""
     split: Literal["train", "test"] = "train"
     """Which split of the source."""
     show: int = 8
@@ -54,7 +57,7 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     _check(arguments)
     begun = time.perf_counter()
-    from dssl.augment import DEFAULT_POLICIES
+    from dssl.augment import DEFAULT_POLICIES, parse, show, without_colour
     from dssl.augment.policy import table
     from dssl.data import open_source
     from dssl.report import views
@@ -63,14 +66,21 @@ def run(arguments: Arguments) -> int:
 
     # a page must say what "heavy" means
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
+    if arguments.policies == Arguments.policies and arguments.channels not in (1, 3):
+        policies = [show(without_colour(parse(text))) for text in policies]
     names = tables_of(policies)
     if arguments.table is not None:
         table(arguments.table)  # refuses an unknown name before anything is measured
         names = (arguments.table,)
     loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
-    source = open_source(arguments.source, split=arguments.split, channels=arguments.channels)
+    known = None if loaded is None else loaded.value_range
+    source = open_source(
+        arguments.source, split=arguments.split, channels=arguments.channels, value_range=arguments.range or known
+    )
     size = arguments.size or (default_size(source) if loaded is None else loaded.image_size)
     standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
+    if arguments.standard is None and arguments.channels not in (1, 3):
+        standard = show(without_colour(parse(standard)))
     found = survey(
         source,
         policies=policies,

@@ -2,26 +2,24 @@
 
 The rules for anything but plain 8-bit colour are fixed: 16-bit values keep their high byte; transparency is laid over white; CMYK
 goes through Pillow's plain formula; the first frame of an animation counts; EXIF's orientation is applied; floating-point and
-32-bit pixels are refused, since nothing says what range they have.
+32-bit pixels are refused, since nothing says what range they have. With a range, the values of TIFF, PNG and NPY files are
+read as they are stored (`values.py`) and scaled by it (`scale.py`).
 
-Colour JPEGs are decoded by torchvision, without the interpreter's lock, where its pixels are certain to be Pillow's. Both are
-libjpeg-turbo, but they differ in what they refuse and how they treat the unusual. So a file is given to torchvision only if its
-header is beyond doubt (see `jpeg.py`). Everything else is left to Pillow, and so is whatever torchvision refuses.
+Colour JPEGs are decoded by torchvision where its pixels are certain to be Pillow's (see `jpeg.py`); everything else is left to
+Pillow, and so is whatever torchvision refuses.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import io
 import os
 import stat
 import struct
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from PIL import (
@@ -35,16 +33,16 @@ from PIL import (
 )
 from PIL import Image as Pillow
 
-from dssl.data.jpeg import Doubt, read_header
+from dssl.data import values
+from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
+from dssl.data.scale import Range, scaled
 from dssl.errors import DsslError
 from dssl.files import printable
 
 if TYPE_CHECKING:
     from dssl.types import Image
 
-MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB in colour; a file that claims more is refused before it is read
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
-MAX_SIDE = 32_767  # what the view kernels can address
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
 GROUP = 1 << 23  # bytes of pixels; images are decoded and made into views together up to here
 EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"])
@@ -60,8 +58,6 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
     stat.S_IFDIR: "a folder",
 }
-# from stored to upright by EXIF's orientation: the direction of the rows and of the columns, after a transposition from 5 on
-_TURNS = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
 
 
 class UnreadableImage(DsslError):
@@ -91,20 +87,27 @@ def open_regular(path: str | bytes) -> tuple[int, int]:
     raise UnreadableImage(path, kind_of(mode))
 
 
-def read_image(path: str | bytes, *, channels: int = 3, shrink: int | None = None) -> Image:
+def read_image(
+    path: str | bytes, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
+) -> Image:
     """Decode one file to height x width x channels; raises UnreadableImage with the path and the reason.
 
     With `shrink`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least that long: several
-    times faster on large photos, with slightly different pixels.
+    times faster on large photos, with slightly different pixels. With a `value_range`, a TIFF, PNG or NPY of just so many
+    channels is read as stored and scaled.
     """
-    (image,) = read_images([path], channels=channels, shrink=shrink)
+    (image,) = read_images([path], channels=channels, shrink=shrink, value_range=value_range)
     if isinstance(image, UnreadableImage):
         raise image
     return image
 
 
 def read_images(
-    paths: Iterable[str | bytes], *, channels: int = 3, shrink: int | None = None
+    paths: Iterable[str | bytes],
+    *,
+    channels: int = 3,
+    shrink: int | None = None,
+    value_range: Range | None = None,
 ) -> Iterator[Image | UnreadableImage]:
     """Like `read_image` for several files, in order; an unreadable one gives its error instead.
 
@@ -116,7 +119,7 @@ def read_images(
     for path in paths:
         one: Image | Jpeg | UnreadableImage
         try:
-            one = _read(path, channels=channels, shrink=shrink)
+            one = _read(path, channels=channels, shrink=shrink, value_range=value_range)
             held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
         except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
             one = _named(path, error)
@@ -127,18 +130,20 @@ def read_images(
     yield from _finish(group)
 
 
-def _read(path: str | bytes, *, channels: int, shrink: int | None) -> Image | Jpeg:
+def _read(path: str | bytes, *, channels: int, shrink: int | None, value_range: Range | None) -> Image | Jpeg:
     """A file, decoded by Pillow unless torchvision may do it."""
     descriptor, size = open_regular(path)
     try:
         check_length(size)
-        if size > _AT_ONCE:
+        if size > _AT_ONCE and value_range is None:
             with open(descriptor, "rb", closefd=False) as file:
                 return decode(file, channels=channels, shrink=shrink)
         content = bytearray(size)
         del content[os.readv(descriptor, [content]) :]  # one call reads all there is of a regular file
     finally:
         os.close(descriptor)
+    if value_range is not None:
+        return decode_content(content, channels=channels, value_range=value_range)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
 
@@ -149,8 +154,12 @@ def check_length(size: int) -> None:
         raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
 
 
-def decode_content(content: bytearray, *, channels: int = 3, shrink: int | None = None) -> Image:
+def decode_content(
+    content: bytearray, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
+) -> Image:
     """Decode the bytes of a whole file; raises whatever the decoder raises."""
+    if value_range is not None:
+        return scaled(values.read_values(content, channels=channels), value_range)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     image = None if jpeg is None else decode_together([jpeg])[0]
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if image is None else image
@@ -188,7 +197,7 @@ def _named(path: str | bytes, error: Exception) -> UnreadableImage:
     """What is wrong with this file; raises an error that is not the file's fault."""
     if isinstance(error, UnreadableImage):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError | DsslError):
         raise error
     reason = _reason(error)
     if isinstance(error, OSError):
@@ -206,21 +215,13 @@ def decode(file: IO[bytes], *, channels: int = 3, shrink: int | None = None) -> 
     """Decode an open file; raises whatever the decoder raises."""
     picture = _identify(file)
     with picture:
-        _check_size(*picture.size)
+        check_size(*picture.size)
         if shrink is not None and isinstance(picture, JpegImagePlugin.JpegImageFile):
             picture.draft(None, (shrink, shrink))  # None: keep the mode
         picture.load()
         orientation = _orientation(picture)
         pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as kernels expect
-    return _upright(pixels if channels == 3 else pixels[:, :, None], orientation)
-
-
-def _check_size(width: int, height: int) -> None:
-    """Refuse an image that claims to be too large, before it is read."""
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
-    if max(width, height) > MAX_SIDE:
-        raise ValueError(f"{width} x {height} pixels: no side may be longer than {MAX_SIDE:,}")
+    return upright(pixels if channels == 3 else pixels[:, :, None], orientation)
 
 
 def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
@@ -235,7 +236,7 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
         return WebPImagePlugin.WebPImageFile(file)
     if head[:2] == b"BM":
         return BmpImagePlugin.BmpImageFile(file)
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+    if head[:4] in values.TIFF:
         return TiffImagePlugin.TiffImageFile(file)
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return GifImagePlugin.GifImageFile(file)
@@ -244,8 +245,12 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
 
 def ending_of(content: bytes) -> str:
     """The usual extension for these bytes; raises ValueError where they are not an image."""
+    if content.startswith(values.NPY):
+        return "npy"
+    if content[:4] in values.TIFF:  # Pillow opens only some of them
+        return "tif"
     kind = str(_identify(io.BytesIO(content)).format)
-    return {"JPEG": "jpg", "TIFF": "tif"}.get(kind, kind.lower())
+    return {"JPEG": "jpg"}.get(kind, kind.lower())
 
 
 def _orientation(picture: Pillow.Image) -> int:
@@ -276,79 +281,3 @@ def _reason(error: Exception) -> str:
         return "damaged header"
     text = " ".join(str(error).split())
     return text[:200] if text else type(error).__name__
-
-
-class Jpeg(NamedTuple):
-    """A file that torchvision may decode, and what its header says."""
-
-    content: bytearray
-    width: int
-    height: int
-    orientation: int
-
-
-def recognise(content: bytearray, *, shrink: int | None) -> Jpeg | None:
-    """The JPEG in a whole file; None where Pillow has to decide. Raises ValueError for one that is too large."""
-    if content[:3] != b"\xff\xd8\xff" or "torch" not in sys.modules or _decoder() is None:
-        return None  # a look at data does not import torch
-    try:
-        width, height, orientation = read_header(content)
-    except (Doubt, struct.error, IndexError):
-        return None
-    _check_size(width, height)
-    if shrink is not None and min(width, height) >= 2 * shrink:
-        return None  # Pillow decodes at a fraction of the size
-    return Jpeg(content, width, height, orientation)
-
-
-def decode_together(jpegs: list[Jpeg]) -> list[Image | None]:
-    """The images, upright; None where Pillow has to decide."""
-    decoder = _decoder() if jpegs else None
-    if decoder is None:
-        return [None] * len(jpegs)
-    try:
-        found = decoder([jpeg.content for jpeg in jpegs])
-    except RuntimeError:  # it does not say which of them it refuses
-        return [None] if len(jpegs) == 1 else [image for jpeg in jpegs for image in decode_together([jpeg])]
-    return [
-        _upright(pixels, jpeg.orientation) if pixels.shape == (jpeg.height, jpeg.width, 3) else None
-        for pixels, jpeg in zip(found, jpegs, strict=True)
-    ]
-
-
-# TorchScript, because its interpreter runs the whole loop without the lock
-_LOOP = """
-def decode(files: List[Tensor]) -> List[Tensor]:
-    images: List[Tensor] = []
-    for file in files:
-        images.append(torch.ops.image.decode_jpeg(file, 3, False).permute(1, 2, 0))
-    return images
-"""
-
-
-@functools.cache
-def _decoder() -> Callable[[list[bytearray]], list[Image]] | None:
-    """torchvision's decoder, from the bytes of files to height x width x 3 each; None where this build has none.
-
-    The operator and not ``torchvision.io.decode_jpeg``, which warns at every call that it will move to another package.
-    """
-    try:
-        import torch
-        import torchvision.io  # noqa: F401 (registers the operator)
-
-        loop, frombuffer, byte = torch.jit.CompilationUnit(_LOOP).decode, torch.frombuffer, torch.uint8
-    except (ImportError, OSError, RuntimeError, AttributeError):
-        return None
-
-    def decode(files: list[bytearray]) -> list[Image]:
-        return [image.numpy() for image in loop([frombuffer(file, dtype=byte) for file in files])]
-
-    return decode
-
-
-def _upright(pixels: Image, orientation: int) -> Image:
-    """The pixels turned and mirrored as EXIF says, contiguous."""
-    if orientation not in _TURNS:
-        return pixels
-    down, across = _TURNS[orientation]
-    return np.ascontiguousarray((pixels.transpose(1, 0, 2) if orientation >= 5 else pixels)[::down, ::across])

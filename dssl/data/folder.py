@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
-from dssl.data.index import Index, open_index
+from dssl.data.index import Index, endings_of, open_index
+from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Split, expanded
 from dssl.errors import DsslError
 from dssl.files import printable
@@ -29,13 +30,20 @@ class Folder:
     """The images below a folder; their first subfolder is their class, unless some image lies in the folder itself."""
 
     def __init__(
-        self, place: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
+        self,
+        place: str,
+        *,
+        split: Split = "train",
+        channels: int = 3,
+        shrink: int | None = None,
+        value_range: Range | None = None,
+        cache: bool = True,
     ) -> None:
         root, train = split_folder(Path(place), split)
-        self.index: Index = open_index(root, cache=cache)
+        self.index: Index = open_index(root, photos=value_range is None, cache=cache)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
-            raise kind(_why_empty(root, self.index))
+            raise kind(_why_empty(root, self.index, photos=value_range is None))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
         # full paths, as in the errors of files that fail to decode
         self.skipped = [
@@ -44,7 +52,7 @@ class Folder:
         ]
         self.classes, self.labels = _classes(self.index, root, train)
         self.fingerprint = self.index.fingerprint
-        self._channels, self._shrink = channels, shrink
+        self._channels, self._shrink, self.value_range = channels, shrink, value_range
 
     def __len__(self) -> int:
         """The number of images."""
@@ -52,11 +60,15 @@ class Folder:
 
     def image(self, index: int) -> Image:
         """One image, decoded."""
-        return read_image(self.index.path(index), channels=self._channels, shrink=self._shrink)
+        return read_image(
+            self.index.path(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range
+        )
 
     def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
         """Several images, decoded together; an unreadable one is its error."""
-        return read_images(map(self.index.path, indices), channels=self._channels, shrink=self._shrink)
+        return read_images(
+            map(self.index.path, indices), channels=self._channels, shrink=self._shrink, value_range=self.value_range
+        )
 
     def content(self, index: int) -> bytes:
         """The bytes of one file."""
@@ -80,7 +92,9 @@ class Folder:
 class ListFile:
     """The images that a text file lists, one path per line, relative to it; a tab and a label may follow."""
 
-    def __init__(self, place: str, *, channels: int = 3, shrink: int | None = None) -> None:
+    def __init__(
+        self, place: str, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
+    ) -> None:
         self._paths, names = _read_list(Path(place))
         self._base = os.fsencode(Path(place).parent.absolute())
         self.name = f"{printable(place)} ({len(self._paths):,} images)"
@@ -93,7 +107,7 @@ class ListFile:
             self.labels = np.array([position[name] for name in names], np.int64)
         content = b"\n".join(self._paths) + b"\0" + b"\n".join(names or [])
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-        self._channels, self._shrink = channels, shrink
+        self._channels, self._shrink, self.value_range = channels, shrink, value_range
 
     def __len__(self) -> int:
         """The number of images."""
@@ -101,11 +115,13 @@ class ListFile:
 
     def image(self, index: int) -> Image:
         """One image, decoded."""
-        return read_image(self._path(index), channels=self._channels, shrink=self._shrink)
+        return read_image(self._path(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range)
 
     def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
         """Several images, decoded together; an unreadable one is its error."""
-        return read_images(map(self._path, indices), channels=self._channels, shrink=self._shrink)
+        return read_images(
+            map(self._path, indices), channels=self._channels, shrink=self._shrink, value_range=self.value_range
+        )
 
     def _path(self, index: int) -> bytes:
         return os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
@@ -187,13 +203,13 @@ def _classes(index: Index, root: Path, train: Path | None) -> tuple[tuple[str, .
     return tuple(printable(name) for name in names), labels
 
 
-def _why_empty(root: Path, index: Index) -> str:
+def _why_empty(root: Path, index: Index, *, photos: bool) -> str:
     """One line for a folder without images."""
     if index.skipped:
         path, reason = index.skipped[0]
         return f"{printable(str(root))}: no readable image; {printable(path)}: {printable(reason)}"
     if index.ignored:
-        endings = ", ".join(f".{ending}" for ending in sorted(EXTENSIONS))
+        endings = ", ".join(f".{ending.decode()}" for ending in sorted(endings_of(photos=photos)))
         return f"{printable(str(root))}: none of its {index.ignored:,} files is an image; expected {endings}"
     return f"{printable(str(root))}: the folder is empty; expected images, in class folders or not"
 

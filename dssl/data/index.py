@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, kind_of
+from dssl.data.values import ENDINGS as SCIENCE
 from dssl.files import cache_folder, write_atomically
 
 RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("name_end", "<i8")])
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
 ends; it begins where that of the record before it ends."""
 _DIGEST = 16
-ENDINGS = frozenset(ending.encode() for ending in EXTENSIONS)
 YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
@@ -70,10 +70,20 @@ class Index:
         return os.path.join(self.root, self.relative(position))  # noqa: PTH118 (bytes)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, cache: bool = True) -> Index:
+def endings_of(*, photos: bool) -> frozenset[bytes]:
+    """The extensions that make a file an image: of photographs, or of the formats that hold any values."""
+    return frozenset(ending.encode() for ending in (EXTENSIONS if photos else SCIENCE))
+
+
+def kind_option(*, photos: bool) -> tuple[bytes, ...]:
+    """What tells the index of one kind of images from that of the other."""
+    return () if photos else (b"values",)
+
+
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, cache: bool = True) -> Index:
     """The index of a folder: from the cache where nothing has changed, else scanned (and kept where possible)."""
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root), cache=cache)
+    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos), cache=cache)
 
 
 def kept_index(
@@ -97,15 +107,15 @@ def kept_index(
     return index
 
 
-def scan(root: bytes, *, threads: int = 8) -> Index:
+def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
     """Walk a folder, level by level, with threads; links are followed, but no folder is entered twice."""
-    started = time.time_ns()
+    started, endings = time.time_ns(), endings_of(photos=photos)
     seen: set[tuple[int, int]] = set()
     results: list[_Folder] = []
     level = [b""]
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
         while level:
-            found = list(pool.map(lambda folder: _scan_folder(root, folder), level))
+            found = list(pool.map(lambda folder: _scan_folder(root, folder, endings), level))
             level = []
             for folder in found:  # in order of their paths, so that the result does not depend on the threads
                 if folder.identity is not None and folder.identity in seen:
@@ -167,7 +177,7 @@ class _Folder:
     failed: bool
 
 
-def _scan_folder(root: bytes, folder: bytes) -> _Folder:
+def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Folder:
     """One folder's images and subfolders."""
     full = os.path.join(root, folder) if folder else root  # noqa: PTH118 (bytes)
     prefix = folder + b"/" if folder else b""
@@ -184,7 +194,7 @@ def _scan_folder(root: bytes, folder: bytes) -> _Folder:
                 name = entry.name
                 if name.startswith(b"."):
                     continue
-                image = name.rpartition(b".")[2].lower() in ENDINGS and b"." in name
+                image = name.rpartition(b".")[2].lower() in endings and b"." in name
                 try:
                     if image:
                         status = entry.stat()

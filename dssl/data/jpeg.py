@@ -1,10 +1,27 @@
-"""The header of a JPEG that two decoders are certain to read the same way.
+"""Colour JPEGs decoded by torchvision, in groups and without the interpreter's lock, where its pixels are certain to be Pillow's.
 
-Every segment is intact and of a known kind; baseline or progressive, 8 bits, YCbCr at 4:4:4, 4:2:2 or 4:2:0; and the file ends
-where a JPEG ends. Anything else is in doubt.
+Both are libjpeg-turbo, but they differ in what they refuse and how they treat the unusual. So a file is given to torchvision
+only if its header is beyond doubt: every segment is intact and of a known kind; baseline or progressive, 8 bits, YCbCr at 4:4:4,
+4:2:2 or 4:2:0; and the file ends where a JPEG ends.
 """
 
+from __future__ import annotations
+
+import functools
 import struct
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from dssl.types import Image
+
+MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB in colour; a file that claims more is refused before it is read
+MAX_SIDE = 32_767  # what the view kernels can address
+# from stored to upright by EXIF's orientation: the direction of the rows and of the columns, after a transposition from 5 on
+_TURNS = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
 
 # segments of a JPEG
 _QUANTISATION, _HUFFMAN, _RESTART, _SCAN, _COMMENT = 0xDB, 0xC4, 0xDD, 0xDA, 0xFE
@@ -103,3 +120,87 @@ def _read_exif(data: bytes | bytearray) -> int:
     if len(data) < place + 2 + 12 * count:
         raise Doubt
     return orientation
+
+
+class Jpeg(NamedTuple):
+    """A file that torchvision may decode, and what its header says."""
+
+    content: bytearray
+    width: int
+    height: int
+    orientation: int
+
+
+def recognise(content: bytearray, *, shrink: int | None) -> Jpeg | None:
+    """The JPEG in a whole file; None where Pillow has to decide. Raises ValueError for one that is too large."""
+    if content[:3] != b"\xff\xd8\xff" or "torch" not in sys.modules or _decoder() is None:
+        return None  # a look at data does not import torch
+    try:
+        width, height, orientation = read_header(content)
+    except (Doubt, struct.error, IndexError):
+        return None
+    check_size(width, height)
+    if shrink is not None and min(width, height) >= 2 * shrink:
+        return None  # Pillow decodes at a fraction of the size
+    return Jpeg(content, width, height, orientation)
+
+
+def decode_together(jpegs: list[Jpeg]) -> list[Image | None]:
+    """The images, upright; None where Pillow has to decide."""
+    decoder = _decoder() if jpegs else None
+    if decoder is None:
+        return [None] * len(jpegs)
+    try:
+        found = decoder([jpeg.content for jpeg in jpegs])
+    except RuntimeError:  # it does not say which of them it refuses
+        return [None] if len(jpegs) == 1 else [image for jpeg in jpegs for image in decode_together([jpeg])]
+    return [
+        upright(pixels, jpeg.orientation) if pixels.shape == (jpeg.height, jpeg.width, 3) else None
+        for pixels, jpeg in zip(found, jpegs, strict=True)
+    ]
+
+
+# TorchScript, because its interpreter runs the whole loop without the lock
+_LOOP = """
+def decode(files: List[Tensor]) -> List[Tensor]:
+    images: List[Tensor] = []
+    for file in files:
+        images.append(torch.ops.image.decode_jpeg(file, 3, False).permute(1, 2, 0))
+    return images
+"""
+
+
+@functools.cache
+def _decoder() -> Callable[[list[bytearray]], list[Image]] | None:
+    """torchvision's decoder, from the bytes of files to height x width x 3 each; None where this build has none.
+
+    The operator and not ``torchvision.io.decode_jpeg``, which warns at every call that it will move to another package.
+    """
+    try:
+        import torch
+        import torchvision.io  # noqa: F401 (registers the operator)
+
+        loop, frombuffer, byte = torch.jit.CompilationUnit(_LOOP).decode, torch.frombuffer, torch.uint8
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        return None
+
+    def decode(files: list[bytearray]) -> list[Image]:
+        return [image.numpy() for image in loop([frombuffer(file, dtype=byte) for file in files])]
+
+    return decode
+
+
+def check_size(width: int, height: int) -> None:
+    """Refuse an image that claims to be too large, before it is read."""
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} pixels are more than the limit of {MAX_PIXELS:,}")
+    if max(width, height) > MAX_SIDE:
+        raise ValueError(f"{width} x {height} pixels: no side may be longer than {MAX_SIDE:,}")
+
+
+def upright(pixels: Image, orientation: int) -> Image:
+    """The pixels turned and mirrored as EXIF says, contiguous."""
+    if orientation not in _TURNS:
+        return pixels
+    down, across = _TURNS[orientation]
+    return np.ascontiguousarray((pixels.transpose(1, 0, 2) if orientation >= 5 else pixels)[::down, ::across])

@@ -20,6 +20,7 @@ from dssl.data.device import Batch, Pool
 from dssl.data.order import Shuffle, order_of
 from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
+from dssl.data.resize import resize
 from dssl.data.source import Source
 from dssl.errors import DsslError
 from dssl.types import Image
@@ -285,14 +286,11 @@ def centre_crop(image: Image, *, size: int, crop_ratio: float = CROP_RATIO) -> I
     target = round(size / crop_ratio)
     whole = [int(target * length / min(height, width)) for length in (width, height)]
     first = [round((length - size) / 2) for length in whole]
-    picture = Pillow.fromarray(image if image.shape[2] == 3 else image[:, :, 0])
     if max(whole) <= _LONG * target:
-        resized = picture.resize((whole[0], whole[1]), Pillow.Resampling.BILINEAR)
-        kept = resized.crop((first[0], first[1], first[0] + size, first[1] + size))
-    else:
-        # a very long image would not fit into memory when resized: only the part that is kept is
-        scale = [length / resized for length, resized in zip((width, height), whole, strict=True)]
-        ends = [(begin + size) * factor for begin, factor in zip(first, scale, strict=True)]
-        box = (first[0] * scale[0], first[1] * scale[1], ends[0], ends[1])
-        kept = picture.resize((size, size), Pillow.Resampling.BILINEAR, box=box)
-    return np.array(kept).reshape(size, size, image.shape[2])
+        resized = resize(image, (whole[0], whole[1]), Pillow.Resampling.BILINEAR)
+        return np.ascontiguousarray(resized[first[1] : first[1] + size, first[0] : first[0] + size])
+    # a very long image would not fit into memory when resized: only the part that is kept is
+    scale = [length / resized for length, resized in zip((width, height), whole, strict=True)]
+    ends = [(begin + size) * factor for begin, factor in zip(first, scale, strict=True)]
+    box = (first[0] * scale[0], first[1] * scale[1], ends[0], ends[1])
+    return resize(image, (size, size), Pillow.Resampling.BILINEAR, box=box)

@@ -21,7 +21,9 @@ from PIL import Image as Pillow
 from dssl.data.decode import UnreadableImage
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import NoSplitError, Source, Split
+from dssl.data.resize import resize
+from dssl.data.scale import as_range
+from dssl.data.source import NoSplitError, Source, Split, range_of
 from dssl.errors import DsslError
 from dssl.files import printable, replacing
 
@@ -51,6 +53,7 @@ class Packed:
         self._offsets, self._checksums = tables["offsets"], tables["checksums"]
         self._name_ends = np.concatenate([[0], tables["name_ends"]])
         self.channels = int(header["channels"])
+        self.value_range = as_range(header.get("range"))
         self._path = path
         # copy on write: writable memory for the kernels, while the file cannot change
         self._pixels = np.memmap(path, np.uint8, mode="c")
@@ -128,13 +131,12 @@ def _shrunk(source: Source, side: int, quarantine: Quarantine, threads: int | No
 
 def shrink_to(image: Image, *, side: int) -> Image:
     """The image with its shorter side reduced to `side` (Pillow's bicubic filter); a smaller one stays as it is."""
-    height, width, channels = image.shape
+    height, width = image.shape[:2]
     shorter = min(height, width)
     if shorter <= side:
         return image
     size = (max(side, round(width * side / shorter)), max(side, round(height * side / shorter)))
-    picture = Pillow.fromarray(image if channels == 3 else image[:, :, 0])
-    return np.array(picture.resize(size, Pillow.Resampling.BICUBIC)).reshape(size[1], size[0], channels)
+    return resize(image, size, Pillow.Resampling.BICUBIC)
 
 
 def _write_tables(
@@ -159,6 +161,8 @@ def _write_tables(
         "count": len(kept), "channels": channels, "name": source.name, "fingerprint": origin.hexdigest()[:32],
         "classes": None if source.labels is None or source.classes is None else list(source.classes),
     }  # fmt: skip
+    if (value_range := range_of(source)) is not None:
+        header["range"] = value_range.plain()
     text = json.dumps(header).encode()
     position = file.tell()
     tail = position.to_bytes(8, "little") + len(text).to_bytes(8, "little") + text + body

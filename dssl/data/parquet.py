@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, decode_content, naming
 from dssl.data.index import Index, kept_index
+from dssl.data.scale import Range
 from dssl.data.shards import Found, Scanned, assemble, check_unchanged, classes_of, common_root, why_empty
 from dssl.errors import DsslError
 from dssl.files import printable
@@ -35,7 +36,15 @@ class Parquet:
     shuffle = "shards"
     """Its default order: a random one would read a row group for each image."""
 
-    def __init__(self, shards: Found, *, channels: int = 3, shrink: int | None = None, cache: bool = True) -> None:
+    def __init__(
+        self,
+        shards: Found,
+        *,
+        channels: int = 3,
+        shrink: int | None = None,
+        value_range: Range | None = None,
+        cache: bool = True,
+    ) -> None:
         columns = _columns_of(shards)
         self.index = open_parquet(shards.paths, columns, cache=cache)
         if len(self.index) == 0:
@@ -53,7 +62,7 @@ class Parquet:
             f"{shards.name} ({len(self.index):,} images in {groups:,} row groups of {len(shards.paths):,} files)"
         )
         self.fingerprint = self.index.fingerprint
-        self._channels, self._shrink = channels, shrink
+        self._channels, self._shrink, self.value_range = channels, shrink, value_range
         self._groups = _Groups(self.index, columns, keep=2 * self.window + _SPARE)
 
     def __len__(self) -> int:
@@ -63,7 +72,9 @@ class Parquet:
     def image(self, index: int) -> Image:
         """One image, decoded."""
         with naming(self.index.path(index)):
-            return decode_content(self.content(index), channels=self._channels, shrink=self._shrink)
+            return decode_content(
+                self.content(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range
+            )
 
     def content(self, index: int) -> bytearray:
         """The bytes of one image as they are in its file."""

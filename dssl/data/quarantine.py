@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from dssl import rng
 from dssl.augment import Normalization
-from dssl.data.decode import UnreadableImage
+from dssl.data.decode import UnreadableImage, naming
 from dssl.data.pipeline import in_threads
-from dssl.data.source import Source, read_many, skipped_files
+from dssl.data.scale import Range
+from dssl.data.source import InFiles, Source, read_many, skipped_files
+from dssl.data.values import read_values
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ T = TypeVar("T")
 MAX_SHARE = 0.05
 _SMALLEST = 1 / 255  # constant images have no deviation to divide by
 _ATTEMPTS = 64
+_VALUES = 1 << 25  # that percentiles are taken of, at most: 256 MB
 
 
 class Quarantine:
@@ -144,7 +147,7 @@ def check_sample(
     Raises an error where so many are unreadable that the whole set must exceed the allowed share.
     """
     chosen = rng.permutation(rng.key(seed, "sample"), len(source))[:count]
-    shapes = _over(source, chosen, lambda image: image.shape, quarantine=quarantine, threads=threads)
+    shapes = _over(chosen, lambda index: source.image(index).shape, quarantine=quarantine, threads=threads)
     # as many as would surprise by three standard deviations if the set had just the allowed share
     share, tried, bad = quarantine.max_share, len(chosen), len(chosen) - len(shapes)
     if bad > share * tried + 3 * (share * (1 - share) * tried) ** 0.5:
@@ -169,14 +172,15 @@ def measure(
     if sample is not None and sample < len(source):
         chosen = np.sort(rng.permutation(rng.key(seed, "statistics"), len(source))[:sample])
 
-    def moments(pixels: Image) -> NDArray[np.float64]:
+    def moments(index: int) -> NDArray[np.float64]:
+        pixels = source.image(index)
         # exact: from the counts of each value, so that the order of additions within an image does not matter
         counts = np.stack([np.bincount(pixels[:, :, c].ravel(), minlength=256) for c in range(pixels.shape[2])])
         values = np.arange(256) / 255
         both: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
         return both
 
-    found = _over(source, chosen, moments, quarantine=quarantine, threads=threads)
+    found = _over(chosen, moments, quarantine=quarantine, threads=threads)
     if not found:
         raise DsslError(f"{source.name}: no readable image to measure")
     first, second = np.mean(found, axis=0)
@@ -184,15 +188,43 @@ def measure(
     return Normalization(tuple(first.tolist()), tuple(std.tolist())), len(found)
 
 
+def measure_range(source: Source, wanted: Range, *, channels: int, sample: int = 1000) -> Range:
+    """The values at the percentiles of a range, channel by channel, over a sample of the images; each has the same weight."""
+    assert isinstance(source, InFiles)
+    chosen = np.sort(rng.permutation(rng.key(0, "range"), len(source))[:sample])
+    most = max(64, _VALUES // (len(chosen) * channels))
+
+    def some_values(index: int) -> NDArray[np.float64]:
+        with naming(source.label_of(index)):
+            values = read_values(bytearray(source.content(index)), channels=channels).reshape(-1, channels)
+        # at random places, because a regular grid may fall on the lines of a sensor
+        shares = rng.uniforms(rng.key(0, "range", "pixels"), np.array([index]), min(most, len(values)))[0]
+        found: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)
+        return found
+
+    quarantine = Quarantine(source, max_share=1.0)  # a run has its own, and names what is unreadable
+    found = _over(chosen, some_values, quarantine=quarantine, threads=None)
+    if not found:
+        name, reason = next(iter(quarantine.reasons.items()))
+        raise DsslError(f"{source.name}: no readable image to measure the range of; the first is {name}: {reason}")
+    bounds = []
+    for channel, values in enumerate(np.concatenate(found).T):
+        values = values[np.isfinite(values)]
+        if not len(values):
+            raise DsslError(f"{source.name}: channel {channel + 1} has no finite values to measure the range of")
+        low, high = np.percentile(values, wanted.of_channel(channel)).tolist()
+        bounds.append((low, high if high > low else low + 1.0))  # a constant channel becomes 0
+    return Range(tuple(bounds))
+
+
 def _over(
-    source: Source, chosen: NDArray[np.int64], function: Callable[[Image], T], *, quarantine: Quarantine,
-    threads: int | None,
-) -> list[T]:  # fmt: skip
+    chosen: NDArray[np.int64], function: Callable[[int], T], *, quarantine: Quarantine, threads: int | None
+) -> list[T]:
     """The function of each chosen image that can be read, in order; the others are recorded."""
 
     def one(index: int) -> T | None:
         try:
-            return function(source.image(index))
+            return function(index)
         except UnreadableImage as error:
             quarantine.record(index, error)
             return None

@@ -12,10 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import UnreadableImage, kind_of
+from dssl.data.scale import MAX_CHANNELS, Range, parse_range
 from dssl.errors import DsslError
 from dssl.files import printable
 
 if TYPE_CHECKING:
+    from dssl.data.folder import Folder, ListFile
+    from dssl.data.parquet import Parquet
+    from dssl.data.tar import Tar
     from dssl.types import Image
 
 Split = Literal["train", "test"]
@@ -104,21 +108,32 @@ class Subset:
 
 
 def open_source(
-    text: str, *, split: Split = "train", channels: int = 3, shrink: int | None = None, cache: bool = True
+    text: str,
+    *,
+    split: Split = "train",
+    channels: int = 3,
+    shrink: int | None = None,
+    value_range: str | Range | None = None,
+    cache: bool = True,
 ) -> Source:
     """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images, a text list, or tar
     or Parquet shards: "shards/{000..127}.tar", "data/*.parquet#label=COLUMN", or a folder or text list of them.
 
-    `channels` (1 or 3), `shrink` (see `decode.read_image`) and `cache` (of the index) apply to folders, lists and shards.
+    `channels`, `shrink` (see `decode.read_image`), `value_range` ("0,4095", or percentiles to be measured: "1%,99%") and
+    `cache` (of the index) apply to folders, lists and shards. Photographs have 1 or 3 channels and no range; with another
+    number of channels the range is "1%,99%" by default. `range_of` tells the range that was measured.
     """
     text = expanded(text)
     if split not in ("train", "test"):
         raise DsslError(f"split {split!r}: expected train or test")
-    if channels not in (1, 3):
-        raise DsslError(f"channels {channels}: expected 1 or 3")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise DsslError(f"channels {channels}: expected 1 to {MAX_CHANNELS}")
     kind, _, rest = text.partition(":")
-    if kind in ("shapes", "figures", "cifar10") and channels != 3:
-        raise DsslError(f"{text}: its images have 3 channels, not {channels}")
+    if kind in ("shapes", "figures", "cifar10"):
+        if channels != 3:
+            raise DsslError(f"{text}: its images have 3 channels, not {channels}")
+        if value_range is not None:
+            raise DsslError(f"{text}: its images have 8 bits, which need no range: leave out --range")
     if kind in ("shapes", "figures"):
         from dssl.data.shapes import Drawing, Shapes
 
@@ -138,11 +153,32 @@ def open_source(
         packed = Packed(rest, split=split)
         if packed.channels != channels:
             raise DsslError(f"{text}: it was packed with {packed.channels} channels, not {channels}")
+        if value_range is not None and parse_range(value_range, channels=channels) != packed.value_range:
+            known = "no range" if packed.value_range is None else f"the range {packed.value_range.text()}"
+            told = value_range if isinstance(value_range, str) else value_range.text()
+            raise DsslError(f"{text}: it was packed with {known}, not {told}: leave out --range, or pack it again")
         return packed
-    return _open_path(text, split=split, channels=channels, shrink=shrink, cache=cache)
+    wanted = parse_range(value_range, channels=channels)
+    source = _open_path(text, split=split, channels=channels, shrink=shrink, value_range=wanted, cache=cache)
+    if wanted is not None and wanted.percent:
+        from dssl.data.quarantine import measure_range
+
+        # the test images are scaled as those that an encoder is trained on
+        train = source if split == "train" else open_source(text, channels=channels, value_range=wanted, cache=cache)
+        source.value_range = (
+            range_of(train) if train is not source else measure_range(source, wanted, channels=channels)
+        )
+    return source
 
 
-def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, cache: bool) -> Source:
+def range_of(source: Source) -> Range | None:
+    """The values that became 0 and 255; None for photographs."""
+    return range_of(source.source) if isinstance(source, Subset) else getattr(source, "value_range", None)
+
+
+def _open_path(
+    text: str, *, split: Split, channels: int, shrink: int | None, value_range: Range | None, cache: bool
+) -> Folder | ListFile | Tar | Parquet:
     from dssl.data.folder import Folder, ListFile
     from dssl.data.parquet import Parquet
     from dssl.data.shards import find_shards
@@ -151,7 +187,7 @@ def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, ca
     shards = find_shards(text, split)
     if shards is not None:
         kind = Tar if shards.kind == ".tar" else Parquet
-        return kind(shards, channels=channels, shrink=shrink, cache=cache)
+        return kind(shards, channels=channels, shrink=shrink, value_range=value_range, cache=cache)
     try:
         mode = os.stat(text).st_mode  # noqa: PTH116 (pathlib would normalise the text)
     except (OSError, ValueError) as error:
@@ -161,12 +197,12 @@ def _open_path(text: str, *, split: Split, channels: int, shrink: int | None, ca
             "tar or Parquet shards, or a text list"
         ) from error
     if stat.S_ISDIR(mode):
-        return Folder(text, split=split, channels=channels, shrink=shrink, cache=cache)
+        return Folder(text, split=split, channels=channels, shrink=shrink, value_range=value_range, cache=cache)
     if not stat.S_ISREG(mode):
         raise DsslError(f"data {printable(text)!r}: {kind_of(mode)}; expected a folder of images or a text list")
     if split == "test":
         raise NoSplitError(f"{printable(text)}: a list has no test split: give the list of test images instead")
-    return ListFile(text, channels=channels, shrink=shrink)
+    return ListFile(text, channels=channels, shrink=shrink, value_range=value_range)
 
 
 def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:

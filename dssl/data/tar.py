@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, decode_content, naming, open_regular
-from dssl.data.index import ENDINGS, Index, kept_index
+from dssl.data.index import Index, endings_of, kept_index, kind_option
+from dssl.data.scale import Range
 from dssl.data.shards import (
     Found,
     Scanned,
@@ -68,18 +69,28 @@ _LONG_NAME, _LONG_LINK, _EXTENDED, _SPARSE = b"L", b"K", (b"x", b"X"), b"S"
 class Tar:
     """The images in tar files, in the order of the files and of their members."""
 
-    def __init__(self, shards: Found, *, channels: int = 3, shrink: int | None = None, cache: bool = True) -> None:
-        self.index = open_tars(shards.paths, cache=cache)
+    def __init__(
+        self,
+        shards: Found,
+        *,
+        channels: int = 3,
+        shrink: int | None = None,
+        value_range: Range | None = None,
+        cache: bool = True,
+    ) -> None:
+        photos = value_range is None
+        self.index = open_tars(shards.paths, photos=photos, cache=cache)
         if len(self.index) == 0:
             raise DsslError(why_empty(shards, self.index))
-        self.name = f"{shards.name} ({len(self.index):,} images in {len(shards.paths):,} shards)"
+        count = len(shards.paths)
+        self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"
         self.fingerprint = self.index.fingerprint
         self.skipped = skipped_members(self.index)
-        train = self.index if shards.train is None else open_tars(shards.train, cache=cache)
+        train = self.index if shards.train is None else open_tars(shards.train, photos=photos, cache=cache)
         self.classes, self.labels = classes_of(self.index, train, shards.name)
         self.bounds = np.searchsorted(self.index.records["container"], np.arange(len(shards.paths) + 1))
         """Where the images of each shard begin, and where the last one's end."""
-        self._channels, self._shrink = channels, shrink
+        self._channels, self._shrink, self.value_range = channels, shrink, value_range
         self._files = _Files(self.index)
 
     def __len__(self) -> int:
@@ -89,7 +100,9 @@ class Tar:
     def image(self, index: int) -> Image:
         """One image, decoded."""
         with naming(self.index.path(index)):
-            return decode_content(self.content(index), channels=self._channels, shrink=self._shrink)
+            return decode_content(
+                self.content(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range
+            )
 
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
         """Have the system read whole shards, in sequence, before their images are asked for."""
@@ -148,20 +161,21 @@ class _Files:
         return file
 
 
-def open_tars(paths: tuple[bytes, ...], *, cache: bool) -> Index:
+def open_tars(paths: tuple[bytes, ...], *, photos: bool = True, cache: bool) -> Index:
     """The index of tar files, from the cache or their headers."""
     root, shards = common_root(paths)
-    return kept_index(root, lambda: scan_tars(root, shards), shards=shards, cache=cache)
+    options = kind_option(photos=photos)
+    return kept_index(root, lambda: scan_tars(root, shards, photos=photos), shards=shards, options=options, cache=cache)
 
 
-def scan_tars(root: bytes, shards: tuple[bytes, ...], *, threads: int = 8) -> Index:
+def scan_tars(root: bytes, shards: tuple[bytes, ...], *, photos: bool = True, threads: int = 8) -> Index:
     """Read the headers of all shards, several at a time."""
-    started = time.time_ns()
+    started, endings = time.time_ns(), endings_of(photos=photos)
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
-        return assemble(root, shards, [*pool.map(lambda shard: _scan(root, shard), shards)], started=started)
+        return assemble(root, shards, [*pool.map(lambda shard: _scan(root, shard, endings), shards)], started=started)
 
 
-def _scan(root: bytes, shard: bytes) -> Scanned:
+def _scan(root: bytes, shard: bytes, endings: frozenset[bytes]) -> Scanned:
     path = os.path.join(root, shard)  # noqa: PTH118 (bytes)
     try:
         descriptor, size = open_regular(path)
@@ -183,7 +197,7 @@ def _scan(root: bytes, shard: bytes) -> Scanned:
                     label = _label(file.fileno(), member.start, member.offset, member.size, is_text=ending == b"cls")
                     if label is not None and (ending == b"json" or key not in labels):
                         labels[key] = label
-                elif ending in ENDINGS or (member.problem is not None and not ending):
+                elif ending in endings or (member.problem is not None and not ending):
                     if name.startswith(b"/") or b".." in folder.split(b"/"):
                         member.problem = "its name leads out of the archive"
                     if member.problem is not None:

@@ -12,8 +12,9 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
+import numpy as np
 from PIL import Image as Pillow
 
 from dssl import rng
@@ -23,6 +24,9 @@ from dssl.data.quarantine import Quarantine
 from dssl.data.source import InFiles, Source, Split
 from dssl.errors import DsslError
 from dssl.files import is_partial, printable, replacing
+
+if TYPE_CHECKING:
+    from dssl.types import Image
 
 Format = Literal["tar", "parquet"]
 _ROWS = 100  # of a row group: what is read at once
@@ -104,9 +108,7 @@ def _samples(
                     content = bytes(source.content(index))
                 ending = ending_of(content)
             else:
-                file = io.BytesIO()
-                Pillow.fromarray(image if image.shape[2] == 3 else image[:, :, 0]).save(file, "PNG")
-                content, ending = file.getvalue(), "png"
+                content, ending = _encoded(image)
         except UnreadableImage as error:
             quarantine.record(index, error)
             return None
@@ -114,6 +116,16 @@ def _samples(
         return _Sample(first + place, name, content, ending, label)
 
     yield from (sample for sample in in_threads(one, range(len(indices)), threads=threads) if sample is not None)
+
+
+def _encoded(image: Image) -> tuple[bytes, str]:
+    """An image that is not a file, and its extension: PNG where that has so many channels."""
+    file = io.BytesIO()
+    if image.shape[2] not in (1, 3):
+        np.save(file, image, allow_pickle=False)
+        return file.getvalue(), "npy"
+    Pillow.fromarray(image if image.shape[2] == 3 else image[:, :, 0]).save(file, "PNG")
+    return file.getvalue(), "png"
 
 
 def _write_tar(file: BinaryIO, samples: Iterator[_Sample], classes: tuple[str, ...] | None) -> Iterator[_Sample]:

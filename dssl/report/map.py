@@ -133,12 +133,12 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
     first: str | None = None
     for run in runs:
         try:
-            source = open_test_data(run.config)
+            loaded = open_weights(run.path)
+            source = open_test_data(run.config, value_range=loaded.value_range)
             if source is None or source.labels is None or source.classes is None:
                 raise DsslError(f"{run.config.data} has no labelled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
-            loaded = open_weights(run.path)
         except (DsslError, OSError) as error:
             problems.append(f"{run.name}: no map: {error}")
             continue

@@ -14,6 +14,7 @@ from PIL import ImageDraw, ImageFont
 
 from dssl.data import Source, UnreadableImage
 from dssl.data.loader import Maker
+from dssl.data.resize import resize
 from dssl.files import write_atomically
 from dssl.report.figures import COLORS
 from dssl.types import Image
@@ -54,8 +55,8 @@ class SheetRow:
 
 
 def to_pillow(image: Image) -> Pillow.Image:
-    """The Pillow image of a height x width x (1 or 3) array."""
-    return Pillow.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2] == 1 else image))
+    """What can be seen of an image: gray or colour, the first channel of two, the first three of more."""
+    return Pillow.fromarray(np.ascontiguousarray(image[:, :, 0] if image.shape[2] < 3 else image[:, :, :3]))
 
 
 def png(image: Pillow.Image, *, optimize: bool = True) -> bytes:
@@ -69,8 +70,7 @@ def shrunk(image: Image, *, side: int) -> Image:
     """The image with its longer side reduced to ``side`` pixels (Lanczos); a smaller one is returned as it is."""
     if max(image.shape[:2]) <= side:
         return image
-    smaller = np.asarray(_fitted(to_pillow(image), side, Pillow.Resampling.LANCZOS))
-    return smaller.reshape(*smaller.shape[:2], image.shape[2])
+    return resize(image, _fitting((image.shape[1], image.shape[0]), side), Pillow.Resampling.LANCZOS)
 
 
 def embedded(
@@ -156,8 +156,13 @@ def draw_gallery(source: Source, maker: Maker, path: Path) -> NDArray[np.uint8]:
 
 
 def _fitted(image: Pillow.Image, side: int, kind: Pillow.Resampling) -> Pillow.Image:
-    scale = side / max(image.size)
-    return image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), kind)
+    return image.resize(_fitting(image.size, side), kind)
+
+
+def _fitting(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Width and height scaled so that the longer one is this."""
+    scale = side / max(size)
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:

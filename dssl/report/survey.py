@@ -14,9 +14,12 @@ from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Source, UnreadableImage
 from dssl.data.pipeline import default_threads
+from dssl.data.resize import resize
+from dssl.data.scale import Range
+from dssl.data.source import range_of
 from dssl.errors import DsslError
 from dssl.graph import View
-from dssl.report.pictures import PICTURE_SIDE, shrunk, to_pillow
+from dssl.report.pictures import PICTURE_SIDE, shrunk
 from dssl.types import Image
 
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -84,6 +87,8 @@ class Survey:
     measured: int
     size: int
     channels: int
+    value_range: Range | None
+    """Of images that are not photographs: the values that became 0 and 255."""
     seed: int
     standard: str
     standard_flat: float
@@ -178,6 +183,7 @@ def survey(
         measured=len(order) - len(unreadable),
         size=size,
         channels=channels,
+        value_range=range_of(source),
         seed=seed,
         standard=standard,
         standard_flat=float(np.concatenate(flat["s1"]).mean()),
@@ -242,8 +248,7 @@ def farther_in_features(originals: FeatureRows, standard: FeatureRows, heavy: Fe
 
 def resized(image: Image, size: int) -> Image:
     """The whole image squeezed to size x size, bilinear and antialiased, for comparison with its views."""
-    smaller = np.asarray(to_pillow(image).resize((size, size), Pillow.Resampling.BILINEAR))
-    return smaller.reshape(size, size, image.shape[2])
+    return resize(image, (size, size), Pillow.Resampling.BILINEAR)
 
 
 def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:

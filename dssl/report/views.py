@@ -43,6 +43,7 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
     settings = [
         ("standard policy", survey.standard),
         ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
+        *_values(survey),
         ("seed", str(survey.seed)),
         ("distances", "pixels" if survey.encoder is None else f"features of {survey.encoder}"),
     ]
@@ -125,6 +126,17 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
         "each scaled to the same height; the bar below it spans the middle half of them and the dot is the median."
     )
     return Plot(svg=svg, description=description, caption=caption)
+
+
+def _values(survey: Survey) -> list[tuple[str, str]]:
+    """What the pictures show of images that are not photographs."""
+    if survey.value_range is None:
+        return []
+    shown = {1: "", 2: "channel 1 of 2 in gray"}.get(
+        survey.channels, f"channels 1 to 3 of {survey.channels} as red, green and blue"
+    )
+    bounds = [f"{low:.6g} to {high:.6g}" for low, high in survey.value_range.bounds]
+    return [("values from black to white", "; ".join(bounds)), *([("pictures show", shown)] if shown else [])]
 
 
 def _gallery(survey: Survey) -> list[tuple[str, str, list[Picture]]]:

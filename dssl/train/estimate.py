@@ -51,7 +51,7 @@ def loader_rate(
         if data is None and config.image_size > _SMALL:
             _draw_photos(Path(held))
             data = held
-        source = open_source(data or f"shapes:{_PHOTOS}", channels=config.channels)
+        source = open_source(data or f"shapes:{_PHOTOS}", channels=config.channels, value_range=config.range)
         batch = min(config.batch_size, len(source), _PHOTOS)
         maker = view_maker(config, named_graph(config.graph), None)
         with Batches(source, maker, batch_size=batch, seed=0, steps=10**9, threads=config.threads) as batches:

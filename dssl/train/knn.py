@@ -8,6 +8,7 @@ import torch
 from dssl import rng
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, Subset
+from dssl.data.source import range_of
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
 from dssl.train.prepare import Parts, evaluation_size, open_test_data
@@ -25,9 +26,11 @@ class OnlineKnn:
         self.last: float | None = None
         self._bank: Source | None = None
         self._queries: Source | None = None
-        if config.knn_every and parts.source.labels is not None and (test := open_test_data(config)) is not None:
-            self._bank = _at_most(parts.source, BANK, config.seed)
-            self._queries = _at_most(test, QUERIES, config.seed)
+        if config.knn_every and parts.source.labels is not None:
+            test = open_test_data(config, value_range=range_of(parts.source))
+            if test is not None:
+                self._bank = _at_most(parts.source, BANK, config.seed)
+                self._queries = _at_most(test, QUERIES, config.seed)
 
     def due(self, epoch: int) -> bool:
         return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))

@@ -15,6 +15,8 @@ from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.loader import EvaluationBatches, Maker
 from dssl.data.order import require_shards
+from dssl.data.scale import Range, parse_range
+from dssl.data.source import range_of
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
@@ -30,9 +32,9 @@ from dssl.weights.pretrained import is_imagenet, load_imagenet
 logger = logging.getLogger("dssl")
 
 
-def open_data(config: RunConfig) -> Source:
-    """The training images, or the part of them that the configuration asks for."""
-    source = open_source(config.data, channels=config.channels)
+def open_data(config: RunConfig, *, value_range: Range | None = None) -> Source:
+    """The training images, or the part of them that the configuration asks for; with a range that was measured before."""
+    source = open_source(config.data, channels=config.channels, value_range=value_range or config.range)
     if config.shuffle == "shards":
         require_shards(source)
     if config.limit is None or config.limit >= len(source):
@@ -41,10 +43,12 @@ def open_data(config: RunConfig) -> Source:
     return Subset(source, np.sort(chosen))
 
 
-def open_test_data(config: RunConfig) -> Source | None:
+def open_test_data(config: RunConfig, *, value_range: Range | None = None) -> Source | None:
     """The test split, where there is one with labels: what kNN is measured on."""
     try:
-        source = open_source(config.data, split="test", channels=config.channels)
+        source = open_source(
+            config.data, split="test", channels=config.channels, value_range=value_range or config.range
+        )
     except NoSplitError:
         return None
     return source if source.labels is not None else None
@@ -175,15 +179,24 @@ class Parts:
 
 
 def prepare(
-    config: RunConfig, method: Method, *, normalization: Normalization | None, new: bool, world: World | None = None
+    config: RunConfig,
+    method: Method,
+    *,
+    normalization: Normalization | None,
+    value_range: Range | None = None,
+    new: bool,
+    world: World | None = None,
 ) -> Parts:
-    """Open the data and put the parts together; a resumed run hands in the normalisation that it started with.
+    """Open the data and put the parts together; a resumed run hands in the normalisation and the range that it started with.
 
     In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
     several processes one scans and measures, and the others use its result.
     """
     world = world or World(0, 1, torch.device("cpu"))
-    source = world.in_turn(lambda: open_data(config))
+    wanted = parse_range(config.range, channels=config.channels)
+    if value_range is None and wanted is not None and wanted.percent:
+        value_range = world.told(lambda: range_of(open_data(config)))
+    source = world.in_turn(lambda: open_data(config, value_range=value_range))
     normalization = normalization or world.told(lambda: normalization_of(config, source))
     assert isinstance(method, nn.Module)
     whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two

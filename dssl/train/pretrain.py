@@ -18,7 +18,8 @@ from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, Feed
 from dssl.data.folder import holds
 from dssl.data.loader import Batches, Maker
-from dssl.data.source import earlier_fingerprints
+from dssl.data.scale import as_range
+from dssl.data.source import earlier_fingerprints, range_of
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
@@ -68,7 +69,10 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
 def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | None) -> RunResult:
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     new = resumed is None and config.init is None
-    parts = prepare(config, method, normalization=_normalization(kept), new=new, world=world)
+    parts = prepare(
+        config, method, normalization=_normalization(kept), value_range=as_range((kept or {}).get("range")), new=new,
+        world=world,
+    )  # fmt: skip
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
     world.together(
         lambda: (
@@ -296,6 +300,8 @@ def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "config": config_io.to_dict(config),
         "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},
         "fingerprint": parts.source.fingerprint,
+        # what became black and white: evaluate, embed and export scale values in the same way
+        **({} if (value_range := range_of(parts.source)) is None else {"range": value_range.plain()}),
         # what evaluate, embed and export take images at; without it the size of the views
         **({} if config.adapt is None else {"image_size": evaluation_size(config)}),
     }

@@ -20,6 +20,7 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
         [
             ("encoder", loaded.name),
             ("input", f"{loaded.channels} x {loaded.image_size} x {loaded.image_size}, values 0 to 1, then normalised"),
+            *([] if (values := loaded.value_range) is None else [("values that become 0 and 1", f"`{values.text()}`")]),
             ("mean", ", ".join(f"{value:g}" for value in loaded.normalization.mean)),
             ("deviation", ", ".join(f"{value:g}" for value in loaded.normalization.std)),
             ("data", str(config.get("data", "unknown"))),

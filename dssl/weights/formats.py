@@ -217,7 +217,7 @@ def _torch(loaded: LoadedEncoder, path: Path) -> Exported:
 
 
 def _safetensors(loaded: LoadedEncoder, path: Path) -> Exported:
-    kept = ("config", "step", "epoch", "dssl_version", "fingerprint", "verdict")
+    kept = ("config", "step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
     header: dict[str, Any] = {
         "encoder": loaded.name,
         "image_size": loaded.image_size,

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
+from dssl.data.scale import Range, as_range
 from dssl.errors import DsslError, choices
 from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, stem_of
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
@@ -39,9 +40,14 @@ class LoadedEncoder:
     header: dict[str, Any]
     """A checkpoint's header, or what an export kept of it; empty for foreign weights."""
 
+    @property
+    def value_range(self) -> Range | None:
+        """The values that became 0 and 255 in its training; None for photographs."""
+        return as_range(self.header.get("range"))
+
     def protocol(self) -> dict[str, Any]:
         """What every number that is measured with this encoder must say."""
-        kept = ("step", "epoch", "dssl_version", "fingerprint", "verdict")
+        kept = ("step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
         config = self.header.get("config") or {}
         return {
             "file": str(self.path),

@@ -204,7 +204,8 @@ def test_views_of_one_and_two_pixels():
     [
         ({"size": 0}, "views of 0 pixels"),
         ({"size": 8.5}, "whole number"),
-        ({"channels": 4}, "4 channels are not supported"),
+        ({"channels": 4}, "use 'standard-channels'"),
+        ({"channels": 0}, "expected at least 1"),
         ({"normalization": Normalization((0.5,), (0.5,))}, "the normalisation has 1 channels, but the images have 3"),
         ({"views": []}, "got none"),
         ({"views": [View(name="a", policy="standard")] * 2}, "no duplicates, got a, a"),

@@ -129,6 +129,12 @@ DIGESTS = {
     "rotate(-0.0)": "28ccc4661617",
     "translate-x-pixels(-0.0)": "dcdea5889bda",
     "hue(-0.001)": "ad3f1c875ed4",
+    "standard-channels": "b492aa83b4ad",
+    "ra(2,9,dssl15)": "9fd0c0dec9ce",
+    "ra(2,9,randaugment13)": "c63f2c5af85f",
+    "ra(2,9,monotone13)": "41790fa50182",
+    "ua(2,uniform12)": "a04e4f7fe1f3",
+    "ta(trivial13)": "34670909dd3f",
 }
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dssl.data.decode import MAX_SIDE, UnreadableImage, read_image
+from dssl.data.decode import UnreadableImage, read_image
+from dssl.data.jpeg import MAX_SIDE
 from dssl.files import printable
 
 GENERATOR = np.random.default_rng(3)

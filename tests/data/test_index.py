@@ -46,9 +46,9 @@ def scans(monkeypatch) -> list[bytes]:
     """The roots that were really scanned."""
     done: list[bytes] = []
 
-    def counted(root: bytes, *, threads: int = 8) -> module.Index:
+    def counted(root: bytes, *, photos: bool) -> module.Index:
         done.append(root)
-        return scan(root, threads=threads)
+        return scan(root, photos=photos)
 
     monkeypatch.setattr(module, "scan", counted)
     return done

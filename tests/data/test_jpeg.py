@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from dssl.data import decode
+from dssl.data import decode, jpeg
 from dssl.data.decode import UnreadableImage, read_image, read_images
 from dssl.errors import DsslError
 
@@ -38,8 +38,8 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def fast(content: bytes) -> np.ndarray | None:
-    jpeg = decode.recognise(bytearray(content), shrink=None)
-    return None if jpeg is None else decode.decode_together([jpeg])[0]
+    found = jpeg.recognise(bytearray(content), shrink=None)
+    return None if found is None else jpeg.decode_together([found])[0]
 
 
 def by_pillow(content: bytes) -> np.ndarray:
@@ -126,7 +126,7 @@ def test_the_unusual_is_left_to_pillow(kind, tmp_path, monkeypatch):
     outcomes = []
     for available in (True, False):
         if not available:
-            monkeypatch.setattr(decode, "_decoder", lambda: None)
+            monkeypatch.setattr(jpeg, "_decoder", lambda: None)
         try:
             outcomes.append(read_image(str(tmp_path / "a.jpg")).tobytes())
         except UnreadableImage as error:
@@ -142,7 +142,7 @@ def test_without_torchvisions_decoder_pillow_decodes(tmp_path, monkeypatch):
     assert read_image(str(tmp_path / "a.jpg")) is not expected
     assert used == []
     for missing in (lambda: None, lambda: refuse):
-        monkeypatch.setattr(decode, "_decoder", missing)
+        monkeypatch.setattr(jpeg, "_decoder", missing)
         assert read_image(str(tmp_path / "a.jpg")) is expected
     monkeypatch.undo()
     assert read_image(str(tmp_path / "a.jpg"), channels=1).shape == (40, 56, 1)
@@ -177,8 +177,8 @@ def test_files_read_together_are_those_read_alone(tmp_path, monkeypatch):
         except UnreadableImage as error:
             alone.append(str(error))
     assert [isinstance(one, str) for one in alone].count(True) >= 2
-    sizes, decoder = [], decode._decoder()
-    monkeypatch.setattr(decode, "_decoder", lambda: lambda files: sizes.append(len(files)) or decoder(files))
+    sizes, decoder = [], jpeg._decoder()
+    monkeypatch.setattr(jpeg, "_decoder", lambda: lambda files: sizes.append(len(files)) or decoder(files))
     for limit, most in ((1 << 23, 9), (20_000, 3), (1, 1)):
         sizes.clear()
         monkeypatch.setattr(decode, "GROUP", limit)
@@ -187,14 +187,14 @@ def test_files_read_together_are_those_read_alone(tmp_path, monkeypatch):
 
 
 def test_one_refused_file_does_not_keep_the_others_from_torchvision(monkeypatch):
-    decoder = decode._decoder()
-    jpegs = [decode.recognise(bytearray(saved(photo(24, 32 + number))), shrink=None) for number in range(3)]
+    decoder = jpeg._decoder()
+    jpegs = [jpeg.recognise(bytearray(saved(photo(24, 32 + number))), shrink=None) for number in range(3)]
 
     def picky(files: list[bytearray]) -> list[np.ndarray]:
         return refuse(files) if jpegs[1].content in files else decoder(files)
 
-    monkeypatch.setattr(decode, "_decoder", lambda: picky)
-    images = decode.decode_together(jpegs)
+    monkeypatch.setattr(jpeg, "_decoder", lambda: picky)
+    images = jpeg.decode_together(jpegs)
     assert images[1] is None
     assert [image.shape for image in (images[0], images[2])] == [(24, 32, 3), (24, 34, 3)]
 
@@ -217,7 +217,7 @@ def test_a_size_beyond_the_limits_is_refused_before_it_is_decoded(tmp_path, monk
     for height, width, reason in ((20_000, 20_000, "limit"), (2, 40_000, "no side")):
         content = PLAIN[:place] + struct.pack(">HH", height, width) + PLAIN[place + 4 :]
         (tmp_path / "large.jpg").write_bytes(content)
-        monkeypatch.setattr(decode, "_decoder", lambda: pytest.fail)
+        monkeypatch.setattr(jpeg, "_decoder", lambda: pytest.fail)
         with pytest.raises(UnreadableImage, match=reason) as caught:
             read_image(str(tmp_path / "large.jpg"))
         with pytest.raises(ValueError, match=reason) as by_pillow:
@@ -258,7 +258,7 @@ def test_damaged_files_give_pillows_pixels_or_are_left_to_it(where, capfd):  # l
 
 
 def test_it_decodes_without_the_lock():
-    content, decoder = [bytearray(saved(photo(600, 800)))], decode._decoder()
+    content, decoder = [bytearray(saved(photo(600, 800)))], jpeg._decoder()
     turns, over = [], threading.Event()
 
     def other() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from dssl import rng
 from dssl.augment import ViewMaker
-from dssl.data import Quarantine, UnreadableImage, decode, loader, open_source
+from dssl.data import Quarantine, UnreadableImage, decode, jpeg, loader, open_source
 from dssl.data.device import Batch
 from dssl.data.loader import Batches
 from dssl.data.order import Order
@@ -203,13 +203,13 @@ def test_a_thread_decodes_and_makes_its_images_in_two_calls(tmp_path, monkeypatc
     (tmp_path / "05.jpg").write_bytes((tmp_path / "05.jpg").read_bytes()[:300])
     source = open_source(str(tmp_path), cache=False)
     maker = ViewMaker([View(name="a", policy="standard"), View(name="b", policy="ra(2,9)")], size=16, seed=1)
-    decoded, made, decoder, apply_many = [], [], decode._decoder(), maker.apply_many
+    decoded, made, decoder, apply_many = [], [], jpeg._decoder(), maker.apply_many
 
     def counted(plan, row, images, out, out_row):
         made.append(len(images))
         apply_many(plan, row, images, out, out_row)
 
-    monkeypatch.setattr(decode, "_decoder", lambda: lambda files: decoded.append(len(files)) or decoder(files))
+    monkeypatch.setattr(jpeg, "_decoder", lambda: lambda files: decoded.append(len(files)) or decoder(files))
     monkeypatch.setattr(maker, "apply_many", counted)
 
     def batch(threads: int) -> Batch:

@@ -218,7 +218,8 @@ def test_folders_with_mistakes(tmp_path):
     one_line("")
     one_line("new\nline")
     assert "channels" in one_line("shapes", channels=1)
-    assert "channels" in one_line(str(tmp_path), channels=4)
+    assert "channels" in one_line(str(tmp_path), channels=0)
+    assert "none of its 2 files is an image; expected .npy" in one_line(str(tmp_path), channels=4)
     assert "split" in one_line("shapes", split="val")
 
 

@@ -352,9 +352,9 @@ def scans(monkeypatch) -> list[bytes]:
     done: list[bytes] = []
     scan = module._scan
 
-    def counted(root: bytes, shard: bytes):
+    def counted(root: bytes, shard: bytes, endings: frozenset[bytes]):
         done.append(shard)
-        return scan(root, shard)
+        return scan(root, shard, endings)
 
     monkeypatch.setattr(module, "_scan", counted)
     return done

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,6 +77,39 @@ def test_two_processes_give_the_weights_of_one(method: str, tmp_path: Path) -> N
     assert one.keys() == two.keys()
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tar", "parquet", "values"])
+def test_two_processes_read_shards_as_one_does(form: str, tmp_path: Path) -> None:
+    """Tar, Parquet with its own order, and tar of five 12-bit channels, whose range one process measures for both."""
+    from dssl.data import Quarantine, open_source
+    from dssl.data.write import write_shards
+
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    options = ["--data", str(tmp_path / "shards")]
+    if form == "values":
+        (tmp_path / "files").mkdir()
+        generator = np.random.default_rng(2)
+        for number in range(48):
+            np.save(tmp_path / "files" / f"{number}.npy", generator.integers(0, 4096, (36, 36, 5)).astype(np.uint16))
+        source = open_source(str(tmp_path / "files"), channels=5)
+        options += ["--channels", "5"]
+    else:
+        source = open_source("shapes:48")
+    kind = "parquet" if form == "parquet" else "tar"
+    write_shards(source, tmp_path / "shards", split="train", form=kind, shard=12, quarantine=Quarantine(source))
+    extra = ("--precision", "fp64", "--epochs", "2", "--checkpoint.every-minutes", "1000", *options)
+    alone = run(command("simclr", tmp_path / "one", *extra))
+    assert alone.returncode in (0, 3), alone.stderr
+    together = run(torchrun(command("simclr", tmp_path / "two", *extra)))
+    assert together.returncode == alone.returncode, together.stderr
+    one, two = (checkpoint.newest_good(tmp_path / name / "checkpoints")[1] for name in ("one", "two"))
+    assert one.header.get("range") == two.header.get("range")
+    assert one.tensors.keys() == two.tensors.keys()
+    for name, value in one.tensors.items():
+        torch.testing.assert_close(two.tensors[name], value, rtol=1e-10, atol=1e-10, msg=name)
 
 
 def survive(out: Path, *extra: str) -> int:

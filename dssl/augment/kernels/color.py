@@ -36,20 +36,20 @@ def brightness(planes, factor):
 
 @njit(nogil=True)
 def contrast(planes, factor):
-    """A blend with the rounded mean of the image's gray."""
+    """A blend with the rounded mean of the image's gray; where there is no colour, of each channel by itself."""
     channels, length = planes.shape
     total = np.int64(0)
     if channels == 3:
         red, green, blue = planes[0], planes[1], planes[2]
         for i in range(length):
             total += np.int32(_luma(red[i], green[i], blue[i]))
-    else:
-        row = planes[0]
-        for i in range(length):
-            total += row[i]
-    mean = np.float32(int(total / length + 0.5))
     for c in range(channels):
         row = planes[c]
+        if channels != 3:
+            total = np.int64(0)
+            for i in range(length):
+                total += row[i]
+        mean = np.float32(int(total / length + 0.5))
         for i in range(length):
             row[i] = byte(mean + factor * (np.float32(row[i]) - mean))
 
@@ -57,7 +57,7 @@ def contrast(planes, factor):
 @njit(nogil=True)
 def color(planes, factor):
     """A blend with each pixel's gray; one channel is its own gray and stays as it is."""
-    if planes.shape[0] == 1:
+    if planes.shape[0] != 3:
         return
     red, green, blue = planes[0], planes[1], planes[2]
     for i in range(red.size):
@@ -71,7 +71,7 @@ def color(planes, factor):
 @njit(nogil=True)
 def grayscale(planes):
     """Every channel becomes the gray; one channel stays as it is."""
-    if planes.shape[0] == 1:
+    if planes.shape[0] != 3:
         return
     red, green, blue = planes[0], planes[1], planes[2]
     for i in range(red.size):
@@ -89,7 +89,7 @@ def hue(planes, shift):
     division here, the result was compared for every possible input; the angle needs double precision. There is no
     branch in the loop: both sides of every choice are computed, so that LLVM can vectorise it.
     """
-    if planes.shape[0] == 1:
+    if planes.shape[0] != 3:
         return
     red, green, blue = planes[0], planes[1], planes[2]
     move = np.float64(shift)

@@ -61,7 +61,7 @@ def _scale_translate(source, target, a):
 
 @njit(nogil=True)
 def _gather(pixels, target, y, places, begin, end):
-    """Part of a row of every channel from places in its pixels; three channels at once, since to load a place costs as much."""
+    """Part of a row of every channel from places in its pixels; those of colour at once, since to load a place costs as much."""
     if len(pixels) == 3:
         red, green, blue = pixels[0], pixels[1], pixels[2]
         new_red, new_green, new_blue = target[0, y], target[1, y], target[2, y]
@@ -69,9 +69,10 @@ def _gather(pixels, target, y, places, begin, end):
             place = np.uint64(places[x])
             new_red[x], new_green[x], new_blue[x] = red[place], green[place], blue[place]
     else:
-        old, new = pixels[0], target[0, y]
-        for x in range(np.uint64(begin), np.uint64(end)):
-            new[x] = old[np.uint64(places[x])]
+        for c in range(len(pixels)):
+            old, new = pixels[c], target[c, y]
+            for x in range(np.uint64(begin), np.uint64(end)):
+                new[x] = old[np.uint64(places[x])]
 
 
 @njit(nogil=True)
@@ -119,10 +120,10 @@ def affine(source, target, a):
 
 @njit(nogil=True)
 def cutout(planes, left, top, right, bottom):
-    """Fills a rectangle, far edges included, with the paper's gray (one channel: the luma of it)."""
+    """Fills a rectangle, far edges included, with the paper's gray (other than colour: the luma of it)."""
     channels, height, width = planes.shape
     for c in range(channels):
-        fill = 123 if channels == 1 or c == 1 else (125 if c == 0 else 114)
+        fill = 123 if channels != 3 or c == 1 else (125 if c == 0 else 114)
         for y in range(max(top, 0), min(bottom + 1, height)):
             row = planes[c, y, max(left, 0) : min(right + 1, width)]
             for x in range(row.size):

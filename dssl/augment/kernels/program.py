@@ -93,10 +93,11 @@ def _moved(kind, source, target, values):
 def _interleave(planes, start, out):
     """Pixels from ``start`` on, channels x pixels, into pixels x channels."""
     count = out.shape[0]
-    if planes.shape[0] == 1:
-        gray = planes[0, start : start + count]
-        for i in range(count):
-            out[i, 0] = gray[i]
+    if planes.shape[0] != 3:
+        for c in range(planes.shape[0]):
+            plane = planes[c, start : start + count]
+            for i in range(count):
+                out[i, c] = plane[i]
         return
     red, green, blue = planes[0, start:], planes[1, start:], planes[2, start:]
     for i in range(count):

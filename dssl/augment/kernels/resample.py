@@ -147,15 +147,16 @@ def _horizontal(image, top, left, height, width, target):
                     new[x] = row[x, c]
         return
     taps = _weights(width, size)
-    if channels == 1:
+    if channels != 3:
         for y in range(height):
-            row, new = image[top + y, left : left + width, 0], target[y, 0]
-            for x in range(size):
-                line, start = taps[x, 2:], np.uint64(taps[x, 0])
-                total = np.int64(_HALF)
-                for k in range(taps[x, 1]):
-                    total += line[k] * np.int64(row[start + np.uint64(k)])
-                new[x] = np.uint8(total >> _BITS)
+            for c in range(channels):
+                row, new = image[top + y, left : left + width, c], target[y, c]
+                for x in range(size):
+                    line, start = taps[x, 2:], np.uint64(taps[x, 0])
+                    total = np.int64(_HALF)
+                    for k in range(taps[x, 1]):
+                        total += line[k] * np.int64(row[start + np.uint64(k)])
+                    new[x] = np.uint8(total >> _BITS)
         return
     # every output reads the same number of pixels, those past its own with weight zero: a branch on their number would
     # be guessed wrong too often. Unsigned indices spare numba the question whether they are negative.
