@@ -61,7 +61,7 @@ def watched(watch: dict[str, Stopwatch]) -> Iterator[None]:
     assert decode is not None, "torchvision has no JPEG decoder here"
     decoder = watch["decode"].around(decode)
     program._compiled = program.Kernels(watch["draw"].around(kernels.draw), watch["run"].around(kernels.run))
-    jpeg._decoder = lambda: decoder  # type: ignore[assignment]
+    jpeg._decoder = lambda: decoder  # type: ignore[assignment]  # a plain function for a cached one
     try:
         yield
     finally:

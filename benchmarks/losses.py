@@ -14,7 +14,7 @@ def difference(method: nn.Module, theirs: nn.Module, *, scale: float) -> float:
     method.encoder, method.projector = nn.Flatten(), nn.Identity()
     generator = torch.Generator().manual_seed(0)
     pair = [0.6 * torch.randn(64, 32, dtype=torch.float64, generator=generator) + 0.3 for _ in range(2)]
-    objective = Objective(method, ViewGraph.parse("s1<->s2"))  # type: ignore[arg-type]
+    objective = Objective(method, ViewGraph.parse("s1<->s2"))  # type: ignore[arg-type]  # a method is a module, too
     results: list[list[Tensor]] = []
     for ours in (True, False):
         z, y = (one.clone().requires_grad_() for one in pair)

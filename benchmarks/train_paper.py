@@ -90,13 +90,13 @@ class Workers:
         return views
 
     def signal(self, number: int) -> None:
-        for worker in self.iterator._workers:  # type: ignore[attr-defined]
+        for worker in self.iterator._workers:  # type: ignore[attr-defined]  # of the iterator with processes
             if worker.is_alive():
                 os.kill(worker.pid, number)
 
     def close(self) -> None:
         self.signal(signal.SIGCONT)
-        self.iterator._shutdown_workers()  # type: ignore[attr-defined]
+        self.iterator._shutdown_workers()  # type: ignore[attr-defined]  # as above
         atexit.unregister(self.signal)
 
 

@@ -195,7 +195,7 @@ def train(message: dict[str, Any], answers: TextIO) -> None:
     kind = message["method"]
     config = settings(kind, message["graph"], message["encoder"], message["batch"])
 
-    class Gate(lightning.Callback):  # type: ignore[misc]
+    class Gate(lightning.Callback):  # type: ignore[misc]  # mypy never sees lightning
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             assert torch.get_num_threads() == message["threads"]
             answers.write("{}\n")

@@ -122,11 +122,11 @@ def is_harmless(key: str, config: Settings) -> bool:
     return any(key.startswith(name) if name.endswith(".") else key == name for name in config.HARMLESS)
 
 
-def flat(plain: Plain, prefix: str = "") -> Plain:
+def flat(plain: Mapping[Any, Any], prefix: str = "") -> Plain:
     """Tables within tables as one, their names joined by dots."""
     found: Plain = {}
     for key, value in plain.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
@@ -163,7 +163,8 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
 
 def _table(hint: Any) -> type | None:
     """The dataclass that a setting is, or may be."""
-    return next((one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)), None)  # type: ignore[return-value]
+    kinds = (hint, *typing.get_args(hint))
+    return next((one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:

@@ -306,7 +306,7 @@ class _AcrossRanks:
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
-            alone: Tensor = super().forward(values)  # type: ignore[misc]
+            alone: Tensor = super().forward(values)  # type: ignore[misc]  # torch's, the next base
             return alone
         if self.num_batches_tracked is not None:  # None while a checkpointed block is recomputed
             self.num_batches_tracked.add_(1)
@@ -325,6 +325,7 @@ class _AcrossRanks:
         return result
 
 
+# the attributes above are torch's own, declared there with wider types
 class BatchNorm1dAcrossRanks(_AcrossRanks, nn.BatchNorm1d):  # type: ignore[misc]
     pass
 

@@ -43,7 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes private files, and so does safetensors
-        os.replace(temporary, path)  # noqa: PTH105
+        os.replace(temporary, path)  # noqa: PTH105 (the only one of the program, by the name that people look for)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()

@@ -160,15 +160,10 @@ def run(
             set_learning_rate(optimizer, rate, fixed=task.fixed_rate, step=step)
             # dropout draws from a generator that no checkpoint holds: seeded like this, a resumed run draws the same
             torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
-            optimizer.zero_grad(set_to_none=True)
-            with autocast(world.device, settings.precision):
-                progress = step / max(total - 1, 1)
-                loss = backward(task.objective, inputs, progress=progress, through=wrapped, scaler=scaler)
-            if settings.clip is not None:
-                scaler.unscale_(optimizer)  # the norm to clip is the true one; without fp16 this does nothing
-                nn.utils.clip_grad_norm_(task.module.parameters(), settings.clip)
-            scaler.step(optimizer)  # skips a step whose fp16 gradients overflowed
-            scaler.update()
+            loss = take_step(
+                task.objective, inputs, optimizer, scaler, progress=step / max(total - 1, 1), through=wrapped,
+                device=world.device, precision=settings.precision, clip=settings.clip,
+            )  # fmt: skip
             task.after_step(step)
             state.step = step + 1
             bad_step = torch.where((bad_step < 0) & ~torch.isfinite(loss.total.detach()), step, bad_step)
@@ -209,15 +204,24 @@ def run(
     return Ending(state.step, total, watch.opinion, keeper.newest(), stop.signal)
 
 
-def backward(
-    objective: nn.Module, inputs: Any, *, progress: float, through: nn.Module, scaler: torch.amp.GradScaler
-) -> Any:
-    """View by view where there are views; the loss of a detector or a classifier is one graph."""
-    if isinstance(objective, Objective):
-        return objective.backward(inputs, progress=progress, through=through, scaler=scaler)
-    loss = through(inputs)
-    with torch.autocast(loss.total.device.type, enabled=False):
-        scaler.scale(loss.total).backward()
+def take_step(
+    objective: nn.Module, inputs: Any, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, *,
+    progress: float, through: nn.Module, device: torch.device, precision: Precision, clip: float | None = None,
+) -> Any:  # fmt: skip
+    """Forward, backward and the moved weights; the report of the loss. ``dssl doctor`` times the same step."""
+    optimizer.zero_grad(set_to_none=True)
+    with autocast(device, precision):
+        if isinstance(objective, Objective):  # view by view
+            loss = objective.backward(inputs, progress=progress, through=through, scaler=scaler)
+        else:  # the loss of a detector or a classifier is one graph
+            loss = through(inputs)
+            with torch.autocast(device.type, enabled=False):
+                scaler.scale(loss.total).backward()
+    if clip is not None:
+        scaler.unscale_(optimizer)  # the norm to clip is the true one; without fp16 this does nothing
+        nn.utils.clip_grad_norm_(objective.parameters(), clip)
+    scaler.step(optimizer)  # skips a step whose fp16 gradients overflowed
+    scaler.update()
     return loss
 
 

@@ -32,6 +32,7 @@ class LARS(torch.optim.Optimizer):
         super().__init__(list(parameters), defaults)
 
     @torch.no_grad()
+    # torch's two overloads are for closures, which nobody here uses
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:

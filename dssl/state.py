@@ -290,7 +290,7 @@ class Stop:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave, it takes
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == number != signal.SIGINT:

@@ -14,6 +14,17 @@ settings.load_profile("dssl")
 torch.set_num_threads(1)  # two workers of pytest-xdist share two cores
 
 
+# the longest files, which start first: two workers that share whole files then end together
+LONGEST = (
+    "test_fake_cuda", "test_finetune", "test_torchrun", "test_printed_code", "test_formats", "test_against", "test_adapt",
+    "test_resume", "test_benchmarks", "test_load", "test_beyond", "test_algorithms", "test_cli", "test_evaluate_command",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def test_data() -> Path:
     """The folder with `photos` and `coco-small`; tests that need it are skipped where it is missing."""

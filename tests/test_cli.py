@@ -32,23 +32,23 @@ def test_graph_prints_views_edges_and_cost() -> None:
     assert "2n² + 2n" in result.stdout
 
 
-def test_graph_of_the_ablation_says_what_is_inferred() -> None:
-    assert "inferred, not stated outright in the paper" in dssl("graph", "ablation-d").stdout
+def test_graph_of_the_ablation_says_what_is_inferred(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["graph", "ablation-d"]) == 0
+    assert "inferred, not stated outright in the paper" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_graph_is_drawn(tmp_path: Path, ending: str) -> None:
-    out = tmp_path / f"graph.{ending}"
-    assert dssl("graph", "ablation-h", "--out", str(out)).returncode == 0
-    first = out.read_bytes()
-    if ending == "png":
-        with Image.open(out) as picture:
-            assert len(set(picture.convert("RGB").get_flattened_data())) > 20
-    elif ending == "svg":
-        assert b"<text" in first
-        assert b"similarity of the method" in first
-    assert dssl("graph", "ablation-h", "--out", str(out)).returncode == 0
-    assert out.read_bytes() == first
+def test_graph_is_drawn_and_the_same_in_every_process(tmp_path: Path) -> None:
+    outs = [tmp_path / f"graph.{ending}" for ending in ("png", "svg", "pdf")]
+    commands = [["graph", "ablation-h", "--out", str(out)] for out in outs]
+    assert [cli.main(words) for words in commands] == [0, 0, 0]
+    first = [out.read_bytes() for out in outs]
+    with Image.open(outs[0]) as picture:
+        assert len(set(picture.convert("RGB").get_flattened_data())) > 20
+    assert b"<text" in first[1]
+    assert b"similarity of the method" in first[1]
+    code = f"from dssl import cli; print([cli.main(words) for words in {commands}])"
+    subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, check=True)
+    assert [out.read_bytes() for out in outs] == first
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,17 @@ def test_graph_is_drawn(tmp_path: Path, ending: str) -> None:
         (("graph", "dssl", "--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: No such file"),
     ],
 )
-def test_a_mistake_is_one_line(words: tuple[str, ...], part: str) -> None:
-    result = dssl(*words)
+def test_a_mistake_is_one_line(words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(list(words)) == 2
+    said = capsys.readouterr().err
+    assert part in said
+    assert said.startswith("dssl: ")
+    assert said.count("\n") == 1
+
+
+def test_a_mistake_is_one_line_of_the_process() -> None:
+    result = dssl("graph", "dsssl")
     assert result.returncode == 2
-    assert part in result.stderr
     assert result.stderr.startswith("dssl: ")
     assert result.stderr.count("\n") == 1
 

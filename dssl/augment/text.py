@@ -8,6 +8,7 @@ policy   = name, name(number, ...), or (choice)
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from dssl.augment.operations import OPERATIONS
 from dssl.augment.policy import Chain, Choose, Maybe, Policy
@@ -148,16 +149,17 @@ class _Reader:
             if arguments:
                 raise self.wrong(f"{name} takes no arguments")
             return self.names[name]
+        default: list[Argument] = []
         if name in _MAKERS:
             fewest, most, make = _MAKERS[name]
         else:
             known = OPERATIONS[name]
-            fewest, most = int(known.default is None), int(known.unit != "")
-            make = lambda value=known.default: Single(name, value)  # noqa: E731
+            fewest, most, make = int(known.default is None), int(known.unit != ""), partial(Single, name)
+            default = [] if known.default is None else [known.default]
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
             raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
-        return make(*arguments)
+        return make(*(arguments or default))
 
     def argument(self, name: str, position: int) -> Argument:
         kind = "name" if (name, position) in _TEXT_ARGUMENTS else "number"

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+import tyro
 
 from dssl.config import CheckpointConfig, Precision
 from dssl.errors import DsslError
@@ -22,9 +24,9 @@ class CocoConfig:
     HARMLESS: ClassVar[tuple[str, ...]] = ("threads", "round", "save_minutes", "keep", "look_every", "pictures")
     """Settings that may change when a run resumes, since no weight and no score depends on them."""
 
-    weights: str
+    weights: Annotated[str, tyro.conf.arg(metavar="WEIGHTS")]
     """A run folder, a checkpoint or export of dssl, a weights file of torchvision, or the word scratch."""
-    data: Path
+    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
     """A folder in COCO's layout: annotations/instances_SPLIT.json, and the images in SPLIT."""
     train: str = "train2017"
     """The split to train on."""

@@ -37,7 +37,7 @@ def with_home(arguments: T) -> T:
         value = getattr(arguments, field.name)
         if (expanded := _expanded(value)) != value:
             changes[field.name] = expanded
-    return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]
+    return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]  # T is one
 
 
 class NamesWeights(Protocol):

@@ -3,7 +3,9 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
@@ -20,18 +22,19 @@ _OF_IMAGES = ("channels", "range")
 class Arguments:
     """Inspect a data set (show), make a packed copy of it (pack), or download CIFAR-10 (cifar10).
 
-    dssl data show photos --measure
+    Examples: dssl data show photos --measure
+
     dssl data pack photos --out photos-packed --side 256
+
     dssl data pack photos --out shards --format tar
+
     dssl data cifar10 FOLDER
     """
 
-    # action and place are given by position
     action: Literal["show", "pack", "cifar10"]
     """What to do."""
-    place: str
-    """show, pack: shapes, cifar10:FOLDER, packed:FOLDER, a folder of images, a text list or shards; cifar10: the folder
-    to fill."""
+    place: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
+    """shapes, cifar10:FOLDER, packed:FOLDER, a folder of images, a text list or shards; for cifar10 the folder to fill."""
     split: Literal["train", "test"] | None = None
     """show: which split; train by default."""
     measure: bool = False

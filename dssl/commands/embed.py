@@ -26,8 +26,7 @@ class Arguments:
     data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
-    """A folder for shards (embeddings-00000.npy and names-00000.txt), or a name that ends in .npz,
-    .csv or .parquet (columns path, label and embedding)."""
+    """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
     shard: int = 10_000
     """Images per shard; one shard is in memory at a time."""
     split: Literal["train", "test"] = "train"

@@ -94,8 +94,8 @@ def run(arguments: Arguments) -> int:
         progress=progress,
     )
     task = Task(
-        loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
-        classes=classes, seed=arguments.seed, epochs=arguments.epochs, threads=arguments.threads, folder=out,
+        store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
+        classes=classes, seed=arguments.seed, epochs=arguments.epochs, folder=out,
     )  # fmt: skip
     if arguments.against:
         return _compare(arguments, task, protocols, begun)

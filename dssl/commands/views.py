@@ -4,7 +4,9 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class Arguments:
     """Show originals, standard views and heavy views on one page, with the measured strength of each policy."""
 
-    source: str  # positional
+    source: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes, or shapes:2000."""
     policies: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
     """Heavy policies, one row each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
@@ -45,8 +47,7 @@ class Arguments:
     seed: int = 0
     """Selects the images and their views."""
     weights: Path | None = None
-    """An encoder (a run, a checkpoint, weights from torchvision, timm, ...): distances from the original are measured by its
-    features instead of by pixels, and the views take its size and channels."""
+    """A run, a checkpoint or other weights: distances are measured by its features, and views take its size and channels."""
     encoder: str | None = None
     """With --weights: the name of the encoder, if the file does not contain it."""
     speed: bool = True

@@ -110,7 +110,7 @@ class CudaCopies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # of torch
 
     def copy(self, views: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Event]:
         """Start the copies; the computing stream waits for them, the host does not."""

@@ -85,7 +85,7 @@ class Folder:
             train = os.path.join(os.fsencode(below), b"train")  # noqa: PTH118 (bytes)
             used = (self.index.containers[number] for number in np.unique(self.index.records["container"]))
             if all(folder == train or folder.startswith(train + b"/") for folder in used):
-                found.append(open_index(os.path.join(self.index.root, train)).fingerprint)  # noqa: PTH118
+                found.append(open_index(os.path.join(self.index.root, train)).fingerprint)  # noqa: PTH118 (bytes)
         return tuple(found)
 
 

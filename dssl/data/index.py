@@ -63,7 +63,7 @@ class Index:
         """The path of one image below the root."""
         record = self.records[position]
         begin = self.records[position - 1]["name_end"] if position else 0
-        return os.path.join(self.containers[record["container"]], self.names[begin : record["name_end"]].tobytes())  # noqa: PTH118
+        return os.path.join(self.containers[record["container"]], self.names[begin : record["name_end"]].tobytes())  # noqa: PTH118 (bytes)
 
     def path(self, position: int) -> bytes:
         """The full path of one image."""
@@ -187,7 +187,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
     ignored, failed = 0, False
     modified, identity = 0, None
     try:
-        before = os.stat(full)  # noqa: PTH116  # before reading, so that the next start notices a later change
+        before = os.stat(full)  # noqa: PTH116 (bytes)  # before reading, so that the next start notices a later change
         modified, identity = before.st_mtime_ns, (before.st_dev, before.st_ino)
         with os.scandir(full) as entries:
             for entry in entries:
@@ -228,7 +228,7 @@ def _is_current(index: Index) -> bool:
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for container, modified, length in zip(index.containers, index.times, lengths, strict=True):
-            status = os.stat(os.path.join(index.root, container))  # noqa: PTH116, PTH118
+            status = os.stat(os.path.join(index.root, container))  # noqa: PTH116, PTH118 (bytes)
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
     except OSError:

@@ -158,7 +158,7 @@ def _fill(reader: Reader, maker: Maker, content: _Content, rows: range, is_stopp
             return
         try:
             image = next(found)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it goes on, with the name of the image
             error.add_note(f"while reading {reader.source.label_of(int(content.indices[row]))}")
             raise
         pending.append(image)
@@ -173,7 +173,7 @@ def _make(reader: Reader, maker: Maker, content: _Content, first: int, images: l
     try:
         maker.apply_many(content.plan, first, images, content.buffers, first)
         return
-    except Exception as error:
+    except Exception as error:  # whatever it is, it is raised again with the name of the image
         if len(images) == 1:
             error.add_note(f"while making the views of {reader.source.label_of(int(content.indices[first]))}")
             raise

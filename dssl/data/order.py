@@ -129,7 +129,7 @@ def order_of(
 ) -> Order:
     """The order of a source: random over all images unless asked otherwise, or unless the source is better read in shards."""
     inner = source.source if isinstance(source, Subset) else source
-    if shuffle is None and (inner is source or (np.diff(source.indices) > 0).all()):  # type: ignore[attr-defined]
+    if shuffle is None and (not isinstance(source, Subset) or (np.diff(source.indices) > 0).all()):
         shuffle = getattr(inner, "shuffle", None)
     if shuffle != "shards":
         if window is not None:
@@ -140,7 +140,8 @@ def order_of(
 
     def ahead(shards: NDArray[np.int64]) -> None:
         # the loader's lock is held here, and a system may take its time to accept what it is told
-        threading.Thread(target=inner.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()  # type: ignore[attr-defined]
+        read_ahead: Callable[..., None] = inner.read_ahead  # type: ignore[attr-defined]  # of every source in shards
+        threading.Thread(target=read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()
 
     bounds = np.append(bounds[kept], bounds[-1])
     usual: int = getattr(inner, "window", WINDOW)

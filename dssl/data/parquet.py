@@ -138,7 +138,7 @@ class _Groups:
 
     def _load(self, container: int, group: int) -> Any:
         path = os.path.join(self._index.root, self._index.containers[container])  # noqa: PTH118 (bytes)
-        check_unchanged(os.stat(path), self._index, container)  # noqa: PTH116
+        check_unchanged(os.stat(path), self._index, container)  # noqa: PTH116 (bytes)
         file = _open(path, self._files.get(container))
         with file:
             self._files[container] = file.metadata  # a footer may have megabytes
@@ -191,7 +191,7 @@ def _scan_all(root: bytes, shards: tuple[bytes, ...], columns: dict[str, str], *
 def _scan(root: bytes, shard: bytes, columns: dict[str, str]) -> Scanned:
     path = os.path.join(root, shard)  # noqa: PTH118 (bytes)
     try:
-        status = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)  # noqa: PTH116 (bytes)
         with _open(path) as file:
             metadata, schema = file.metadata, file.schema_arrow
             column, inner = _image_column(schema, columns, path)

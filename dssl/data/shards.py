@@ -52,13 +52,13 @@ def find_shards(text: str, split: Split) -> Found | None:
     """The shards that a text means: a file, a folder, a text list or a pattern; None where it means something else."""
     place, _, columns = text.partition("#")
     # not Path.exists, which fails for a name that no file can have
-    if os.path.exists(text) or not (place.endswith(".parquet") or os.path.isdir(place)):  # noqa: PTH110, PTH112
+    if os.path.exists(text) or not (place.endswith(".parquet") or os.path.isdir(place)):  # noqa: PTH110, PTH112 (a text)
         place, columns = text, ""
     text = place
-    if os.path.isdir(text):  # noqa: PTH112
+    if os.path.isdir(text):  # noqa: PTH112 (a text)
         found = _in_folder(Path(text), split)
         return found if found is None else replace(found, columns=columns)
-    paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110
+    paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110 (a text)
     if not paths:
         return None
     for path in paths:
@@ -158,7 +158,7 @@ def _in_list(place: Path) -> list[str]:
         lines = place.read_bytes().split(b"\n")
     except OSError:
         return []
-    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line.strip())) for line in lines if line.strip()]  # noqa: PTH118
+    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line.strip())) for line in lines if line.strip()]  # noqa: PTH118 (bytes)
 
 
 def _matching(text: str) -> list[str]:
@@ -272,7 +272,7 @@ def classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] |
 
 def skipped_members(index: Index) -> list[tuple[str, str]]:
     """Full path and reason of everything in the shards that looks like an image and is none."""
-    return [(printable(os.path.join(index.root, path)), printable(reason)) for path, reason in index.skipped]  # noqa: PTH118
+    return [(printable(os.path.join(index.root, path)), printable(reason)) for path, reason in index.skipped]  # noqa: PTH118 (bytes)
 
 
 def why_empty(shards: Found, index: Index) -> str:

@@ -189,7 +189,7 @@ def _open_path(
         kind = Tar if shards.kind == ".tar" else Parquet
         return kind(shards, channels=channels, shrink=shrink, value_range=value_range, cache=cache)
     try:
-        mode = os.stat(text).st_mode  # noqa: PTH116
+        mode = os.stat(text).st_mode  # noqa: PTH116 (pathlib would normalise the text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DsslError(
@@ -222,7 +222,7 @@ def expanded(text: str) -> str:
     kind, colon, place = text.partition(":")
     if colon and kind in ("cifar10", "packed"):
         return f"{kind}:{os.path.expanduser(place)}"  # noqa: PTH111 (an unknown user is left as it is, not an error)
-    return os.path.expanduser(text)  # noqa: PTH111
+    return os.path.expanduser(text)  # noqa: PTH111 (as above)
 
 
 def earlier_fingerprints(source: Source) -> tuple[str, ...]:

@@ -137,7 +137,7 @@ def evaluate_against(
                 theirs = {name: [by_share[share]] for name, share in shares.items()}
                 about = next(iter(theirs.values()))[0].name
             else:
-                one = dataclasses.replace(task, loaded=other, store=_store(task.store, other))
+                one = dataclasses.replace(task, store=_store(task.store, other))
                 theirs = {name: _predictions(one, name, draws[name], told) for name in protocols}
                 about = other.report.text()
             rows = tuple(_row(task, ours[name], theirs[name]) for name in protocols)

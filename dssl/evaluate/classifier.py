@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dssl import loop, rng
-from dssl.augment import Normalization, ViewMaker
+from dssl.augment import ViewMaker
 from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
 from dssl.data.device import Batch, Feed
-from dssl.data.loader import CROP_RATIO, Batches, EvaluationBatches
+from dssl.data.loader import Batches
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
-from dssl.evaluate.features import Progress, feed_of
+from dssl.evaluate.features import Progress
 from dssl.evaluate.result import frozen, weights_hash
+from dssl.evaluate.store import FeatureStore
 from dssl.graph import View
-from dssl.models import evaluating, forward
 from dssl.optim import build_optimizer
 from dssl.run import RunFolder
 from dssl.state import Loss, LossWatch, Pace
@@ -69,19 +69,6 @@ SUPERVISED = Training(
 """The paper gives the result of its supervised baseline but not its settings: these are common ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all trainings on one encoder share."""
-
-    image_size: int
-    channels: int
-    normalization: Normalization
-    seed: int
-    crop_ratio: float = CROP_RATIO
-    autocast: torch.dtype | None = None
-    threads: int | None = None
-
-
 def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
     """The optimiser's settings; LARS adapts the rate of matrices only, and decays nothing else."""
     return OptimizerConfig(
@@ -116,22 +103,23 @@ def train_classifier(
     *,
     labels: NDArray[np.int64],
     training: Training,
-    setting: Setting,
+    store: FeatureStore,
+    seed: int,
     freeze: bool,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
-    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit; it is
-    removed at the end. Returns the settings as they were used.
+    ``labels`` go with the images of ``source``; ``store`` says how the encoder is run. With a ``folder`` the training resumes
+    there after a kill, bit for bit; it is removed at the end. Returns the settings as they were used.
     """
     if len(labels) != len(source):
         raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder) if freeze else nullcontext():
         head.to(next(encoder.parameters(), head.weight).device)
-        _fit(_Fitting(encoder, head, source, labels, used, setting, freeze=freeze, progress=progress), folder)
+        _fit(_Fitting(encoder, head, source, labels, used, store, seed=seed, freeze=freeze, progress=progress), folder)
     encoder.eval()
     return used
 
@@ -157,11 +145,11 @@ class _Fitting(loop.Trainable[Batch]):
 
     def __init__(
         self, encoder: nn.Module, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training,
-        setting: Setting, *, freeze: bool, progress: Progress | None,
+        store: FeatureStore, *, seed: int, freeze: bool, progress: Progress | None,
     ) -> None:  # fmt: skip
-        self.source, self.training, self.setting, self.progress = source, training, setting, progress
+        self.source, self.training, self.store, self.seed, self.progress = source, training, store, seed, progress
         self.device = head.weight.device
-        self.feed = Feed(self.device, normalization=setting.normalization)
+        self.feed = Feed(self.device, normalization=store.loaded.normalization)
         self.peak = training.rate * training.batch_size / 256
         self.steps_per_epoch = len(source) // training.batch_size
         self.total = self.steps_per_epoch * training.epochs
@@ -173,22 +161,25 @@ class _Fitting(loop.Trainable[Batch]):
         )
         self.watch = LossWatch()
         self.labels = torch.from_numpy(labels)
-        about = [dataclasses.asdict(training), dataclasses.asdict(setting), freeze, weights_hash(self.objective)]
+        shown = {name: getattr(store.loaded, name) for name in ("image_size", "channels")}
+        shown["normalization"] = dataclasses.asdict(store.loaded.normalization)
+        shown |= {"seed": seed} | {name: getattr(store, name) for name in ("crop_ratio", "autocast", "threads")}
+        about = [dataclasses.asdict(training), shown, freeze, weights_hash(self.objective)]
         told = json.dumps([*about, source.fingerprint, labels.tolist()], default=str)
         self.header = {"fingerprint": hashlib.sha256(told.encode()).hexdigest()}
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:
-        setting = self.setting
+        loaded = self.store.loaded
         maker = ViewMaker(
             [View(name="train", policy=self.training.policy)],
-            size=setting.image_size,
-            seed=setting.seed,
-            channels=setting.channels,
-            normalization=None if self.feed.as_bytes else setting.normalization,
+            size=loaded.image_size,
+            seed=self.seed,
+            channels=loaded.channels,
+            normalization=None if self.feed.as_bytes else loaded.normalization,
         )
         return Batches(
-            self.source, maker, batch_size=self.training.batch_size, seed=setting.seed, steps=self.total,
-            start_step=start, threads=setting.threads, pinned=self.feed.as_bytes,
+            self.source, maker, batch_size=self.training.batch_size, seed=self.seed, steps=self.total,
+            start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes,
         )  # fmt: skip
 
     def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -207,8 +198,8 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
         pace=Pace(total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"),
         batch_size=task.training.batch_size,
         data=task.source.name,
-        precision="bf16" if task.setting.autocast is torch.bfloat16 else "fp32",
-        seed=task.setting.seed,
+        precision="bf16" if task.store.autocast is torch.bfloat16 else "fp32",
+        seed=task.seed,
         checkpoint=CheckpointConfig(keep=1),
         look_every=20,
     )
@@ -232,27 +223,6 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
         )
     if ending.signal is not None:
         raise Stopped(ending.signal)
-
-
-def predict(encoder: nn.Module, head: nn.Linear, source: Source, *, setting: Setting) -> Tensor:
-    """The class of every image of a source, in order."""
-    found: list[Tensor] = []
-    feed = feed_of(encoder, setting.normalization)
-    batches = EvaluationBatches(
-        source,
-        size=setting.image_size,
-        channels=setting.channels,
-        normalization=None if feed.as_bytes else setting.normalization,
-        crop_ratio=setting.crop_ratio,
-        threads=setting.threads,
-    )
-    with batches, evaluating(encoder):
-        for batch in batches:
-            found.append(predict_features(head, forward(encoder, feed.plain(batch.images), autocast=setting.autocast)))
-    predicted = torch.cat(found)
-    if len(predicted) != len(source):
-        raise DsslError(f"{source.name}: {len(predicted)} predictions for {len(source)} images: samples were dropped")
-    return predicted
 
 
 @torch.no_grad()

@@ -179,7 +179,7 @@ class Problem:
             variable.grad = torch.cat([metric * to_weight, unit * to_bias[:, None]], dim=1)
             return value
 
-        solver.step(closure)  # type: ignore[no-untyped-call]
+        solver.step(closure)  # type: ignore[no-untyped-call]  # of torch, as it is
         weight, bias = (metric * variable[:, :-1]).detach(), (unit * variable[:, -1]).detach()
         value, to_weight, to_bias = self.objective(weight, bias, strength)
         return Probe(

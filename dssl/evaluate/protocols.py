@@ -17,7 +17,7 @@ from dssl import rng
 from dssl.data import Source, Subset
 from dssl.errors import DsslError, choices
 from dssl.evaluate import classifier
-from dssl.evaluate.classifier import Setting, Training
+from dssl.evaluate.classifier import Training
 from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import Problem, choose_strength
 from dssl.evaluate.result import Result, count_correct
@@ -32,7 +32,6 @@ NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
 class Task:
     """One encoder, a labelled training split and a labelled test split with the same classes."""
 
-    loaded: LoadedEncoder
     store: FeatureStore
     train: Source
     test: Source
@@ -42,7 +41,6 @@ class Task:
     seed: int
     epochs: int | None = None
     """Overrides a protocol's number of epochs, for quick trials."""
-    threads: int | None = None
     folder: Path | None = None
     """Where a killed training resumes; without a folder it starts over."""
 
@@ -64,16 +62,8 @@ class Task:
         return found if found.type == "cuda" else torch.device("cpu")
 
     @property
-    def setting(self) -> Setting:
-        return Setting(
-            image_size=self.loaded.image_size,
-            channels=self.loaded.channels,
-            normalization=self.loaded.normalization,
-            seed=self.seed,
-            crop_ratio=self.store.crop_ratio,
-            autocast=self.store.autocast,
-            threads=self.threads,
-        )
+    def loaded(self) -> LoadedEncoder:
+        return self.store.loaded
 
     @property
     def is_small(self) -> bool:
@@ -189,14 +179,12 @@ def _trained(
     test = task.store.of(task.test, allow_unreadable=False).values
     head = classifier.new_head(test.shape[1], len(task.classes), seed=task.seed)
     used = classifier.train_classifier(
-        encoder, head, source, labels=labels, training=training, setting=task.setting, freeze=freeze, folder=task.folder
-    )
-    # a frozen encoder's features of the test images are those that every other protocol uses
-    predicted = (
-        classifier.predict_features(head, test)
-        if freeze
-        else classifier.predict(encoder, head, task.test, setting=task.setting)
-    )
+        encoder, head, source, labels=labels, training=training, store=task.store, seed=task.seed, freeze=freeze,
+        folder=task.folder,
+    )  # fmt: skip
+    if not freeze:  # else they are those that every other protocol uses
+        test = task.store.compute(task.test, encoder=encoder).values
+    predicted = classifier.predict_features(head, test)
     protocol = {"kind": kind, "labels_share": share, "training": dataclasses.asdict(used)}
     about = protocol | (_FROZEN if freeze else {"backbone": "trained"})
     return [task.result(name, predicted, used=len(source), protocol=about)]

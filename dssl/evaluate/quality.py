@@ -106,7 +106,7 @@ def quality(task: "Task", *, policy: str | None = None) -> Quality:
     if len(chosen) >= 2:
         pairs = two_views(
             loaded.encoder, Subset(task.test, chosen), policies=(policy, policy), size=loaded.image_size,
-            channels=loaded.channels, normalization=loaded.normalization, seed=task.seed, threads=task.threads,
+            channels=loaded.channels, normalization=loaded.normalization, seed=task.seed, threads=task.store.threads,
             autocast=task.store.autocast,
         )  # fmt: skip
     return Quality(

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from dssl.data import Source
 from dssl.data.loader import CROP_RATIO
@@ -56,12 +57,20 @@ class FeatureStore:
         return self._known[key]
 
     def compute(
-        self, source: Source, *, indices: NDArray[np.int64] | None = None, quarantine: Quarantine | None = None
+        self,
+        source: Source,
+        *,
+        encoder: nn.Module | None = None,
+        indices: NDArray[np.int64] | None = None,
+        quarantine: Quarantine | None = None,
     ) -> Features:
-        """Features of all images, or of those at ``indices``; progress counts the images of the whole source."""
+        """Features of all images, or of those at ``indices``; progress counts the images of the whole source.
+
+        ``encoder`` takes the place of the loaded one, such as a copy of it that was fine-tuned.
+        """
         progress, first = self.progress, 0 if indices is None or len(indices) == 0 else int(indices[0])
         return compute_features(
-            self.loaded.encoder,
+            self.loaded.encoder if encoder is None else encoder,
             source,
             image_size=self.loaded.image_size,
             normalization=self.loaded.normalization,

@@ -51,7 +51,7 @@ class Teacher(nn.Module):
         return features
 
     def _apply(self, function: Callable[..., Any], recurse: bool = True) -> "Teacher":
-        """What moves or casts the method moves the frozen encoder too."""
+        """What moves or casts the method moves the frozen encoder too; torch gives this method no types."""
         self._frozen[0]._apply(function, recurse)  # type: ignore[no-untyped-call]
         super()._apply(function, recurse)  # type: ignore[no-untyped-call]
         return self

@@ -27,7 +27,7 @@ def checkpoint_activations(encoder: nn.Module) -> None:
 
 class _Checkpointed:
     def forward(self, *inputs: Any) -> Any:
-        forward = super().forward  # type: ignore[misc]
+        forward = super().forward  # type: ignore[misc]  # the block's, which is the next base
         if not torch.is_grad_enabled():
             return forward(*inputs)
         assert isinstance(self, nn.Module)

@@ -86,8 +86,11 @@ def _section(one: Against, task: Task) -> dict[str, object]:
         "changed": [
             {
                 "name": row.name,
-                "won": _pictures(row, row.comparison.won_rows, task, bad=False),
-                "lost": _pictures(row, row.comparison.lost_rows, task, bad=True),
+                "sides": [
+                    (side, shown)
+                    for side, rows in (("won", row.comparison.won_rows), ("lost", row.comparison.lost_rows))
+                    if (shown := _pictures(row, rows, task, bad=side == "lost"))
+                ],
             }
             for row in one.rows
             if row.comparison.won_rows or row.comparison.lost_rows

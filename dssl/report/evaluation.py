@@ -49,7 +49,7 @@ def html(evaluation: Evaluation, task: Task, *, command: str) -> str:
         "references": evaluation.references,
         "quality": [*_quality(evaluation), ("views", measured.policy)],
         "maps": _maps(task),
-        "sheets": [sheet for one in sheets if (sheet := _sheet(one, task))],
+        "sheets": [(sheet[0], sheet[1:]) for one in sheets if (sheet := _sheet(one, task))],
         "command": command,
     }
     return page.render("evaluation.html", title=f"Evaluation on {task.test.name}", context=context)

@@ -22,6 +22,7 @@ from dssl.train.health import COLLAPSED, PARTIAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.layout_engine import LayoutEngine
 
 _VERDICTS: dict[str, tuple[Colour, str]] = {
     "healthy": ("good", "The embeddings of every view keep their spread and their rank."),
@@ -106,13 +107,18 @@ def series(number: int) -> tuple[str, str]:
     return SERIES[number % len(SERIES)], list(_STYLES)[number // len(SERIES) % len(_STYLES)]
 
 
+def _roomy() -> "LayoutEngine":
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return ConstrainedLayoutEngine(h_pad=0.14, w_pad=0.14)
+
+
 def curves_plot(runs: Sequence[RunData]) -> Plot:
     """kNN accuracy, loss, spread and effective rank by epoch, a line for each run."""
     from matplotlib.figure import Figure
 
     with figures.styled():
-        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(runs) + 2) // 3)), layout="constrained")
-        figure.get_layout_engine().set(h_pad=0.14, w_pad=0.14)  # type: ignore[union-attr, call-arg]
+        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(runs) + 2) // 3)), layout=_roomy())
         grid = figure.subplots(2, 2, sharex=True)
         for axes, (name, title) in zip(grid.flat, _PANELS, strict=True):
             _panel(axes, name, title, runs)
@@ -137,8 +143,7 @@ def start_plot(runs: Sequence[RunData]) -> Plot:
     from matplotlib.figure import Figure
 
     with figures.styled():
-        figure = Figure(figsize=(14.5, 8.6), layout="constrained")
-        figure.get_layout_engine().set(h_pad=0.14, w_pad=0.14)  # type: ignore[union-attr, call-arg]
+        figure = Figure(figsize=(14.5, 8.6), layout=_roomy())
         grid = figure.subplots(2, 2, sharex=True)
         for axes, (name, title) in zip(grid.flat, _START_PANELS, strict=True):
             axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)

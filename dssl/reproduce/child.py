@@ -91,7 +91,7 @@ def main(words: list[str]) -> int:
         except Stopped as stopped:
             return 128 + stopped.signal
         except (DsslError, OSError) as mistake:
-            print(f"dssl: {' '.join(str(mistake).split())}", file=sys.stderr)  # noqa: T201
+            print(f"dssl: {' '.join(str(mistake).split())}", file=sys.stderr)  # noqa: T201 (a program of its own)
             return 2
         if isinstance(found, int):
             return found
@@ -188,8 +188,8 @@ def _task(config: RunConfig, loaded: LoadedEncoder, *, labels: int | None) -> Ta
         raise DsslError(f"{config.data} has no labelled test images, so nothing can be measured on it")
     train_labels, test_labels, classes = aligned_labels(train, test)
     return Task(
-        loaded=loaded, store=FeatureStore(loaded, threads=config.threads), train=train, test=test,
-        train_labels=train_labels, test_labels=test_labels, classes=classes, seed=config.seed, threads=config.threads,
+        store=FeatureStore(loaded, threads=config.threads), train=train, test=test,
+        train_labels=train_labels, test_labels=test_labels, classes=classes, seed=config.seed,
     )  # fmt: skip
 
 
@@ -209,14 +209,14 @@ def _train_supervised(task: Task, training: Training, *, folder: Path) -> tuple[
         if done % 20 == 0 or done == total:
             (folder / PROGRESS_FILE).write_text(json.dumps({"step": done, "total": total}), encoding="utf-8")
 
-    encoder, setting = task.loaded.encoder, task.setting
-    dim = feature_dim(encoder, image_size=setting.image_size, channels=setting.channels)
+    encoder = task.loaded.encoder
+    dim = feature_dim(encoder, image_size=task.loaded.image_size, channels=task.loaded.channels)
     head = classifier.new_head(dim, len(task.classes), seed=task.seed)
     used = classifier.train_classifier(
-        encoder, head, task.train, labels=task.train_labels, training=training, setting=setting, freeze=False,
-        progress=progress,
+        encoder, head, task.train, labels=task.train_labels, training=training, store=task.store, seed=task.seed,
+        freeze=False, progress=progress,
     )  # fmt: skip
-    predicted = classifier.predict(encoder, head, task.test, setting=setting)
+    predicted = classifier.predict_features(head, task.store.compute(task.test).values)
     protocol = {
         "kind": "supervised",
         "train_images": len(task.train),

@@ -70,11 +70,11 @@ class Budget:
         return card.rate * _REFERENCE * self.images / self.operations
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     """Live and peak bytes of the storages that operations make on a device, as the allocator rounds them, and operations."""
 
     def __init__(self, device: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._device = device
         self.live = self.peak = 0
         self.operations = 0.0
@@ -155,4 +155,4 @@ def _without_memory(module: nn.Module) -> None:
         for table in (part._parameters, part._buffers):
             for name, value in table.items():
                 if value is not None:
-                    table[name] = fake(value)  # type: ignore[assignment]
+                    table[name] = fake(value)  # type: ignore[assignment]  # a parameter for a parameter

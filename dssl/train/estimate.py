@@ -15,11 +15,11 @@ from dssl.config import Precision, RunConfig
 from dssl.data import open_source
 from dssl.data.loader import Batches
 from dssl.distributed import World
-from dssl.loop import backward
+from dssl.loop import take_step
 from dssl.models.checkpointing import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
-from dssl.precision import autocast, loss_scaler, precision_of
+from dssl.precision import loss_scaler, precision_of
 from dssl.presets import named_graph
 from dssl.train.prepare import build_method, normalization_of, view_maker
 
@@ -122,11 +122,9 @@ def measure_speed(
     }
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with autocast(device, precision):
-            loss = backward(objective, views, progress=0.0, through=objective, scaler=scaler)
-        scaler.step(optimizer)
-        scaler.update()
+        loss = take_step(
+            objective, views, optimizer, scaler, progress=0.0, through=objective, device=device, precision=precision
+        )
         float(loss.total)
 
     def rate(seconds: float) -> float:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dssl.config_io import flat
 from dssl.errors import DsslError
 
 # what NumPy's arrays are made of inside a pickle; each of these only builds an array
@@ -76,7 +77,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise DsslError(
             f"{path} is not a file of weights: expected safetensors, a file of torch.save, or Detectron2's .pkl"
         )
-    tensors = dict(_flat(content, ""))
+    tensors = _tensors(content)
     if not tensors:
         raise DsslError(f"{path} holds no tensors: expected a state dict, alone or inside a checkpoint")
     return tensors, metadata
@@ -172,18 +173,14 @@ def _pickle(path: Path) -> Any:
         raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; obtain it again") from None
 
 
-def _flat(content: Any, prefix: str) -> list[tuple[str, Tensor]]:
+def _tensors(content: Any) -> dict[str, Tensor]:
     """The tensors inside nested dicts; everything else (epochs, names, settings) is left out."""
-    if isinstance(content, Tensor):
-        return [(prefix, content)] if prefix else []
-    if isinstance(content, np.ndarray) and content.dtype.kind in "fiu":
-        return [(prefix, torch.from_numpy(np.array(content)))]
-    if not isinstance(content, Mapping):
-        return []
-    found = []
-    for key, value in content.items():
-        found += _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
+    found = flat(content) if isinstance(content, Mapping) else {}
+    numbers = {
+        name: torch.from_numpy(np.array(one)) if isinstance(one, np.ndarray) and one.dtype.kind in "fiu" else one
+        for name, one in found.items()
+    }
+    return {name: one for name, one in numbers.items() if isinstance(one, Tensor)}
 
 
 def _line(error: Exception) -> str:

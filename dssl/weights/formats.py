@@ -162,7 +162,7 @@ def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
     try:
         import onnx
         import onnxruntime
-        import onnxscript  # noqa: F401
+        import onnxscript  # noqa: F401 (torch's exporter needs it)
     except ImportError as error:
         raise DsslError(f"--formats onnx needs {error.name}: pip install 'dssl[onnx]'") from None
     images = probe_images(loaded)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_torchrun import free_port
+from tests.distributed.test_torchrun import free_port, start_agent
 from tests.train.running import command, environment, run, start, wait_for_step
 
 
@@ -37,12 +37,19 @@ def ends(nodes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
 
 def test_folders_that_differ_between_nodes_are_one_line_on_both(tmp_path: Path) -> None:
     """As with an --out on each node's own disk, where one has a run from an earlier start."""
-    extra = ("--epochs", "1")
-    one, two = tmp_path / "one" / "run", tmp_path / "two" / "run"
-    assert run(command("simclr", one, *extra)).returncode in (0, 3)
-    for code, errors in ends(start_nodes([command("simclr", out, *extra) for out in (one, two)])):
-        assert code != 0
-        (line,) = {line for line in errors.splitlines() if line.startswith("dssl: ")}
+    extra, port = ("--epochs", "1"), free_port()
+    outs = [tmp_path / name / "run" for name in ("one", "two")]
+    outs[1].parent.mkdir()
+    assert run(command("simclr", outs[0], *extra)).returncode in (0, 3)
+    agents = [
+        start_agent(
+            command("simclr", out, *extra), out.parent / "log", port=port, min_nodes=2, max_nodes=2, nproc_per_node=1
+        )
+        for out in outs
+    ]
+    for agent in agents:
+        assert agent.wait() != 0
+        (line,) = {line for line in agent.said().splitlines() if line.startswith("dssl: ")}
         assert "process 0 has" in line
         assert "the same --out on a shared disk" in line
 

@@ -11,15 +11,16 @@ from tests.distributed import backward_worker, cuda_norm_worker, worker
 from tests.train.running import fork
 
 
-def in_two_processes(work: Callable[..., None], folder: Path) -> None:
+def in_two_processes(work: Callable[..., None], folder: Path, *more: object) -> None:
     """``work`` as rank 0 and rank 1, which meet in the folder."""
-    ranks = [fork(work, rank, str(folder), log=folder / f"{rank}.log") for rank in range(2)]
+    ranks = [fork(work, rank, str(folder), *more, log=folder / f"{rank}.log") for rank in range(2)]
     for child in ranks:
         assert child.wait() == 0, child.said()
 
 
-def test_view_by_view_equals_whole_under_ddp(tmp_path: Path) -> None:
-    in_two_processes(backward_worker.main, tmp_path)
+@pytest.mark.parametrize("every_pair", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_view_by_view_equals_whole_under_ddp(tmp_path: Path, every_pair: bool) -> None:
+    in_two_processes(backward_worker.main, tmp_path, every_pair)
 
 
 def test_the_batchnorm_for_cuda_is_that_of_the_global_batch(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.config_io import to_dict
+from dssl.data import shapes
 from dssl.data.shapes import Shapes
 from dssl.evaluate.features import compute_features
 from dssl.models import build_encoder
@@ -74,6 +75,13 @@ def real(encoder: nn.Module) -> Split:
         for one in (train, test)
     ]
     return Split(parts[0], labels[0], parts[1], labels[1])
+
+
+@pytest.fixture
+def few_test_images(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The test split of the built-in images, with fewer of them."""
+    monkeypatch.setattr(shapes, "TEST_COUNT", 400)
+    return shapes.TEST_COUNT
 
 
 @pytest.fixture

@@ -19,7 +19,11 @@ FEW = {"probe-1": 3, "probe-10": 2}
 
 @pytest.fixture
 def compared(
-    run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: nn.Module
+    run_folder: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoder: nn.Module,
+    few_test_images: int,
 ) -> tuple[Path, Path]:
     """A run, and the file of an encoder that has lost half of its channels."""
     monkeypatch.setattr(against, "DRAWS", FEW)

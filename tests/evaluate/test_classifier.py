@@ -17,11 +17,22 @@ from dssl.augment import CIFAR10
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate import classifier
-from dssl.evaluate.classifier import Setting, Training
+from dssl.evaluate.classifier import Training
 from dssl.evaluate.result import weights_hash
+from dssl.evaluate.store import FeatureStore
 from dssl.optim import build_optimizer
+from dssl.weights.load import LoadedEncoder
+from dssl.weights.match import MatchReport
 
-SETTING = Setting(image_size=32, channels=3, normalization=CIFAR10, seed=3, threads=1)
+
+@pytest.fixture
+def store(encoder: nn.Module) -> FeatureStore:
+    report = MatchReport(path=Path("w.pth"), prefix="", names="", loaded=1, total=1, ignored=())
+    loaded = LoadedEncoder(
+        encoder=encoder, name="small", image_size=32, channels=3, normalization=CIFAR10, path=report.path, header={},
+        sha256="", report=report,
+    )  # fmt: skip
+    return FeatureStore(loaded, threads=1)
 
 
 def reference_sgd(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, training: Training) -> None:
@@ -97,28 +108,29 @@ def quick(**changes: Any) -> Training:
     return dataclasses.replace(Training(rate=0.5, batch_size=64, epochs=3, decay="cosine"), **changes)
 
 
-def trained(encoder: nn.Module, *, freeze: bool, seed: int = 3) -> tuple[nn.Linear, nn.Module]:
-    source, own = Shapes(128), copy.deepcopy(encoder)
+def trained(
+    store: FeatureStore, *, freeze: bool, seed: int = 3, encoder: nn.Module | None = None
+) -> tuple[nn.Linear, nn.Module]:
+    source, own = Shapes(128), copy.deepcopy(encoder or store.loaded.encoder)
     head = classifier.new_head(256, 10, seed=seed)
-    setting = dataclasses.replace(SETTING, seed=seed)
     assert source.labels is not None
     classifier.train_classifier(
-        own, head, source, labels=source.labels, training=quick(), setting=setting, freeze=freeze
+        own, head, source, labels=source.labels, training=quick(), store=store, seed=seed, freeze=freeze
     )
     return head, own
 
 
-def test_a_frozen_backbone_stays_and_a_trained_one_moves(encoder: nn.Module) -> None:
-    head, own = trained(encoder, freeze=True)
+def test_a_frozen_backbone_stays_and_a_trained_one_moves(encoder: nn.Module, store: FeatureStore) -> None:
+    head, own = trained(store, freeze=True)
     assert weights_hash(own) == weights_hash(encoder)
     assert weights_hash(head) != weights_hash(classifier.new_head(256, 10, seed=3))
-    _, own = trained(encoder, freeze=False)
+    _, own = trained(store, freeze=False)
     assert weights_hash(own) != weights_hash(encoder)
     assert not own.training
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(encoder: nn.Module) -> None:
-    first, again, other = (trained(encoder, freeze=True, seed=seed)[0] for seed in (3, 3, 4))
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(store: FeatureStore) -> None:
+    first, again, other = (trained(store, freeze=True, seed=seed)[0] for seed in (3, 3, 4))
     assert weights_hash(first) == weights_hash(again)
     assert weights_hash(first) != weights_hash(other)
 
@@ -136,18 +148,24 @@ class Drifting(nn.Module):
         return self.encoder(images)
 
 
-def test_a_backbone_that_is_not_frozen_is_refused(encoder: nn.Module) -> None:
+def test_a_backbone_that_is_not_frozen_is_refused(encoder: nn.Module, store: FeatureStore) -> None:
     with pytest.raises(DsslError, match="not frozen"):
-        trained(Drifting(copy.deepcopy(encoder)), freeze=True)
+        trained(store, freeze=True, encoder=Drifting(encoder))
 
 
-def test_predictions_cover_the_whole_test_set(encoder: nn.Module) -> None:
-    head, source = classifier.new_head(256, 10, seed=0), Shapes(301, split="test")
-    assert len(classifier.predict(encoder, head, source, setting=SETTING)) == 301
+def test_the_features_of_another_encoder_are_those_of_that_encoder(store: FeatureStore) -> None:
+    source, other = Shapes(301, split="test"), copy.deepcopy(store.loaded.encoder)
+    with torch.no_grad():
+        other.blocks[3].bn2.bias.add_(1)
+    found = [store.compute(source, encoder=one).values for one in (None, other)]
+    assert [len(one) for one in found] == [301, 301]
+    assert (found[1] - found[0]).max() > 0.5
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_a_training_that_was_stopped_resumes_to_the_bit(encoder: nn.Module, freeze: bool, tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_resumes_to_the_bit(
+    encoder: nn.Module, store: FeatureStore, freeze: bool, tmp_path: Path
+) -> None:
     source = Shapes(128)
     assert source.labels is not None
 
@@ -158,8 +176,8 @@ def test_a_training_that_was_stopped_resumes_to_the_bit(encoder: nn.Module, free
 
         own, head = copy.deepcopy(encoder), classifier.new_head(256, 10, seed=3)
         classifier.train_classifier(
-            own, head, source, labels=source.labels, training=quick(), setting=SETTING, freeze=freeze, folder=folder,
-            progress=progress,
+            own, head, source, labels=source.labels, training=quick(), store=store, seed=3, freeze=freeze,
+            folder=folder, progress=progress,
         )  # fmt: skip
         return head, own
 
@@ -172,13 +190,13 @@ def test_a_training_that_was_stopped_resumes_to_the_bit(encoder: nn.Module, free
     assert list(tmp_path.iterdir()) == []  # nothing is left of a training that has ended
 
 
-def test_a_rate_that_explodes_is_one_line(encoder: nn.Module) -> None:
+def test_a_rate_that_explodes_is_one_line(encoder: nn.Module, store: FeatureStore) -> None:
     source = Shapes(128)
     assert source.labels is not None
     with pytest.raises(DsslError, match="too high"):
         classifier.train_classifier(
             copy.deepcopy(encoder), classifier.new_head(256, 10, seed=0), source, labels=source.labels,
-            training=quick(rate=1e30), setting=SETTING, freeze=False,
+            training=quick(rate=1e30), store=store, seed=3, freeze=False,
         )  # fmt: skip
 
 

@@ -36,9 +36,9 @@ def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
         train, test = train or Shapes(200), test or Shapes(101, split="test")
         train_labels, test_labels, classes = aligned_labels(train, test)
         store = FeatureStore(loaded, folder=folder / "features", threads=1)
-        settings = {"seed": 0, "epochs": 1, "threads": 1, **changes}
+        settings = {"seed": 0, "epochs": 1, **changes}
         return Task(
-            loaded=loaded, store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
+            store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
             classes=classes, **settings,
         )  # fmt: skip
 
@@ -46,14 +46,17 @@ def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
 
 
 def test_the_command_writes_numbers_with_their_protocol(
-    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_folder: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    few_test_images: int,
 ) -> None:
     monkeypatch.setattr(page, "MAPPED", 100)  # t-SNE of more takes long
     folder = run_folder()
     assert run(Arguments(weights=folder, threads=1)) == 0
     output = capsys.readouterr().out
     assert "72 of 72 tensors loaded" in output
-    assert "2,300 features computed" in output
+    assert "700 features computed" in output
     written = json.loads((folder / "evaluation" / "evaluation.json").read_text())
     names = [one["name"] for one in written["results"]]
     assert names == [
@@ -62,7 +65,7 @@ def test_the_command_writes_numbers_with_their_protocol(
     for one in written["results"]:
         assert one["name"] in output
         about = one["protocol"]
-        assert one["total"] == about["test_images"] == 2000
+        assert one["total"] == about["test_images"] == few_test_images
         assert about["backbone"] == "frozen: verified"
         assert about["checkpoint"]["epoch"] == 10.0
         assert len(about["checkpoint"]["sha256"]) == len(about["backbone_sha256"]) == 64

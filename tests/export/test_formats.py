@@ -28,8 +28,18 @@ from dssl.weights.rebuild import rebuild_lines
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).mul(37).sin()
 
 
+@pytest.fixture(scope="module")
+def resnet18(shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> LoadedEncoder:
+    path = tmp_path_factory.mktemp("weights") / "weights.pth"
+    torch.save(shaken(build_encoder("resnet18", image_size=64)).state_dict(), path)
+    return open_weights(path, image_size=64)
+
+
 @pytest.fixture(scope="module", params=["resnet18", "resnet50"])
 def loaded(request: Any, shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> LoadedEncoder:
+    """Both kinds of residual block, for what depends on the names of tensors."""
+    if request.param == "resnet18":
+        return request.getfixturevalue("resnet18")  # type: ignore[no-any-return]
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
     torch.save(shaken(build_encoder(request.param, image_size=64)).state_dict(), path)
     return open_weights(path, image_size=64)
@@ -50,9 +60,9 @@ def execute(lines: tuple[str, ...] | list[str], folder: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["torchvision", "timm", "safetensors"])
 def test_round_trip_by_the_printed_lines(
-    name: str, loaded: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, resnet18: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (done,) = export(loaded, tmp_path, formats=[name])
+    (done,) = export(resnet18, tmp_path, formats=[name])
     assert done.difference == 0.0
     assert "every tensor loaded" in done.text()
     assert "largest difference 0.0" in done.text()
@@ -60,8 +70,8 @@ def test_round_trip_by_the_printed_lines(
     if name == "safetensors":
         lines = ["from dssl.weights.load import load_encoder", lines[1].replace("dssl.load", "load")]
     again = execute(lines, tmp_path, monkeypatch)["encoder"]
-    assert torch.equal(features(again), features(loaded.encoder))
-    assert done.tensors == len(loaded.encoder.state_dict())
+    assert torch.equal(features(again), features(resnet18.encoder))
+    assert done.tensors == len(resnet18.encoder.state_dict())
 
 
 def test_clients_load_strictly_without_our_lines(loaded: LoadedEncoder, tmp_path: Path) -> None:
@@ -115,18 +125,13 @@ def test_names_there_and_back(loaded: LoadedEncoder) -> None:
         assert from_detectron2(to_detectron2(name)) == name
 
 
-def test_onnx_is_one_file_with_a_free_batch(
-    shaken: Callable[..., nn.Module], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    weights = tmp_path_factory.mktemp("weights") / "w.pth"
-    torch.save(shaken(build_encoder("resnet18", image_size=64)).state_dict(), weights)
-    loaded = open_weights(weights, image_size=64)
-    (done,) = export(loaded, tmp_path, formats=["onnx"])
+def test_onnx_is_one_file_with_a_free_batch(resnet18: LoadedEncoder, tmp_path: Path) -> None:
+    (done,) = export(resnet18, tmp_path, formats=["onnx"])
     assert [path.name for path in tmp_path.iterdir()] == ["encoder.onnx"]
     session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
     for images in (IMAGES, IMAGES[:1], torch.cat([IMAGES] * 3)):
         (found,) = session.run(["features"], {"images": images.numpy()})
-        expected = features(loaded.encoder, images)
+        expected = features(resnet18.encoder, images)
         assert (torch.from_numpy(found) - expected).abs().max() < 1e-4 * expected.abs().max()
     assert done.difference < 1e-4
 
@@ -221,7 +226,7 @@ def test_a_timm_encoder_goes_back_to_timm(
 
 
 def test_a_client_that_gives_other_features_voids_the_file(
-    loaded: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resnet18: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = formats.save_file
 
@@ -231,7 +236,7 @@ def test_a_client_that_gives_other_features_voids_the_file(
     monkeypatch.setattr(formats, "save_file", careless)
     monkeypatch.setattr(formats, "_features_only", lambda *_: "")
     with pytest.raises(DsslError, match=r"differ by .* the file was removed"):
-        export(loaded, tmp_path, formats=["timm"])
+        export(resnet18, tmp_path, formats=["timm"])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -43,14 +43,14 @@ def same_end(out: Path, untouched: Path) -> None:
 
 
 def test_a_full_disk(small_disk: Disk, untouched: Path, tally: Tally, capsys: pytest.CaptureFixture[str]) -> None:
-    """Room for two checkpoints of ten megabytes and not for three."""
+    """Room for two checkpoints of 2.4 MB and not for three."""
     with tally.trial("disk full while a checkpoint is written"):
-        disk = small_disk("size=26m")
+        disk = small_disk("size=6200k")
         out = disk / "run"
         assert train("simsiam", out) == 2
         line = one_line(capsys)
         assert str(out / "checkpoints" / "step-000000003.safetensors") in line
-        assert "it needs 9.9 MB" in line
+        assert "it needs 2.4 MB" in line
         assert "rerun the command" in line
         assert checkpoint.steps_in(out / "checkpoints") == [1, 2]
         assert all(checkpoint.read(path) for path in (out / "checkpoints").glob("step-*"))
@@ -138,7 +138,7 @@ def test_a_folder_that_vanishes(
         line = one_line(capsys)
         assert str(out / "checkpoints" / "step-000000003.safetensors") in line
         assert "No such file" in line
-        assert "it needs 9.9 MB" in line
+        assert "it needs 2.4 MB" in line
         assert not out.exists(), "a folder that is gone must not be made anew behind the user's back"
         away.rename(out)
         same_end(out, untouched)

@@ -1,7 +1,7 @@
 """Real training processes for tests: tiny runs that save at every step.
 
-They are forked from one process that has imported everything, so that a run, and a kill, costs a second. A child runs
-``dssl.cli.main`` as the command does.
+They are forked from one process that has imported everything and has the kernels, so that a run, and a kill, costs a second.
+A child runs ``dssl.cli.main`` as the command does.
 """
 
 import multiprocessing
@@ -28,13 +28,15 @@ _CONTEXT.set_forkserver_preload(
         "dssl.train.pretrain",
         "dssl.report.pictures",
         "torch.utils.tensorboard",
+        "tests.train.warm",
     ]
 )
 
+_ENCODER = ["--encoder", "whitened", "--image-size", "16"]
 TINY = {
-    "simsiam": ["--method.hidden", "32", "--method.output", "32", "--method.bottleneck", "8"],
-    "byol": ["--method.hidden", "32", "--method.output", "16"],
-    "simclr": ["--method.output", "16"],
+    "simsiam": [*_ENCODER, "--method.hidden", "32", "--method.output", "32", "--method.bottleneck", "8"],
+    "byol": [*_ENCODER, "--method.hidden", "32", "--method.output", "16"],
+    "simclr": [*_ENCODER, "--method.output", "16"],
 }
 
 

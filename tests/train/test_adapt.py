@@ -30,20 +30,20 @@ HEADS, EPOCHS, STEPS = 1, 3, 4
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(5)
-    encoder = build_encoder("small", image_size=32)
+    encoder = build_encoder("small", image_size=16)
     with torch.no_grad():
         for _ in range(20):
-            encoder(torch.randn(64, 3, 32, 32))
+            encoder(torch.randn(64, 3, 16, 16))
     path = tmp_path_factory.mktemp("weights") / "start.pth"
     torch.save(encoder.state_dict(), path)
     return path
 
 
 def config(weights: Path, **changes: Any) -> RunConfig:
-    adapt = AdaptConfig(head_epochs=HEADS, evaluation_size=32, **changes.pop("adapt", {}))
+    adapt = AdaptConfig(head_epochs=HEADS, evaluation_size=18, **changes.pop("adapt", {}))
     settings = {
-        "data": "shapes:64", "encoder": "small", "init": weights, "image_size": 32, "batch_size": 16, "epochs": EPOCHS,
-        "standard": "crop(0.3,1) > flip", "threads": 1, "adapt": adapt,
+        "data": "shapes:64", "encoder": "small", "init": weights, "image_size": 16, "batch_size": 16, "epochs": EPOCHS,
+        "standard": "crop(0.3,1) > flip", "threads": 1, "knn_every": 0, "adapt": adapt,
         "checkpoint": CheckpointConfig(every_minutes=1e-9, keep=100), **changes,
     }  # fmt: skip
     return recipe("adapt", **settings)
@@ -142,7 +142,7 @@ def test_the_start_is_kept_and_the_size_of_whole_images_known(weights: Path, who
     loaded = open_weights(whole / "start.safetensors")
     start = torch.load(weights)
     assert all(torch.equal(value, start[name]) for name, value in loaded.encoder.state_dict().items())
-    assert open_weights(whole).image_size == 32
+    assert open_weights(whole).image_size == 18
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     standings = [(record["step"], record["start"]) for record in records if "start" in record]
     assert [step for step, _ in standings] == [0, 8, 12]  # while the heads learn there is nothing to measure
@@ -192,13 +192,13 @@ def test_a_run_that_made_things_worse_says_so_and_has_its_own_exit_code(tmp_path
         folder.mkdir(parents=True)
         tint = 128 + 0.15 * (np.array(colour) - 128)
         for image in range(100):
-            pixels = np.clip(generator.normal(tint, 60, (32, 32, 3)), 0, 255).astype(np.uint8)
+            pixels = np.clip(generator.normal(tint, 30, (16, 16, 3)), 0, 255).astype(np.uint8)
             Pillow.fromarray(pixels).save(folder / f"{image}.png")
     torch.manual_seed(0)
-    torch.save(build_encoder("small", image_size=32).state_dict(), tmp_path / "start.pth")
+    torch.save(build_encoder("small", image_size=16).state_dict(), tmp_path / "start.pth")
     worse = RunConfig(
-        data=str(tmp_path / "images"), encoder="small", init=tmp_path / "start.pth", batch_size=40, epochs=3,
-        graph="standard", standard="crop(0.9,1) > gray", threads=1, knn_every=0,
+        data=str(tmp_path / "images"), encoder="small", image_size=16, init=tmp_path / "start.pth", batch_size=40,
+        epochs=3, graph="standard", standard="crop(0.9,1) > gray", threads=1, knn_every=0,
         precision="fp32",
         method=recipe("shapes").method, optimizer=OptimizerConfig(rate=500.0, warmup_epochs=0),
     )  # fmt: skip

@@ -34,6 +34,7 @@ STEPS = 8
 
 def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
     """Eight steps on 64 images, each of them saved."""
+    small: dict[str, Any] = {"encoder": "whitened", "image_size": 16}
     return RunConfig(
         data="shapes:64",
         method=METHODS[method].settings(**HEADS[method], **(settings or {})),
@@ -45,7 +46,7 @@ def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = 
         optimizer=OptimizerConfig(warmup_epochs=0),
         health=HealthConfig(every=2),
         checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS),
-        **changes,
+        **small | changes,
     )
 
 
@@ -130,9 +131,9 @@ CROPS = "s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)"
 
 
 def test_views_of_another_size_resume_and_are_drawn(tmp_path: Path) -> None:
-    out = assert_resumed_exactly(tiny("simsiam", graph=CROPS), tmp_path)
+    out = assert_resumed_exactly(tiny("simsiam", graph=CROPS, image_size=20), tmp_path)
     assert set(looks(out)[-1]["spread"]) == {"s1", "s2", "l1"}
-    train(tiny("simclr", graph=CROPS), tmp_path / "drawn", gallery=draw_gallery)
+    train(tiny("simclr", graph=CROPS, image_size=20), tmp_path / "drawn", gallery=draw_gallery)
     assert (tmp_path / "drawn" / "views.png").is_file()
 
 
@@ -156,14 +157,14 @@ def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
     with pytest.raises(
         DsslError, match="view l1 has 16 px, of which the encoder small makes 98 features and 450 of 32 px"
     ):
-        check_sizes(tiny("simclr", graph=CROPS), flat, 450)
+        check_sizes(tiny("simclr", graph=CROPS, encoder="small", image_size=32), flat, 450)
 
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of another encoder, whose features have another width and which knows other pixels."""
+    """A run of another encoder, which knows other pixels."""
     out = tmp_path_factory.mktemp("teacher") / "run"
-    train(tiny("simclr", encoder="whitened", normalization="imagenet"), out)
+    train(tiny("simclr", encoder="small", normalization="imagenet"), out)
     return out
 
 

@@ -15,7 +15,10 @@ from tests.train.test_train import TINY
 
 
 def test_fp16_trains_and_saves_its_scale(tmp_path: Path) -> None:
-    config = replace(TINY, precision="fp16", epochs=1, knn_every=0, checkpoint_activations=True)
+    config = replace(
+        TINY, data="shapes:32", encoder="small", precision="fp16", epochs=1, knn_every=0,
+        checkpoint_activations=True,
+    )  # fmt: skip
     result = train(config, tmp_path / "run")
     assert result.opinion.verdict != "diverged"
     saved = checkpoint.read(result.checkpoint)  # type: ignore[arg-type]

@@ -24,6 +24,8 @@ from dssl.weights import checkpoint
 
 TINY = RunConfig(
     data="shapes:64",
+    encoder="whitened",
+    image_size=16,
     method=SimSiamConfig(hidden=16, output=16, bottleneck=8),
     epochs=2,
     batch_size=16,

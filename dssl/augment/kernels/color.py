@@ -10,7 +10,7 @@ _ZERO, _HALF, _ONE, _TOP = np.float32(0), np.float32(0.5), np.float32(1), np.flo
 
 
 @njit(nogil=True)
-def _luma(r, g, b):  # type: ignore[no-untyped-def]
+def _luma(r, g, b):
     """Pillow's L as a whole float32; every partial sum is below 2**24, so nothing is rounded."""
     return np.float32(
         np.int32((np.float32(r) * _RED + np.float32(g) * _GREEN + np.float32(b) * _BLUE + _ROUND) * _SHIFT)
@@ -18,7 +18,7 @@ def _luma(r, g, b):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def byte(value):  # type: ignore[no-untyped-def]
+def byte(value):
     """Clipped and truncated, as Pillow stores a float."""
     value = value if value > _ZERO else _ZERO
     value = value if value < _TOP else _TOP
@@ -26,7 +26,7 @@ def byte(value):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def brightness(planes, factor):  # type: ignore[no-untyped-def]
+def brightness(planes, factor):
     """A blend with black."""
     for c in range(planes.shape[0]):
         row = planes[c]
@@ -35,7 +35,7 @@ def brightness(planes, factor):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def contrast(planes, factor):  # type: ignore[no-untyped-def]
+def contrast(planes, factor):
     """A blend with the rounded mean of the image's gray; where there is no colour, of each channel by itself."""
     channels, length = planes.shape
     total = np.int64(0)
@@ -55,7 +55,7 @@ def contrast(planes, factor):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def color(planes, factor):  # type: ignore[no-untyped-def]
+def color(planes, factor):
     """A blend with each pixel's gray; one channel is its own gray and stays as it is."""
     if planes.shape[0] != 3:
         return
@@ -69,7 +69,7 @@ def color(planes, factor):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def grayscale(planes):  # type: ignore[no-untyped-def]
+def grayscale(planes):
     """Every channel becomes the gray; one channel stays as it is."""
     if planes.shape[0] != 3:
         return
@@ -82,7 +82,7 @@ def grayscale(planes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def hue(planes, shift):  # type: ignore[no-untyped-def]
+def hue(planes, shift):
     """Pillow's RGB -> HSV, hue + shift modulo 256, HSV -> RGB; one channel has no hue and stays as it is.
 
     Pillow mixes float and double. Where single precision or a multiplication stands for its double precision or its

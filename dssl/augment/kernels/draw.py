@@ -18,26 +18,26 @@ _QUADRILLION = 1e15
 
 
 @njit(nogil=True)
-def _mix(value):  # type: ignore[no-untyped-def]
+def _mix(value):
     value = np.uint64(value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = np.uint64(value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.uint64(value ^ (value >> np.uint64(31)))
 
 
 @njit(nogil=True)
-def _start(stream, index):  # type: ignore[no-untyped-def]
+def _start(stream, index):
     """Where the numbers of one image in one stream begin."""
     return _mix(_mix(np.uint64(index) * _STEP + stream) ^ stream)
 
 
 @njit(nogil=True)
-def _uniform(start, slot):  # type: ignore[no-untyped-def]
+def _uniform(start, slot):
     """The random number of a slot, in [0, 1)."""
     return np.float64(_mix(start + np.uint64(slot + 1) * _STEP) >> np.uint64(11)) * 2.0**-53
 
 
 @njit(nogil=True)
-def _fifteen_digits(value):  # type: ignore[no-untyped-def]
+def _fifteen_digits(value):
     """Python's ``round(value, 15)`` for -1 .. 1: to the nearest decimal, by the exact product and not its rounded one."""
     size = abs(value)
     product = size * _QUADRILLION
@@ -57,12 +57,12 @@ def _fifteen_digits(value):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _matrix(out, a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+def _matrix(out, a, b, c, d, e, f):
     out[0], out[1], out[2], out[3], out[4], out[5] = a, b, c, d, e, f
 
 
 @njit(nogil=True)
-def _cutout(out, value, draw, other_draw, size):  # type: ignore[no-untyped-def]
+def _cutout(out, value, draw, other_draw, size):
     left = np.trunc(max(draw * size - value / 2, 0.0))
     top = np.trunc(max(other_draw * size - value / 2, 0.0))
     out[0], out[1] = left, top
@@ -70,13 +70,13 @@ def _cutout(out, value, draw, other_draw, size):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _hue(value):  # type: ignore[no-untyped-def]
+def _hue(value):
     """A whole number of 255ths of a turn, as a byte."""
     return np.trunc(value) % 256.0 + 0.0  # the sum turns -0 into 0
 
 
 @njit(nogil=True)
-def _encode(encoding, number, value, draw, other_draw, size, out):  # type: ignore[no-untyped-def]
+def _encode(encoding, number, value, draw, other_draw, size, out):
     """The numbers that a kernel gets for an operation at a value."""
     if encoding == code.PLAIN:
         out[0] = value
@@ -116,7 +116,7 @@ def _encode(encoding, number, value, draw, other_draw, size, out):  # type: igno
 
 
 @njit(nogil=True)
-def _operate(row, number, integers, start, size, out):  # type: ignore[no-untyped-def]
+def _operate(row, number, integers, start, size, out):
     """One operation of a table at its magnitude; returns its kernel. ``integers`` says which slots hold which draws."""
     magnitude, own = number[0], integers[6]
     if integers[5] >= 0:
@@ -135,7 +135,7 @@ def _operate(row, number, integers, start, size, out):  # type: ignore[no-untype
 
 
 @njit(nogil=True)
-def _box_radius(sigma):  # type: ignore[no-untyped-def]
+def _box_radius(sigma):
     """The radius of the three box passes that stand for a Gaussian, in the mixture of float and double of Pillow's C."""
     single = np.float32(sigma)
     square = np.float32(np.float32(single * single) / np.float32(3))
@@ -150,7 +150,7 @@ def _box_radius(sigma):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _jitter(integers, number, start, offsets, codes, values):  # type: ignore[no-untyped-def]
+def _jitter(integers, number, start, offsets, codes, values):
     """Four factors in a random order; a bit of ``integers[3]`` is set for each that can change something."""
     slot, step = integers[1], integers[2]
     order = _ORDERS[int(_uniform(start, slot + 4) * _ORDERS.shape[0])]
@@ -166,7 +166,7 @@ def _jitter(integers, number, start, offsets, codes, values):  # type: ignore[no
 
 
 @njit(nogil=True)
-def _draw_view(script, numbers, rows, first, stop, start, offsets, size, codes, values):  # type: ignore[no-untyped-def]
+def _draw_view(script, numbers, rows, first, stop, start, offsets, size, codes, values):
     """One view of one image, into its rows of the plan; True where a custom operation is among the steps."""
     custom = False
     place = first
@@ -220,7 +220,7 @@ def _draw_view(script, numbers, rows, first, stop, start, offsets, size, codes, 
 
 
 @njit(nogil=True)
-def draw_all(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values):  # type: ignore[no-untyped-def]
+def draw_all(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values):
     """All views of all images; True where a custom operation is among the steps of any."""
     custom = False
     for image in range(indices.size):

@@ -8,7 +8,7 @@ from dssl.augment.kernels.lines import copy
 
 
 @njit(nogil=True)
-def sharpness(source, target, factor):  # type: ignore[no-untyped-def]
+def sharpness(source, target, factor):
     """A blend with the 3x3 smoothed image (weights 1, centre 5, over 13); the border has no neighbours and stays.
 
     The loop runs over all planes as one line, and the borders are put back afterwards: long loops are what vector
@@ -40,13 +40,13 @@ def sharpness(source, target, factor):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _rounded(whole, sums, edge, ends):  # type: ignore[no-untyped-def]
+def _rounded(whole, sums, edge, ends):
     total = np.uint32(np.uint32(whole * np.uint32(sums)) + np.uint32(edge * np.uint32(ends)))
     return np.uint8(np.uint32(total + np.uint32(1 << 23)) >> np.uint32(24))
 
 
 @njit(nogil=True)
-def _box(old, new, stride, radius, whole, edge):  # type: ignore[no-untyped-def]
+def _box(old, new, stride, radius, whole, edge):
     """One box pass over a whole array as if it were one line with this stride; the ends of real lines come out wrong."""
     reach = (radius + 1) * stride
     length = old.size - 2 * reach
@@ -73,7 +73,7 @@ def _box(old, new, stride, radius, whole, edge):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _box_end(old, new, at, lines, step, stride, length, radius, whole, edge):  # type: ignore[no-untyped-def]
+def _box_end(old, new, at, lines, step, stride, length, radius, whole, edge):
     """One box pass at place ``at`` of every line; beyond its ends a line repeats itself.
 
     Line i begins at i * step. Unsigned indices spare the question whether they are negative.
@@ -97,7 +97,7 @@ def _box_end(old, new, at, lines, step, stride, length, radius, whole, edge):  #
 
 
 @njit(nogil=True)
-def _pass(source, target, across, radius, whole, edge):  # type: ignore[no-untyped-def]
+def _pass(source, target, across, radius, whole, edge):
     """One box pass along the rows (``across``) or the columns of every plane."""
     channels, height, width = source.shape
     old, new = source.reshape(source.size), target.reshape(target.size)
@@ -114,7 +114,7 @@ def _pass(source, target, across, radius, whole, edge):  # type: ignore[no-untyp
 
 
 @njit(nogil=True)
-def blur(planes, other, radius):  # type: ignore[no-untyped-def]
+def blur(planes, other, radius):
     """Pillow's GaussianBlur: three box passes along each axis, rounded to uint8 each time; the result is in ``planes``."""
     reach = int(radius)
     whole = np.uint32(np.float32(1 << 24) / (np.float32(radius) * np.float32(2) + np.float32(1)))

@@ -9,7 +9,7 @@ from dssl.augment.kernels.lines import clear, copy
 
 
 @njit(nogil=True)
-def flip(source, target):  # type: ignore[no-untyped-def]
+def flip(source, target):
     """Mirrors left and right."""
     channels, height, width = source.shape
     for c in range(channels):
@@ -20,12 +20,12 @@ def flip(source, target):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _floor_coordinate(value):  # type: ignore[no-untyped-def]
+def _floor_coordinate(value):
     return -1 if value < 0.0 else int(value)
 
 
 @njit(nogil=True)
-def _scale_translate(source, target, a):  # type: ignore[no-untyped-def]
+def _scale_translate(source, target, a):
     """Pillow's path for a matrix without rotation or shear: coordinates are summed in double, then truncated."""
     channels, height, width = source.shape
     columns = np.empty(width, np.int64)
@@ -60,7 +60,7 @@ def _scale_translate(source, target, a):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _gather(pixels, target, y, places, begin, end):  # type: ignore[no-untyped-def]
+def _gather(pixels, target, y, places, begin, end):
     """Part of a row of every channel from places in its pixels; those of colour at once, since to load a place costs as much."""
     if len(pixels) == 3:
         red, green, blue = pixels[0], pixels[1], pixels[2]
@@ -76,7 +76,7 @@ def _gather(pixels, target, y, places, begin, end):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True)
-def affine(source, target, a):  # type: ignore[no-untyped-def]
+def affine(source, target, a):
     """Image.transform(size, AFFINE, a) with nearest neighbours, zeros outside, in 16.16 fixed point."""
     if a[1] == 0.0 and a[3] == 0.0:
         _scale_translate(source, target, a)
@@ -119,7 +119,7 @@ def affine(source, target, a):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def cutout(planes, left, top, right, bottom):  # type: ignore[no-untyped-def]
+def cutout(planes, left, top, right, bottom):
     """Fills a rectangle, far edges included, with the paper's gray (other than colour: the luma of it)."""
     channels, height, width = planes.shape
     for c in range(channels):
@@ -131,7 +131,7 @@ def cutout(planes, left, top, right, bottom):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def jigsaw(source, target, tiles, order):  # type: ignore[no-untyped-def]
+def jigsaw(source, target, tiles, order):
     """Tile i of the result is tile order[i] of the source.
 
     Where the size is not a multiple of ``tiles`` the tiles differ by one pixel; a larger place repeats its tile's last

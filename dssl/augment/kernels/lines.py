@@ -4,14 +4,14 @@ from numba import njit
 
 
 @njit(nogil=True)
-def copy(old, new):  # type: ignore[no-untyped-def]
+def copy(old, new):
     """As many values as ``new`` has."""
     for i in range(new.size):
         new[i] = old[i]
 
 
 @njit(nogil=True)
-def clear(new):  # type: ignore[no-untyped-def]
+def clear(new):
     """Zeros."""
     for i in range(new.size):
         new[i] = 0

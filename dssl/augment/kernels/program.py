@@ -23,13 +23,13 @@ _lock = threading.Lock()
 
 
 @intrinsic
-def _pointer(typing, address):  # type: ignore[no-untyped-def]
+def _pointer(typing, address):
     """What numba has no name for: an integer as a pointer."""
     return types.voidptr(address), lambda context, builder, signature, values: builder.inttoptr(values[0], voidptr_t)
 
 
 @njit(nogil=True)
-def _resize(image, kind, values, workspace, target):  # type: ignore[no-untyped-def]
+def _resize(image, kind, values, workspace, target):
     height, width = image.shape[0], image.shape[1]
     top, left, h, w = 0, 0, height, width
     if kind == code.CROP:
@@ -41,7 +41,7 @@ def _resize(image, kind, values, workspace, target):  # type: ignore[no-untyped-
 
 
 @njit(nogil=True)
-def _in_place(kind, flat, values):  # type: ignore[no-untyped-def]
+def _in_place(kind, flat, values):
     """An operation that looks at one pixel (and the image's statistics) at a time; False for any other kind."""
     if kind == code.BRIGHTNESS:
         color.brightness(flat, np.float32(values[0]))
@@ -71,7 +71,7 @@ def _in_place(kind, flat, values):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _moved(kind, source, target, values):  # type: ignore[no-untyped-def]
+def _moved(kind, source, target, values):
     """An operation whose result is written to ``target``; False for any other kind."""
     if kind == code.FLIP:
         geometry.flip(source, target)
@@ -90,7 +90,7 @@ def _moved(kind, source, target, values):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _interleave(planes, start, out):  # type: ignore[no-untyped-def]
+def _interleave(planes, start, out):
     """Pixels from ``start`` on, channels x pixels, into pixels x channels."""
     count = out.shape[0]
     if planes.shape[0] != 3:
@@ -107,7 +107,7 @@ def _interleave(planes, start, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _emit_floats(planes, out, scale, offset):  # type: ignore[no-untyped-def]
+def _emit_floats(planes, out, scale, offset):
     """Normalised, in two steps through a short line: interleaved bytes first, since interleaving floats is slow."""
     channels, pixels = planes.shape
     flat = out.reshape(pixels * channels)
@@ -140,14 +140,14 @@ def _build(sources: int, *, cache: bool) -> Kernels:
     # ``sources`` is in the closure because numba keys a cached function by its own file and its closure only: without
     # it an edit in another kernel file would go on running the old machine code
     @njit(nogil=True, cache=cache)
-    def draw(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values):  # type: ignore[no-untyped-def]
+    def draw(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values):
         """See ``draw_all``."""
         if sources == 0:
             return False
         return draw_all(indices, streams, script, numbers, rows, bounds, offsets, size, codes, values)
 
     @njit(nogil=True, cache=cache)
-    def run(  # type: ignore[no-untyped-def]
+    def run(
         places, codes, values, offsets, views, row, done, planes, workspace, slots,
         bytes_out, floats_out, as_float, out_row, scale, offset,
     ):  # fmt: skip
@@ -209,7 +209,7 @@ def _build(sources: int, *, cache: bool) -> Kernels:
     return Kernels(draw, run)
 
 
-class Announce(event.Listener):  # type: ignore[misc]
+class Announce(event.Listener):  # type: ignore[misc]  # numba has no types
     """Tells the user why the first use takes so long."""
 
     def __init__(self, where: str) -> None:

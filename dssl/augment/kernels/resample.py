@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir  # type: ignore[import-untyped]  # it has none
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -16,7 +16,7 @@ _HALF = 1 << (_BITS - 1)
 
 
 @njit(nogil=True)
-def crop_box(height, width, values):  # type: ignore[no-untyped-def]
+def crop_box(height, width, values):
     """Top, left, height, width of a random crop, by torchvision's rule: ten attempts, then the centre."""
     low, high = values[0], values[1]
     log_ratio = math.log(4.0 / 3.0)
@@ -40,7 +40,7 @@ def crop_box(height, width, values):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _weights(length, size):  # type: ignore[no-untyped-def]
+def _weights(length, size):
     """One row per output index: first source index, number of taps, then the weights, zero where unused.
 
     There are at least four weights, so that a loop over four rows never asks how many there are.
@@ -71,14 +71,14 @@ def _weights(length, size):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _weigh(typing_context, words, start, weights, begin, count, out, place):  # type: ignore[no-untyped-def]
+def _weigh(typing_context, words, start, weights, begin, count, out, place):
     """Sixteen bytes at once: out[place] = the weighted sum of ``count`` groups of four words, as bytes.
 
     LLVM does not find this by itself, so the vectors are written out. It turns them into what the processor has.
     """
     signature = types.void(words, types.uint64, weights, types.uint64, types.uint64, out, types.uint64)
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         start, begin, count, place = arguments[1], arguments[3], arguments[4], arguments[6]
         words, weights, out = (
             context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in (0, 2, 5)
@@ -104,14 +104,14 @@ def _weigh(typing_context, words, start, weights, begin, count, out, place):  # 
 
 
 @njit(nogil=True)
-def _word(pixel):  # type: ignore[no-untyped-def]
+def _word(pixel):
     """Red, green and blue in the bytes of one 32-bit word."""
     green, blue = np.uint32(pixel[1]) << np.uint32(8), np.uint32(pixel[2]) << np.uint32(16)
     return np.uint32(np.uint32(pixel[0]) | np.uint32(green) | np.uint32(blue))
 
 
 @njit(nogil=True)
-def _pack(row0, row1, row2, row3, words):  # type: ignore[no-untyped-def]
+def _pack(row0, row1, row2, row3, words):
     """Four rows of pixels, interleaved word by word."""
     for x in range(row0.shape[0]):
         words[x, 0] = _word(row0[x])
@@ -121,7 +121,7 @@ def _pack(row0, row1, row2, row3, words):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _unpack(words, which, planes):  # type: ignore[no-untyped-def]
+def _unpack(words, which, planes):
     """One of the four rows, as channels x size."""
     red, green, blue = planes[0], planes[1], planes[2]
     for x in range(red.size):
@@ -132,7 +132,7 @@ def _unpack(words, which, planes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _horizontal(image, top, left, height, width, target):  # type: ignore[no-untyped-def]
+def _horizontal(image, top, left, height, width, target):
     """Rows of an interleaved image, resized in width, into rows of ``target``: height x channels x size.
 
     Colour goes four rows at a time, each pixel a word of four bytes, so that one vector holds all its sums.
@@ -181,7 +181,7 @@ def _horizontal(image, top, left, height, width, target):  # type: ignore[no-unt
 
 
 @njit(nogil=True)
-def _vertical_row(rows, row, sums, out):  # type: ignore[no-untyped-def]
+def _vertical_row(rows, row, sums, out):
     """One output row; every product and sum is cut to 32 bits, which is what lets LLVM use narrow vectors."""
     length, last = out.size, rows.shape[0] - 1
     first, count = np.int64(row[0]), row[1]
@@ -209,7 +209,7 @@ def _vertical_row(rows, row, sums, out):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def resized_crop(image, top, left, height, width, workspace, target):  # type: ignore[no-untyped-def]
+def resized_crop(image, top, left, height, width, workspace, target):
     """A box of an interleaved image, resized into the square planes of ``target``."""
     channels, size = target.shape[0], target.shape[1]
     length = max(size, width) * channels

@@ -5,7 +5,7 @@ from numba import njit
 
 
 @njit(nogil=True)
-def invert(planes):  # type: ignore[no-untyped-def]
+def invert(planes):
     """255 minus the value."""
     for c in range(planes.shape[0]):
         row = planes[c]
@@ -14,7 +14,7 @@ def invert(planes):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def posterize(planes, bits):  # type: ignore[no-untyped-def]
+def posterize(planes, bits):
     """Keeps the highest bits."""
     mask = np.uint8(0xFF & ~(2 ** (8 - bits) - 1))
     for c in range(planes.shape[0]):
@@ -24,7 +24,7 @@ def posterize(planes, bits):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def solarize(planes, threshold):  # type: ignore[no-untyped-def]
+def solarize(planes, threshold):
     """Inverts the values at or above the threshold (0 .. 256, a whole number)."""
     for c in range(planes.shape[0]):
         row = planes[c]
@@ -34,7 +34,7 @@ def solarize(planes, threshold):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def solarize_add(planes, amount):  # type: ignore[no-untyped-def]
+def solarize_add(planes, amount):
     """Adds, clips, then inverts what is at or above 128."""
     for c in range(planes.shape[0]):
         row = planes[c]
@@ -46,7 +46,7 @@ def solarize_add(planes, amount):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _histogram(row, histogram):  # type: ignore[no-untyped-def]
+def _histogram(row, histogram):
     # four counters per value: equal neighbours would otherwise wait for each other's store
     parts = np.zeros((4, 256), np.int32)
     length = row.size
@@ -63,7 +63,7 @@ def _histogram(row, histogram):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _curve(row, table, strength):  # type: ignore[no-untyped-def]
+def _curve(row, table, strength):
     """Looks every value up, after blending the table with the identity as Image.blend would the images."""
     factor = np.float32(strength)
     curve = np.empty(256, np.uint8)
@@ -75,7 +75,7 @@ def _curve(row, table, strength):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def autocontrast(planes, strength):  # type: ignore[no-untyped-def]
+def autocontrast(planes, strength):
     """Stretches each channel to 0 .. 255."""
     table = np.empty(256, np.int64)
     for c in range(planes.shape[0]):
@@ -95,7 +95,7 @@ def autocontrast(planes, strength):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def equalize(planes, strength):  # type: ignore[no-untyped-def]
+def equalize(planes, strength):
     """Pillow's histogram equalisation of each channel."""
     histogram = np.empty(256, np.int64)
     table = np.empty(256, np.int64)
