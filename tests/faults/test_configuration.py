@@ -124,7 +124,7 @@ FLAGS = {
     "epochs": ["0", "-1", "1.5", "three", "", "1e3", "9999999999"],
     "batch-size": ["0", "1", "-8", "2.5", "all"],
     "image-size": ["0", "-1", "99999", "32x32"],
-    "channels": ["2", "RGB"],
+    "channels": ["0", "-3", "99999", "RGB"],
     "bad-share": ["-1", "1", "nan", "inf", "5%"],
     "threads": ["0", "-2", "1000000", "two"],
     "optimizer.rate": ["0", "-1", "nan", "inf", "fast", ""],

@@ -93,7 +93,9 @@ def test_embeddings_are_those_of_the_scaled_images(cells: Path, trained: Path, t
         def label_of(self, index: int) -> str:
             return str(index)
 
-    with EvaluationBatches(Plain(), size=32, channels=5, batch_size=48, normalization=loaded.normalization) as batches:
+    with EvaluationBatches(
+        Plain(), size=loaded.image_size, channels=5, batch_size=48, normalization=loaded.normalization
+    ) as batches:
         (batch,) = batches
     with evaluating(loaded.encoder):
         expected = forward(loaded.encoder, batch.images).numpy()
