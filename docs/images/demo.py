@@ -24,7 +24,9 @@ def draw(runs: Path, path: Path) -> None:
         for number, (folder, name) in enumerate(RUNS.items()):
             run = read_run(runs / folder)
             color, _ = series(number)
-            accuracy.plot(*np.array(run.curve("knn")).T, color=color, linewidth=2.2, marker="o", markersize=4, label=name)
+            accuracy.plot(
+                *np.array(run.curve("knn")).T, color=color, linewidth=2.2, marker="o", markersize=4, label=name
+            )
             spread.plot(*np.array(run.thinned("spread", 200)).T, color=color, linewidth=2.2)
         for name, value in BASELINES.items():
             accuracy.axhline(value, color=COLORS["muted"], linewidth=1, linestyle=(0, (2, 3)))
