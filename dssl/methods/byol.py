@@ -108,6 +108,7 @@ METHOD = Declaration(
     build=BYOL,
     settings=BYOLConfig,
     cost=cost,
-    # not its predictions: the predictor learns the mean of its targets first and the images later, so they start out as one
+    # the predictor learns the mean of its targets first and the images later: healthy predictions start out as one
+    predictions_judged_from=1000,
     recipes={"shapes": Defaults(settings={"hidden": 512, "output": 128, "momentum": 0.99})},
 )

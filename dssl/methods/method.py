@@ -115,8 +115,8 @@ class Declaration:
     """``build(encoder, feature_dim=..., **settings)``: the class."""
     settings: type[MethodSettings]
     cost: Callable[[ViewGraph], Cost]
-    judges_predictions: bool = False
-    """Whether the watch for collapse looks at the predictions too."""
+    predictions_judged_from: int | None = None
+    """The step from which the watch for collapse looks at the predictions too; None: never."""
     recipes: Mapping[str, Defaults] = field(default_factory=dict)
     """By the name of the recipe."""
 

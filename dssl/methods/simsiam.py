@@ -102,7 +102,7 @@ METHOD = Declaration(
     settings=SimSiamConfig,
     cost=cost,
     # a last BatchNorm keeps the projections apart whatever they carry; a collapse shows in the predictions
-    judges_predictions=True,
+    predictions_judged_from=0,
     recipes={
         "shapes": Defaults(settings={"hidden": 256, "output": 128, "bottleneck": 64}),
         "imagenet": Defaults(settings={"projector_layers": 3}),

@@ -124,7 +124,7 @@ class RunData:
 
     @cached_property
     def opinion(self) -> Opinion:
-        """The run's verdict with its reasons, which are not logged: the health check judges the last looks again."""
+        """The run's verdict with its reasons, which are not logged: the health check judges the looks again."""
         if not self.looks:
             return Opinion("too early", 0)
         last = self.looks[-1]
@@ -133,9 +133,11 @@ class RunData:
             return Opinion("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
         if last["verdict"] in ("healthy", "too early"):
             return Opinion(last["verdict"], int(last["step"]))
-        judged = declaration_of(self.config.method).judges_predictions
-        health = Health(named_graph(self.config.graph), patience=1, predictions=judged)
-        for record in self.looks[-WINDOW:]:
+        # it remembers a collapse, so it sees every look, and begins to judge where the run's own did
+        first = next(int(look["step"]) for look in self.looks if look["verdict"] != "too early")
+        judged_from = declaration_of(self.config.method).predictions_judged_from
+        health = Health(named_graph(self.config.graph), patience=first + 1, predictions_from=judged_from)
+        for record in self.looks:
             opinion = health.judge(_look(record))
         if last["verdict"] == "diverged":
             opinion = health.note_divergence(_look(last), first=-1)
@@ -158,7 +160,8 @@ class RunData:
 
     def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
         """By view; the lower of the spreads of projection and prediction where the health check judges both."""
-        both = name == "spread" and declaration_of(self.config.method).judges_predictions
+        judged_from = declaration_of(self.config.method).predictions_judged_from
+        both = name == "spread" and judged_from is not None and int(record["step"]) >= judged_from
         others = record["source"] if both else {}
         return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
 

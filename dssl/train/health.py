@@ -3,7 +3,8 @@
 Per view, every few steps: the *spread* of the projections and of the predictions (standard deviation of the normalised vectors
 times sqrt(d): 1 when they fill the sphere, 0 when they are all the same) and the *effective rank* (exp of the entropy of the
 singular values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor gives
-the same output for every image, so its predictions are judged too. The thresholds come from real runs, kept in
+the same output for every image, so its predictions are judged too; BYOL's are from step 1,000 on. A run that spreads again after
+a long collapse is not healthy: what it had lost does not come back. The thresholds come from real runs, kept in
 ``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
 """
 
@@ -28,6 +29,8 @@ RANK_SHARE = 0.04
 """Below this share of the largest possible effective rank a view counts as partly collapsed, whatever its spread."""
 WINDOW = 5
 """Looks over which the median is taken."""
+LASTING = 0.25
+"""A run that has recovered still counts as partly collapsed where it was collapsed at this share of all looks or more."""
 SAMPLE = 256
 """Rows used for the effective rank: its cost grows with the cube."""
 
@@ -79,6 +82,18 @@ def look(step: int, report: LossReport) -> Look:
     )
 
 
+@dataclass(slots=True)
+class Spell:
+    """The collapse that a run has been through: its looks, from the first to the last, and what was worst at the last."""
+
+    view: str
+    edge: str
+    since: int
+    until: int
+    lowest: float
+    looks: int = 1
+
+
 @dataclass
 class Health:
     """The loop's watch for collapse (``state.Watch``); its memory is small and is saved in the checkpoint."""
@@ -86,11 +101,14 @@ class Health:
     graph: ViewGraph
     patience: int
     """Steps before the first verdict: early embeddings wander, and a dip in the second epoch is normal."""
-    predictions: bool = False
-    """Judge the predictions too, as the method asks for."""
+    predictions_from: int | None = None
+    """The step from which the predictions are judged too, as the method asks for."""
     spreads: dict[str, deque[float]] = field(default_factory=dict)
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)
+    seen: int = 0
+    """Looks so far."""
+    spell: Spell | None = None
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
     below: Opinion | None = None
     """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
@@ -105,10 +123,11 @@ class Health:
         for name, value in self.judged(now).items():
             self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(value)
             self.ranks.setdefault(name, deque(maxlen=WINDOW)).append(now.rank[name])
+        self.seen += 1
         if now.step + 1 < self.patience:
             self.opinion = Opinion("too early", now.step)
         else:
-            self.opinion = self._verdict(now)
+            self.opinion = self._remember(self._verdict(now))
         self.stand(self.below)
         return self.opinion
 
@@ -122,7 +141,7 @@ class Health:
 
     def judged(self, now: Look) -> dict[str, float]:
         """The spread that counts, by view."""
-        if not self.predictions:
+        if self.predictions_from is None or now.step < self.predictions_from:
             return now.spread
         return {name: min(value, now.source.get(name, value)) for name, value in now.spread.items()}
 
@@ -155,17 +174,43 @@ class Health:
             return Opinion("healthy", now.step)
         cause = likely_cause(self.graph, worst, now.edges)
         reason = (
-            f"{'predictions' if self.predictions else 'embeddings'} of view {worst} have a "
-            f"spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), effective rank {rank[worst]:.0%} of the largest "
-            f"possible; likely cause: the edge {cause.name}"
+            f"{self._judged_name} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), effective "
+            f"rank {rank[worst]:.0%} of the largest possible; likely cause: the edge {cause.name}"
         )
+        self._note_spell(worst, cause.name, now.step, spread[worst])
         return Opinion(verdict, now.step, worst, cause.name, reason, remedies(self.graph, cause))
+
+    def _note_spell(self, view: str, edge: str, step: int, spread: float) -> None:
+        before = self.spell
+        if before is None:
+            self.spell = Spell(view, edge, step, step, spread)
+        else:
+            self.spell = Spell(view, edge, before.since, step, min(before.lowest, spread), before.looks + 1)
+
+    def _remember(self, found: Opinion) -> Opinion:
+        """A falling rate lets embeddings spread again at the end of a run, but what they had lost does not come back."""
+        spell = self.spell
+        if found.verdict != "healthy" or spell is None or spell.looks < LASTING * self.seen:
+            return found
+        cause = next(edge for edge in self.graph.active_edges if edge.name == spell.edge)
+        reason = (
+            f"{self._judged_name} of view {spell.view} have spread again, but they had collapsed (spread {spell.lowest:.2f}) "
+            f"between steps {spell.since} and {spell.until}, at {spell.looks / self.seen:.0%} of all looks, and what the encoder "
+            f"knew before may be lost; likely cause: the edge {spell.edge}"
+        )
+        return Opinion("partial collapse", found.step, spell.view, spell.edge, reason, remedies(self.graph, cause))
+
+    @property
+    def _judged_name(self) -> str:
+        return "embeddings" if self.predictions_from is None else "predictions"
 
     def state(self) -> dict[str, Any]:
         return {
             "spreads": {name: list(values) for name, values in self.spreads.items()},
             "ranks": {name: list(values) for name, values in self.ranks.items()},
             "verdict": self.opinion.verdict,
+            "seen": self.seen,
+            **({} if self.spell is None else {"spell": asdict(self.spell)}),
             **({} if self.below is None else {"below": asdict(self.below)}),
         }
 
@@ -173,6 +218,8 @@ class Health:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
         self.opinion = Opinion(state["verdict"], 0)
+        self.seen = state.get("seen", 0)  # earlier versions kept neither
+        self.spell = Spell(**state["spell"]) if "spell" in state else None
         if below := state.get("below"):
             self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
             if self.opinion.verdict == self.below.verdict:

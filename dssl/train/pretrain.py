@@ -181,7 +181,7 @@ class Pretraining(loop.Trainable[Batch]):
         self.watch: Health = Health(
             parts.graph,
             patience=patience(self.steps_per_epoch),
-            predictions=declaration_of(config.method).judges_predictions,
+            predictions_from=declaration_of(config.method).predictions_judged_from,
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
