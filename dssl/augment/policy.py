@@ -9,7 +9,7 @@ import numpy as np
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Script, Single, check_number
-from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, table
+from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, named_table
 from dssl.errors import DsslError
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "Single",
     "TrivialAugment",
     "UniformAugment",
+    "named_table",
     "sizing",
-    "table",
 ]
 
 

@@ -55,7 +55,7 @@ class NamesWeights(Protocol):
     def normalization(self) -> Literal["cifar10", "imagenet"] | None: ...
 
 
-def load(arguments: NamesWeights) -> "LoadedEncoder":
+def open_encoder(arguments: NamesWeights) -> "LoadedEncoder":
     """The encoder; what was loaded and what was not is printed."""
     from dssl.augment import CIFAR10, IMAGENET
     from dssl.weights.load import open_weights

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, load
+from dssl.commands.arguments import check_counts, open_encoder
 from dssl.commands.evaluate import show_progress
 from dssl.errors import DsslError
 
@@ -66,7 +66,7 @@ def run(arguments: Arguments) -> int:
             f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
         )
     begun = time.perf_counter()
-    loaded = load(arguments)
+    loaded = open_encoder(arguments)
     loaded.encoder.to(pick_device(arguments.device))
     if arguments.dense:
         maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)

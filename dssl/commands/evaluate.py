@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, command_line, default_folder, load
+from dssl.commands.arguments import check_counts, command_line, default_folder, open_encoder
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.version import VERSION
@@ -80,7 +80,7 @@ def run(arguments: Arguments) -> int:
     from dssl.report import page as base_page
     from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
-    loaded = load(arguments)
+    loaded = open_encoder(arguments)
     train, test, data = _sources(arguments, loaded)
     train_labels, test_labels, classes = aligned_labels(train, test)
     loaded.encoder.to(pick_device(arguments.device))
@@ -104,7 +104,7 @@ def run(arguments: Arguments) -> int:
     evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
     written = out / EVALUATION_FILE
     write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
-    print(page.table(evaluation))
+    print(page.summary(evaluation))
     print(f"\n{written}")
     if arguments.page:
         base_page.write(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
@@ -130,7 +130,7 @@ def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], beg
     written = task.folder / "comparison.json"
     plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": [one.plain() for one in found]}
     write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
-    print(page.table(found))
+    print(page.summary(found))
     print(f"\n{written}")
     if arguments.page:
         target = task.folder / "comparison.html"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, default_folder, load
+from dssl.commands.arguments import check_counts, default_folder, open_encoder
 from dssl.errors import DsslError
 from dssl.files import write_text
 
@@ -43,7 +43,7 @@ def run(arguments: Arguments) -> int:
     check_counts(arguments, ("image_size",))
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
-    loaded = load(arguments)
+    loaded = open_encoder(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
     exported = export(loaded, out, formats=arguments.formats)

@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> int:
     _check(arguments)
     begun = time.perf_counter()
     from dssl.augment import DEFAULT_POLICIES, parse, show, without_colour
-    from dssl.augment.policy import table
+    from dssl.augment.policy import named_table
     from dssl.data import open_source
     from dssl.report import views
     from dssl.report.operations import operation_table, tables_of
@@ -70,7 +70,7 @@ def run(arguments: Arguments) -> int:
         policies = [show(without_colour(parse(text))) for text in policies]
     names = tables_of(policies)
     if arguments.table is not None:
-        table(arguments.table)  # refuses an unknown name before anything is measured
+        named_table(arguments.table)  # refuses an unknown name before anything is measured
         names = (arguments.table,)
     loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
     known = None if loaded is None else loaded.value_range

@@ -55,7 +55,7 @@ def html(evaluation: Evaluation, task: Task, *, command: str) -> str:
     return page.render("evaluation.html", title=f"Evaluation on {task.test.name}", context=context)
 
 
-def table(evaluation: Evaluation) -> str:
+def summary(evaluation: Evaluation) -> str:
     """The numbers for a terminal, followed by published ones."""
     rows = [("protocol", "top-1 %", "95 % interval", "correct", "backbone")]
     for result in evaluation.results:

@@ -235,7 +235,7 @@ def test_a_test_set_of_one_image_says_so(task: Callable[..., Task], memory: Any)
     ))  # fmt: skip
     found = evaluate(one, ["knn", "probe"])
     assert found.quality.alignment is None
-    assert "alignment not measured" in page.table(found)
+    assert "alignment not measured" in page.summary(found)
     assert any("only 1 image" in note for note in found.notes)
     assert any("class 'star'" in note for note in found.notes)
     low, high = found.results[0].interval
