@@ -47,6 +47,15 @@ class Normalization:
                 f"a normalisation needs finite means and positive deviations, not {self.mean} and {self.std}"
             )
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Sequence[float]]) -> "Normalization":
+        """The inverse of ``plain``."""
+        return cls(tuple(plain["mean"]), tuple(plain["std"]))
+
+    def plain(self) -> dict[str, list[float]]:
+        """As JSON holds it."""
+        return {"mean": list(self.mean), "std": list(self.std)}
+
     def scale_and_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The factor for a byte and the offset added afterwards, for each channel."""
         mean, std = np.array(self.mean), np.array(self.std)

@@ -15,12 +15,11 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from dssl.augment import Normalization, RawImages
-from dssl.data.decode import GROUP, UnreadableImage
+from dssl.data.decode import GROUP, UnreadableImage, resize
 from dssl.data.device import Batch, Pool
 from dssl.data.order import Shuffle, order_of
 from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
-from dssl.data.resize import resize
 from dssl.data.source import Source
 from dssl.errors import DsslError
 from dssl.types import Image
