@@ -13,24 +13,9 @@ from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, U
 from dssl.errors import DsslError
 
 __all__ = [
-    "AtMagnitude",
-    "Blur",
-    "Chain",
-    "Choose",
-    "Crop",
-    "Flip",
-    "Jigsaw",
-    "Jitter",
-    "Maybe",
-    "Policy",
-    "RandAugment",
-    "Resize",
-    "Single",
-    "TrivialAugment",
-    "UniformAugment",
-    "named_table",
-    "sizing",
-]
+    "AtMagnitude", "Blur", "Chain", "Choose", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe", "Policy", "RandAugment",
+    "Resize", "Single", "TrivialAugment", "UniformAugment", "named_table", "sizing",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
