@@ -53,7 +53,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:
-        raise DsslError(f"no recipe given: expected one ({', '.join(RECIPES)}) or --config FILE")
+        raise DsslError(f"no recipe given: expected one of {', '.join(RECIPES)}, or --config FILE")
     guard = _take(rest, "--guard")
     if guard is not None:
         if not hasattr(config.method, "guard"):
