@@ -44,7 +44,7 @@ types: $(STAMP) ## mypy --strict
 	$(BIN)/mypy
 
 kernels: $(STAMP) # compiled beside mypy, so that no test waits for them
-	@$(BIN)/python -c "from dssl.augment.kernels.program import load; load(); from dssl.data.shapes import Shapes; Shapes(1)"
+	@$(BIN)/python -c "from dssl.augment.kernels.program import load_kernels; load_kernels(); from dssl.data.shapes import Shapes; Shapes(1)"
 
 BENCH = $(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(PHOTOS),--photos $(PHOTOS)) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 

@@ -56,7 +56,7 @@ class Stopwatch:
 @contextmanager
 def watched(watch: dict[str, Stopwatch]) -> Iterator[None]:
     """Times every call without the lock for as long as this lasts."""
-    kernels, original = program.load(), jpeg._decoder
+    kernels, original = program.load_kernels(), jpeg._decoder
     decode = original()
     assert decode is not None, "torchvision has no JPEG decoder here"
     decoder = watch["decode"].around(decode)
@@ -91,7 +91,7 @@ def lock_per_image(folder: Path, *, rounds: int) -> dict[str, Any]:
         loader._fill(reader, maker, content, range(len(source)), lambda: False)
 
     fill(0)
-    kernels = program.load()
+    kernels = program.load_kernels()
 
     def noted(*arguments: Any) -> Any:
         calls.append(arguments)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.view_peers import VIEWS, Contender, Job
-from dssl.augment import IMAGENET, Buffers, Images, Plan, ViewMaker
+from dssl.augment import IMAGENET, Buffers, Plan, RawImages, ViewMaker
 from dssl.data.loader import Batches
 from dssl.graph import View
 
@@ -107,7 +107,7 @@ class _Counted:
     def apply(self, plan: Plan, row: int, image: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
         self.apply_many(plan, row, [image], out, out_row)
 
-    def apply_many(self, plan: Plan, row: int, images: Images, out: Buffers, out_row: int) -> None:
+    def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
         with self._making(len(images)):
             self._maker.apply_many(plan, row, images, out, out_row)
 

@@ -36,7 +36,7 @@ make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-
 """
 
 
-_MENDED = Path(__file__).parent / "mended.md"
+_SPEEDUPS = Path(__file__).parent / "speedups.md"
 """What was found slow: the only part of the page that is written by hand."""
 
 
@@ -364,7 +364,7 @@ def write(folder: Path, page: Path) -> list[str]:
     for name, section in SECTIONS.items():
         if name in results:
             lines += section(results[name])
-    lines.append(_MENDED.read_text(encoding="utf-8"))
+    lines.append(_SPEEDUPS.read_text(encoding="utf-8"))
     absent = [name for name in NAMES if name not in results]
     if absent:
         lines += [f"Not measured yet: {', '.join(absent)}.", ""]

@@ -50,8 +50,8 @@ build_optimizer(parts.method, config.optimizer)
 part("build the optimiser")
 from torch.utils.tensorboard.summary import scalar
 part("import TensorBoard")
-from dssl.augment.kernels.program import load
-load()
+from dssl.augment.kernels.program import load_kernels
+load_kernels()
 part("load the compiled kernels")
 from dssl.data.loader import Batches
 batches = Batches(parts.source, view_maker(config, parts.graph, parts.normalization), batch_size=256, seed=0, steps=10)

@@ -31,7 +31,7 @@ from dssl.evaluate.features import compute_features
 from dssl.evaluate.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
 from dssl.files import write_text
 from dssl.graph import View
-from dssl.methods.losses import contrast, effective_rank
+from dssl.methods.losses import effective_rank, nt_xent
 from dssl.models import evaluating, forward
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.presets import named_graph
@@ -157,7 +157,7 @@ def scores(method: Any, source: Source, *, heavy: str) -> dict[str, float]:
             for name in views:
                 made[name].append(forward(encoder, batch.views[name]))
             pair = [method.predict(batch.views[name]).projection for name in ("s1", "s2")]
-            losses.append(float(contrast(pair[0], pair[1], temperature=method.temperature)))
+            losses.append(float(nt_xent(pair[0], pair[1], temperature=method.temperature)))
     view = {name: torch.cat(parts) for name, parts in made.items()}
     turned = features_of(Turned(encoder), source)
     return {

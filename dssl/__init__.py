@@ -27,53 +27,26 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # torch takes seconds to import: `dssl --help` and the graph must not wait for it
 _HOME = {
-    "DsslError": "errors",
-    "RunConfig": "config",
-    "load_encoder": "weights.load",
-    "recipe": "recipes",
-    "Edge": "graph",
-    "View": "graph",
-    "ViewGraph": "graph",
-    "BYOL": "methods",
-    "SimCLR": "methods",
-    "SimSiam": "methods",
-    "Teacher": "methods",
-    "VICReg": "methods",
-    "BarlowTwins": "methods",
-    "build_encoder": "models",
-    "encoder_names": "models",
-    "feature_dim": "models",
-    "LossReport": "objective",
-    "Objective": "objective",
-    "equation6": "presets",
-    "named_graph": "presets",
-    "soft": "presets",
+    name: module
+    for module, names in {
+        "config": ("RunConfig",),
+        "errors": ("DsslError",),
+        "graph": ("Edge", "View", "ViewGraph"),
+        "methods": ("BYOL", "BarlowTwins", "SimCLR", "SimSiam", "Teacher", "VICReg"),
+        "models": ("build_encoder", "encoder_names", "feature_dim"),
+        "objective": ("LossReport", "Objective"),
+        "presets": ("equation6", "named_graph", "soft"),
+        "recipes": ("recipe",),
+        "weights.load": ("load_encoder",),
+    }.items()
+    for name in names
 }
 
 __all__ = [
-    "BYOL",
-    "BarlowTwins",
-    "DsslError",
-    "Edge",
-    "LossReport",
-    "Objective",
-    "RunConfig",
-    "SimCLR",
-    "SimSiam",
-    "Teacher",
-    "VICReg",
-    "View",
-    "ViewGraph",
-    "__version__",
-    "build_encoder",
-    "encoder_names",
-    "equation6",
-    "feature_dim",
-    "load_encoder",
-    "named_graph",
-    "recipe",
-    "soft",
-]
+    "BYOL", "BarlowTwins", "DsslError", "Edge", "LossReport", "Objective", "RunConfig", "SimCLR", "SimSiam", "Teacher", "VICReg",
+    "View", "ViewGraph", "__version__", "build_encoder", "encoder_names", "equation6", "feature_dim", "load_encoder",
+    "named_graph", "recipe", "soft",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

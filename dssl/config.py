@@ -24,6 +24,7 @@ class OptimizerConfig:
     momentum: float = 0.9
     """Momentum of SGD and LARS; the first beta of AdamW."""
     weight_decay: float = 5e-4
+    """Weight decay; see decay_norms_and_biases."""
     decay_norms_and_biases: bool = True
     """Also decay norms and biases, as SimSiam does; LARS adapts their rate only if this is on."""
     fixed_predictor_rate: bool = False
@@ -81,19 +82,19 @@ class AdaptConfig:
     """Continued pretraining: an encoder that starts from good weights keeps most of them."""
 
     head_epochs: int = 5
-    """Of the run's epochs, the first so many train the heads alone: the gradients of random heads would damage the encoder."""
+    """Train only the heads for the first N epochs: the gradients of random heads would damage the encoder."""
     trained_blocks: int | None = 2
-    """Train only so many of the encoder's last blocks; None trains all of them."""
+    """Train only the last N blocks of the encoder; None trains all of them."""
     encoder_rate: float = 1.0
-    """The learning rate of the encoder as a share of the heads'."""
+    """The encoder's learning rate as a fraction of the heads' rate."""
     layer_decay: float = 1.0
-    """Layer-wise decay: the rate of a block is this times that of the next one towards the output."""
+    """Layer-wise decay: the rate of a block is this times the rate of the next block towards the output."""
     average: float = 0.25
-    """Average the encoder over this last share of the steps in which it learns; 0 takes the last weights."""
+    """Average the encoder over this final fraction of the steps in which it learns; 0 takes the last weights."""
     most_drift: float | None = 0.2
-    """Go from the start towards the average only as far as features drift by this (1 - mean cosine); None goes all the way."""
+    """Move from the start towards the average only until features drift by this much (1 - mean cosine); None: all the way."""
     evaluation_size: int = 128
-    """Size of whole images where the encoder is measured and used; larger than the views, since crops enlarge what they show."""
+    """Size at which whole images are measured and embedded; larger than the views, because crops enlarge what they show."""
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "adapt.head_epochs", self.head_epochs, "0 or more")
@@ -138,14 +139,14 @@ class RunConfig:
     image_size: int = 32
     """Width and height of a view, in pixels."""
     channels: int = 3
-    """1 for gray images, 3 for colour; any other number for TIFF, PNG and NPY files of so many channels."""
+    """1 for gray images, 3 for colour; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
     """Pixel normalisation: cifar10, imagenet, or measure (mean and standard deviation of the data itself)."""
     bad_share: float = 0.01
-    """Stop if more than this share of the images is unreadable; up to it they are replaced and listed in quarantine.txt."""
+    """Stop if more than this share of the images is unreadable; fewer are replaced by others and listed in quarantine.txt."""
 
     encoder: str = "small"
     """The network to train: whitened or small (for CPUs), resnet18-cifar, any torchvision classifier by name, or timm:NAME."""
@@ -154,7 +155,7 @@ class RunConfig:
     teacher: Path | None = None
     """Weights of the frozen teacher of edges such as s1->teacher(s1): a run, or a file of dssl, torchvision or timm."""
     teacher_encoder: str | None = None
-    """The teacher's encoder, where its file does not say: resnet50, resnet18-cifar-padding2 or timm:NAME."""
+    """The teacher's encoder, if its file does not name it: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=_simsiam)
     """simsiam, byol, simclr, vicreg or barlowtwins."""
     graph: str = "dssl"
@@ -165,9 +166,11 @@ class RunConfig:
     """The policy of heavy views."""
 
     epochs: int = 100
+    """Passes over the images."""
     batch_size: int = 256
     """Images per step, over all processes."""
     seed: int = 0
+    """Determines the first weights, the order of the images and their views."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     precision: Precision = "auto"
@@ -177,8 +180,9 @@ class RunConfig:
     compile: bool = False
     """Use torch.compile."""
     tf32: bool = False
-    """Allow TF32 on GPUs that have it."""
+    """Allow TF32 on GPUs that support it."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images and make views; by default the node's cores, divided among its processes."""
     batchnorm_across_ranks: bool = True

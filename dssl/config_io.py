@@ -54,9 +54,9 @@ def to_dict(config: Settings) -> Plain:
     return plain
 
 
-def from_dict(plain: Mapping[str, Any], *, default: RunConfig | None = None, where: str = "configuration") -> RunConfig:
-    """The configuration of a run; a field that is missing is taken from ``default``, one too many is refused."""
-    return read(plain, default=default or RunConfig(), where=where)
+def from_dict(plain: Mapping[str, Any], *, where: str = "configuration") -> RunConfig:
+    """The configuration of a run; a missing field has its default, an unknown one is refused."""
+    return read(plain, default=RunConfig(), where=where)
 
 
 def read(plain: Mapping[str, Any], *, default: T, where: str) -> T:

@@ -17,6 +17,12 @@ class Stopped(Exception):
         self.signal = signal
 
 
+def one_line(error: object, *, longest: int = 200) -> str:
+    """What another library's error says, without line breaks, cut where it is too long; its kind where it says nothing."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
+
 def choices(what: str, given: str, possible: Iterable[str]) -> DsslError:
     """The error for an unknown name: names the nearest one and lists all that exist."""
     names = sorted(possible)

@@ -24,6 +24,12 @@ from dssl.state import Pace, Sight
 logger = logging.getLogger("dssl")
 
 
+def show_messages() -> None:
+    """Print what the program logs to stderr, and of other libraries only warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logger.setLevel(logging.INFO)
+
+
 class Log:
     """Only the first process writes; on the others every call does nothing."""
 

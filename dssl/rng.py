@@ -52,3 +52,8 @@ def permutation(stream: int, length: int) -> NDArray[np.int64]:
     """A random order of 0 .. length-1 that does not depend on the version of NumPy."""
     draws = bits(stream, np.arange(length, dtype=np.int64), 1)[:, 0]
     return np.argsort(draws, kind="stable").astype(np.int64)
+
+
+def sample(stream: int, length: int, count: int) -> NDArray[np.int64]:
+    """At most ``count`` of 0 .. length-1, without replacement, in ascending order."""
+    return np.sort(permutation(stream, length)[:count])

@@ -137,7 +137,7 @@ class RunFolder:
                         f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that supports locks"
                     ) from None
                 raise DsslError(
-                    f"{self.path} is in use by another dssl; wait for it, stop it, or name another --out"
+                    f"{self.path} is in use by another dssl process; wait for it, stop it, or name another --out"
                 ) from None
             yield
         finally:

@@ -15,11 +15,10 @@ LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_
 """A larger value is a typing mistake, and the machine would fail with a worse message."""
 
 
-def finite(name: str, value: float, *, least: float = 0.0, strictly: bool = False) -> None:
-    enough = value > least if strictly else value >= least
-    require(
-        math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} {least:g}"
-    )
+def finite(name: str, value: float, *, strictly: bool = False) -> None:
+    """Above zero (``strictly``), or at least zero."""
+    enough = value > 0 if strictly else value >= 0
+    require(math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} 0")
 
 
 def between(name: str, value: int, largest: int) -> None:

@@ -1,6 +1,11 @@
-"""Tables as text: aligned columns for a terminal, and Markdown."""
+"""Numbers and tables as text: aligned columns for a terminal, and Markdown."""
 
 from collections.abc import Sequence
+
+
+def number(value: float) -> str:
+    """The shortest text of exactly this number: ``2``, ``0.5``."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
 
 
 def columns(rows: Sequence[Sequence[str]], *, align: str = "") -> list[str]:

@@ -17,7 +17,8 @@ torch.set_num_threads(1)  # two workers of pytest-xdist share two cores
 # the longest files, which start first: two workers that share whole files then end together
 LONGEST = (
     "test_fake_cuda", "test_finetune", "test_torchrun", "test_printed_code", "test_formats", "test_against", "test_adapt",
-    "test_resume", "test_benchmarks", "test_load", "test_beyond", "test_algorithms", "test_cli", "test_evaluate_command",
+    "test_resume", "test_benchmarks", "test_doctor", "test_load", "test_beyond", "test_algorithms", "test_cli",
+    "test_evaluate_command",
 )  # fmt: skip
 
 

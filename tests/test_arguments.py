@@ -85,7 +85,7 @@ def test_the_home_folder_is_expanded_by_the_command_line(
         "views shapes:40",
         "views 'my photos' --policies 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --size 32 --no-speed",
         "report runs/a 'runs/b c' --out page.html --tables results/cpu --images 0",
-        "evaluate run --protocols knn probe --stem padding2 --image-size 64 --threads 2 --no-page",
+        "evaluate run --stem padding2 --image-size 64 --protocols knn probe --threads 2 --no-page",
         "demo --out 'my runs' --seed 3",
         "reproduce table2 --scale hour --seeds 0 1 --plan --gpus 4",
         "evaluate-coco scratch coco --steps 12 --out runs/x",

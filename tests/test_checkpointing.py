@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dssl import DsslError, Objective, SimSiam, named_graph
 from dssl.models import build_encoder
-from dssl.models.checkpointing import checkpoint_activations
+from dssl.models.blocks import checkpoint_activations
 
 
 class Block(nn.Module):
@@ -66,7 +66,14 @@ def test_nothing_changes_but_the_memory(momentum: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("resnet18", 8), ("resnet50", 16), ("convnext_tiny", 18), ("vit_b_32", 12), ("mobilenet_v3_small", 11)],
+    [
+        ("resnet18", 8),
+        ("resnet50", 16),
+        ("convnext_tiny", 18),
+        ("vit_b_32", 12),
+        ("mobilenet_v3_small", 11),
+        ("timm:convnext_atto", 12),  # its blocks, not the four stages that hold them
+    ],
 )
 def test_blocks_of_known_encoders(name: str, blocks: int) -> None:
     with torch.device("meta"):

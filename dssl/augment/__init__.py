@@ -7,8 +7,8 @@ from dssl.augment.maker import (
     DEFAULT_POLICIES,
     IMAGENET,
     Buffers,
-    Images,
     Normalization,
+    RawImages,
     SizedViewMaker,
     ViewMaker,
 )
@@ -19,23 +19,7 @@ from dssl.augment.tables import TABLES
 from dssl.augment.text import NAMED, parse, show
 
 __all__ = [
-    "CIFAR10",
-    "DEFAULT_POLICIES",
-    "IMAGENET",
-    "NAMED",
-    "OPERATIONS",
-    "TABLES",
-    "Buffers",
-    "Images",
-    "Normalization",
-    "Plan",
-    "Policy",
-    "SizedViewMaker",
-    "ViewMaker",
-    "add_function",
-    "add_kernel",
-    "check_channels",
-    "parse",
-    "show",
-    "without_colour",
-]
+    "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "NAMED", "OPERATIONS", "TABLES", "Buffers", "Normalization", "Plan",
+    "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel", "check_channels", "parse",
+    "show", "without_colour",
+]  # fmt: skip

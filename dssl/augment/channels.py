@@ -5,7 +5,7 @@ import dataclasses
 from dssl.augment.operations import OPERATIONS
 from dssl.augment.policy import Chain, Choose, Maybe, Policy
 from dssl.augment.primitives import Jitter, Single
-from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, table
+from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, named_table
 from dssl.augment.tables import COLOURLESS
 from dssl.augment.text import show
 from dssl.errors import DsslError
@@ -39,7 +39,7 @@ def colour_operation(policy: Policy) -> str | None:
         case Single() | AtMagnitude():
             return policy.operation if OPERATIONS[policy.operation].needs_colour else None
         case RandAugment() | UniformAugment() | TrivialAugment():
-            found = (row.operation for row in table(policy.table) if OPERATIONS[row.operation].needs_colour)
+            found = (row.operation for row in named_table(policy.table) if OPERATIONS[row.operation].needs_colour)
             return next((f"{name} of the table {policy.table}" for name in found), None)
         case _:
             return None

@@ -24,7 +24,7 @@ DEFAULT_POLICIES: Mapping[str, str] = {"standard": "standard", "heavy": "0.9*ra(
 """What the symbolic names of a graph mean unless a run says otherwise: the policies of the paper's main table."""
 
 
-Images = Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
+RawImages = Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 """Several images: of any sizes, or of one size as an array N x H x W x C."""
 
 _LINE = 256  # pixels that are normalised at a time
@@ -46,6 +46,15 @@ class Normalization:
             raise DsslError(
                 f"a normalisation needs finite means and positive deviations, not {self.mean} and {self.std}"
             )
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Sequence[float]]) -> "Normalization":
+        """The inverse of ``plain``."""
+        return cls(tuple(plain["mean"]), tuple(plain["std"]))
+
+    def plain(self) -> dict[str, list[float]]:
+        """As JSON holds it."""
+        return {"mean": list(self.mean), "std": list(self.std)}
 
     def scale_and_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The factor for a byte and the offset added afterwards, for each channel."""
@@ -151,7 +160,9 @@ class ViewMaker:
         """Write all views of one image to row ``out_row`` of each buffer; several threads may do so at once."""
         self.apply_many(plan, row, [image], out, out_row)
 
-    def apply_many(self, plan: Plan, row: int, images: Images, out: Mapping[str, NDArray[Any]], out_row: int) -> None:
+    def apply_many(
+        self, plan: Plan, row: int, images: RawImages, out: Mapping[str, NDArray[Any]], out_row: int
+    ) -> None:
         """Like ``apply`` for several images, of any sizes: rows from ``row`` on into rows from ``out_row`` on."""
         if isinstance(images, np.ndarray) and images.ndim != 4:
             raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
@@ -273,7 +284,7 @@ class SizedViewMaker:
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply(part, row, image, buffers, out_row)
 
-    def apply_many(self, plan: Sequence[Plan], row: int, images: Images, out: SizedBuffers, out_row: int) -> None:
+    def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
         """Like ``apply`` for several images, of any sizes."""
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
@@ -281,9 +292,9 @@ class SizedViewMaker:
 
 @functools.cache
 def _loader() -> Callable[[], "Kernels"]:
-    from dssl.augment.kernels.program import load  # imports numba, which reading policies does not need
+    from dssl.augment.kernels.program import load_kernels  # imports numba, which reading policies does not need
 
-    return load
+    return load_kernels
 
 
 def _in_order(views: Sequence["View"]) -> list["View"]:

@@ -74,12 +74,12 @@ class Program:
 
     def plan(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> Plan:
         """Draw every number that these images need; the numbers of an image do not depend on the others."""
-        from dssl.augment.kernels.program import load  # imports numba, which reading policies does not need
+        from dssl.augment.kernels.program import load_kernels  # imports numba, which reading policies does not need
 
         codes = np.zeros((len(indices), len(self.offsets) - 1), np.int32)
         values = np.zeros((len(indices), max(1, int(self.offsets[-1]))))
         streams = np.array([rng.key(seed, "view", epoch, name) for name in self.names], np.uint64)
         own = np.array(indices, np.int64)  # the kernel is compiled for a writable array
-        custom = load().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
+        custom = load_kernels().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
                              self.size, codes, values)  # fmt: skip
         return Plan(indices=indices, epoch=epoch, codes=codes, values=values, custom=custom)

@@ -9,28 +9,13 @@ import numpy as np
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Script, Single, check_number
-from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, table
+from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, named_table
 from dssl.errors import DsslError
 
 __all__ = [
-    "AtMagnitude",
-    "Blur",
-    "Chain",
-    "Choose",
-    "Crop",
-    "Flip",
-    "Jigsaw",
-    "Jitter",
-    "Maybe",
-    "Policy",
-    "RandAugment",
-    "Resize",
-    "Single",
-    "TrivialAugment",
-    "UniformAugment",
-    "sizing",
-    "table",
-]
+    "AtMagnitude", "Blur", "Chain", "Choose", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe", "Policy", "RandAugment",
+    "Resize", "Single", "TrivialAugment", "UniformAugment", "named_table", "sizing",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dssl.augment.tables import TABLES, Table
 from dssl.errors import DsslError, choices
 
 
-def table(name: str) -> Table:
+def named_table(name: str) -> Table:
     """A table of operations by its name."""
     if name not in TABLES:
         raise choices("table of operations", name, TABLES)
@@ -40,7 +40,7 @@ class RandAugment:
             raise DsslError(f"ra({self.count:g}, ...): the number of operations must be a whole number")
         check_number("the number of operations of ra", self.count, 0, 64)
         _check_magnitude(self.magnitude)
-        table(self.table)
+        named_table(self.table)
 
     def widths(self) -> tuple[int, ...]:
         return (VALUES,) * self.count
@@ -49,7 +49,7 @@ class RandAugment:
         return self.count * (2 + DRAWS)
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
-        rows = table(self.table)
+        rows = named_table(self.table)
         first = _add_rows(script, rows)
         for place in range(self.count):
             at = slot + place * (2 + DRAWS)
@@ -68,7 +68,7 @@ class UniformAugment:
         if self.count != int(self.count):
             raise DsslError(f"ua({self.count:g}): the number of operations must be a whole number")
         check_number("the number of operations of ua", self.count, 0, 64)
-        table(self.table)
+        named_table(self.table)
 
     def widths(self) -> tuple[int, ...]:
         return (VALUES,) * self.count
@@ -77,7 +77,7 @@ class UniformAugment:
         return self.count * (5 + DRAWS)
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
-        rows = table(self.table)
+        rows = named_table(self.table)
         first = _add_rows(script, rows)
         for place in range(self.count):
             at = slot + place * (5 + DRAWS)
@@ -93,7 +93,7 @@ class TrivialAugment:
     table: str = "trivial14"
 
     def __post_init__(self) -> None:
-        table(self.table)
+        named_table(self.table)
 
     def widths(self) -> tuple[int, ...]:
         return (VALUES,)
@@ -102,7 +102,7 @@ class TrivialAugment:
         return 3 + DRAWS
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
-        rows = table(self.table)
+        rows = named_table(self.table)
         script.add(code.DRAW_OPERATION, slot=slot, step=step, whole=(_add_rows(script, rows), len(rows), slot + 1, slot + 2),
                    numbers=(MAGNITUDES + 1.0, 1.0))  # fmt: skip
 
@@ -116,7 +116,7 @@ class AtMagnitude:
     table: str = "dssl16"
 
     def __post_init__(self) -> None:
-        names = [row.operation for row in table(self.table)]
+        names = [row.operation for row in named_table(self.table)]
         if self.operation not in names:
             raise choices(f"operation of {self.table}", self.operation, names)
         _check_magnitude(self.magnitude)
@@ -128,6 +128,6 @@ class AtMagnitude:
         return 1 + DRAWS
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
-        rows = tuple(row for row in table(self.table) if row.operation == self.operation)
+        rows = tuple(row for row in named_table(self.table) if row.operation == self.operation)
         script.add(code.DRAW_OPERATION, slot=slot, step=step, whole=(_add_rows(script, rows), 1, -1, slot),
                    numbers=(float(self.magnitude),))  # fmt: skip

@@ -7,7 +7,7 @@ from dssl.augment.operations import OPERATIONS, Sign
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One operation of a table and the values it has at magnitude 0 and 30."""
 
     operation: str
@@ -20,97 +20,97 @@ class Row:
         return magnitude / MAGNITUDES * (self.high - self.low) + self.low
 
 
-Table = tuple[Row, ...]
+Table = tuple[TableRow, ...]
 
 # the ranges of the published code; magnitude does not mean strength here: most factors are neutral at 15
 _DSSL16: Table = (
-    Row("autocontrast", 1, 1),
-    Row("equalize", 1, 1),
-    Row("invert", 0, 0),
-    Row("rotate", 0, 30, "negate"),
-    Row("posterize", 0, 4),
-    Row("solarize", 0, 256),
-    Row("solarize-add", 0, 110),
-    Row("color", 0.1, 1.9),
-    Row("contrast", 0.1, 1.9),
-    Row("brightness", 0.1, 1.9),
-    Row("sharpness", 0.1, 1.9),
-    Row("shear-x", 0, 0.3, "negate"),
-    Row("shear-y", 0, 0.3, "negate"),
-    Row("cutout-pixels", 0, 40),
-    Row("translate-x-pixels", 0, 100, "negate"),
-    Row("translate-y-pixels", 0, 100, "negate"),
+    TableRow("autocontrast", 1, 1),
+    TableRow("equalize", 1, 1),
+    TableRow("invert", 0, 0),
+    TableRow("rotate", 0, 30, "negate"),
+    TableRow("posterize", 0, 4),
+    TableRow("solarize", 0, 256),
+    TableRow("solarize-add", 0, 110),
+    TableRow("color", 0.1, 1.9),
+    TableRow("contrast", 0.1, 1.9),
+    TableRow("brightness", 0.1, 1.9),
+    TableRow("sharpness", 0.1, 1.9),
+    TableRow("shear-x", 0, 0.3, "negate"),
+    TableRow("shear-y", 0, 0.3, "negate"),
+    TableRow("cutout-pixels", 0, 40),
+    TableRow("translate-x-pixels", 0, 100, "negate"),
+    TableRow("translate-y-pixels", 0, 100, "negate"),
 )
 
 # the fourteen operations of the RandAugment paper
 _RANDAUGMENT14: Table = (
-    Row("identity", 0, 0),
-    Row("autocontrast", 1, 1),
-    Row("equalize", 1, 1),
-    Row("rotate", 0, 30, "negate"),
-    Row("solarize", 256, 0),
-    Row("color", 1, 1.9, "mirror"),
-    Row("posterize", 8, 4),
-    Row("contrast", 1, 1.9, "mirror"),
-    Row("brightness", 1, 1.9, "mirror"),
-    Row("sharpness", 1, 1.9, "mirror"),
-    Row("shear-x", 0, 0.3, "negate"),
-    Row("shear-y", 0, 0.3, "negate"),
-    Row("translate-x", 0, 0.45, "negate"),
-    Row("translate-y", 0, 0.45, "negate"),
+    TableRow("identity", 0, 0),
+    TableRow("autocontrast", 1, 1),
+    TableRow("equalize", 1, 1),
+    TableRow("rotate", 0, 30, "negate"),
+    TableRow("solarize", 256, 0),
+    TableRow("color", 1, 1.9, "mirror"),
+    TableRow("posterize", 8, 4),
+    TableRow("contrast", 1, 1.9, "mirror"),
+    TableRow("brightness", 1, 1.9, "mirror"),
+    TableRow("sharpness", 1, 1.9, "mirror"),
+    TableRow("shear-x", 0, 0.3, "negate"),
+    TableRow("shear-y", 0, 0.3, "negate"),
+    TableRow("translate-x", 0, 0.45, "negate"),
+    TableRow("translate-y", 0, 0.45, "negate"),
 )
 
 # magnitude 0 changes nothing and a larger one changes more, so autocontrast and equalize are blended in
 _MONOTONE14: Table = (
-    Row("identity", 0, 0),
-    Row("autocontrast", 0, 1),
-    Row("equalize", 0, 1),
-    Row("rotate", 0, 30, "negate"),
-    Row("solarize", 256, 0),
-    Row("color", 1, 1.9, "mirror"),
-    Row("posterize", 8, 2),
-    Row("contrast", 1, 1.9, "mirror"),
-    Row("brightness", 1, 1.9, "mirror"),
-    Row("sharpness", 1, 1.9, "mirror"),
-    Row("shear-x", 0, 0.3, "negate"),
-    Row("shear-y", 0, 0.3, "negate"),
-    Row("translate-x", 0, 0.33, "negate"),
-    Row("translate-y", 0, 0.33, "negate"),
+    TableRow("identity", 0, 0),
+    TableRow("autocontrast", 0, 1),
+    TableRow("equalize", 0, 1),
+    TableRow("rotate", 0, 30, "negate"),
+    TableRow("solarize", 256, 0),
+    TableRow("color", 1, 1.9, "mirror"),
+    TableRow("posterize", 8, 2),
+    TableRow("contrast", 1, 1.9, "mirror"),
+    TableRow("brightness", 1, 1.9, "mirror"),
+    TableRow("sharpness", 1, 1.9, "mirror"),
+    TableRow("shear-x", 0, 0.3, "negate"),
+    TableRow("shear-y", 0, 0.3, "negate"),
+    TableRow("translate-x", 0, 0.33, "negate"),
+    TableRow("translate-y", 0, 0.33, "negate"),
 )
 
 # the thirteen transformations of UniformAugment
 _UNIFORM13: Table = (
-    Row("shear-x", 0, 0.3, "negate"),
-    Row("shear-y", 0, 0.3, "negate"),
-    Row("translate-x", 0, 0.45, "negate"),
-    Row("translate-y", 0, 0.45, "negate"),
-    Row("rotate", 0, 30, "negate"),
-    Row("autocontrast", 1, 1),
-    Row("equalize", 1, 1),
-    Row("solarize", 0, 256),
-    Row("posterize", 4, 8),
-    Row("contrast", 0.1, 1.9),
-    Row("color", 0.1, 1.9),
-    Row("brightness", 0.1, 1.9),
-    Row("sharpness", 0.1, 1.9),
+    TableRow("shear-x", 0, 0.3, "negate"),
+    TableRow("shear-y", 0, 0.3, "negate"),
+    TableRow("translate-x", 0, 0.45, "negate"),
+    TableRow("translate-y", 0, 0.45, "negate"),
+    TableRow("rotate", 0, 30, "negate"),
+    TableRow("autocontrast", 1, 1),
+    TableRow("equalize", 1, 1),
+    TableRow("solarize", 0, 256),
+    TableRow("posterize", 4, 8),
+    TableRow("contrast", 0.1, 1.9),
+    TableRow("color", 0.1, 1.9),
+    TableRow("brightness", 0.1, 1.9),
+    TableRow("sharpness", 0.1, 1.9),
 )
 
 # TrivialAugment's wide ranges
 _TRIVIAL14: Table = (
-    Row("identity", 0, 0),
-    Row("shear-x", 0, 0.99, "negate"),
-    Row("shear-y", 0, 0.99, "negate"),
-    Row("translate-x-pixels", 0, 32, "negate"),
-    Row("translate-y-pixels", 0, 32, "negate"),
-    Row("rotate", 0, 135, "negate"),
-    Row("brightness", 1, 1.99, "mirror"),
-    Row("color", 1, 1.99, "mirror"),
-    Row("contrast", 1, 1.99, "mirror"),
-    Row("sharpness", 1, 1.99, "mirror"),
-    Row("posterize", 8, 2),
-    Row("solarize", 256, 0),
-    Row("autocontrast", 1, 1),
-    Row("equalize", 1, 1),
+    TableRow("identity", 0, 0),
+    TableRow("shear-x", 0, 0.99, "negate"),
+    TableRow("shear-y", 0, 0.99, "negate"),
+    TableRow("translate-x-pixels", 0, 32, "negate"),
+    TableRow("translate-y-pixels", 0, 32, "negate"),
+    TableRow("rotate", 0, 135, "negate"),
+    TableRow("brightness", 1, 1.99, "mirror"),
+    TableRow("color", 1, 1.99, "mirror"),
+    TableRow("contrast", 1, 1.99, "mirror"),
+    TableRow("sharpness", 1, 1.99, "mirror"),
+    TableRow("posterize", 8, 2),
+    TableRow("solarize", 256, 0),
+    TableRow("autocontrast", 1, 1),
+    TableRow("equalize", 1, 1),
 )
 
 TABLES: dict[str, Table] = {

@@ -15,6 +15,7 @@ from dssl.augment.policy import Chain, Choose, Maybe, Policy
 from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Single
 from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment
 from dssl.errors import DsslError, choices
+from dssl.text import number
 
 _COLOUR = (Crop(0.2, 1.0), Flip(0.5), Maybe(Jitter(0.4, 0.4, 0.4, 0.1), 0.8))
 _GRAY = Maybe(Single("gray", 0), 0.2)
@@ -182,12 +183,8 @@ def parse(text: str, *, names: Mapping[str, Policy] | None = None) -> Policy:
 
 
 def _call(name: str, *arguments: float | str) -> str:
-    written = [argument if isinstance(argument, str) else _number(argument) for argument in arguments]
+    written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
     return f"{name}({','.join(written)})" if written else name
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
 def show(policy: Policy) -> str:
@@ -198,11 +195,11 @@ def show(policy: Policy) -> str:
     match policy:
         case Choose():
             parts = zip(policy.weights, policy.policies, strict=True)
-            return " | ".join(f"{_number(weight)}*{_wrapped(part, Choose)}" for weight, part in parts)
+            return " | ".join(f"{number(weight)}*{_wrapped(part, Choose)}" for weight, part in parts)
         case Chain():
             return " > ".join(_wrapped(step, Choose, Chain) for step in policy.steps)
         case Maybe():
-            return f"{_wrapped(policy.policy, Choose, Chain)}?{_number(policy.probability)}"
+            return f"{_wrapped(policy.policy, Choose, Chain)}?{number(policy.probability)}"
         case Crop():
             return _call("crop", policy.low, policy.high)
         case Resize():

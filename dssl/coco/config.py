@@ -50,7 +50,9 @@ class CocoConfig:
     warmup: int | None = None
     """Steps of linear warm-up; by default 500 at batch 16, scaled with the batch, at most a tenth of the run."""
     momentum: float = 0.9
+    """Momentum of SGD."""
     weight_decay: float = 1e-4
+    """Weight decay of SGD."""
     clip: float | None = None
     """Clip the norm of the gradient to this value."""
     norm: Literal["auto", "frozen", "sync"] = "auto"
@@ -72,8 +74,9 @@ class CocoConfig:
     """Proposals per image that the second stage is trained on, at most a quarter of them on objects."""
 
     seed: int = 0
+    """Determines new weights, the order of the images, and the anchors and proposals to train on."""
     precision: Precision = "fp32"
-    """fp32, bf16, or auto, which measures."""
+    """fp32, bf16, fp16, or auto, which measures whether bf16 is faster."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     threads: int | None = None
     """Threads that decode and resize images; by default one per core."""
@@ -103,7 +106,7 @@ class CocoConfig:
         require(self.pictures >= 0, "pictures", self.pictures, "0 or more")
         require(len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels")
         fits = max(*self.sizes, self.test_size) <= self.max_size
-        require(fits, "max_size", self.max_size, "at least every other size")
+        require(fits, "max_size", self.max_size, "at least as large as every other size")
         five = len(self.anchors) == 5 and min(self.anchors) >= 1
         require(five, "anchors", self.anchors, "five sides of at least 1 pixel")
         require(self.precision != "fp64", "precision", self.precision, "fp32, bf16, fp16 or auto")

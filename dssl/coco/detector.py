@@ -38,8 +38,7 @@ class Origin:
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "Origin":
         """The inverse of ``plain``."""
-        normalization = {name: tuple(values) for name, values in plain["normalization"].items()}
-        return cls(**{**plain, "normalization": Normalization(**normalization)})
+        return cls(**{**plain, "normalization": Normalization.of(plain["normalization"])})
 
     def plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))

@@ -3,9 +3,13 @@
 import dataclasses
 import os
 import shlex
+import sys
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+import tyro
 
 from dssl.errors import DsslError
 from dssl.settings import LARGEST
@@ -40,22 +44,23 @@ def with_home(arguments: T) -> T:
     return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]  # T is one
 
 
-class NamesWeights(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class WeightsArguments:
     """The arguments by which an encoder is found, and told what its file does not say."""
 
-    @property
-    def weights(self) -> Path: ...
-    @property
-    def encoder(self) -> str | None: ...
-    @property
-    def stem(self) -> Literal["cifar", "padding2", "norelu"] | None: ...
-    @property
-    def image_size(self) -> int | None: ...
-    @property
-    def normalization(self) -> Literal["cifar10", "imagenet"] | None: ...
+    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
+    """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
+    encoder: str | None = None
+    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
+    stem: Literal["cifar", "padding2", "norelu"] | None = None
+    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
+    image_size: int | None = None
+    """Image size, if the file does not state it or you want another one."""
+    normalization: Literal["cifar10", "imagenet"] | None = None
+    """Pixel normalisation, if the file does not state it."""
 
 
-def load(arguments: NamesWeights) -> "LoadedEncoder":
+def open_encoder(arguments: WeightsArguments) -> "LoadedEncoder":
     """The encoder; what was loaded and what was not is printed."""
     from dssl.augment import CIFAR10, IMAGENET
     from dssl.weights.load import open_weights
@@ -69,6 +74,17 @@ def load(arguments: NamesWeights) -> "LoadedEncoder":
     )
     print(loaded.report.text())
     return loaded
+
+
+def show_progress(done: int, total: int) -> None:
+    """A line that is overwritten, where there is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r{min(done, total):,} of {total:,}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+
+
+def is_first_process() -> bool:
+    """Of those that torchrun started: only one of them prints results."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def default_folder(weights: Path) -> Path:

@@ -44,15 +44,15 @@ class Arguments:
     out: Path | None = None
     """pack: the folder for the packed copy."""
     format: Literal["pixels", "tar", "parquet"] | None = None
-    """pack: decoded pixels, the default, or shards of the original files: tar for WebDataset, parquet for datasets."""
+    """pack: decoded pixels, the default, or shards of the original files: tar (WebDataset) or parquet (Hugging Face)."""
     side: int | None = None
     """pack: reduce larger images until their shorter side has this many pixels; 256 by default; not for shards."""
     shard: int | None = None
     """pack: images per shard; 10,000 by default."""
     channels: int | None = None
-    """show, pack: 3 by default, 1 for gray; any other number for TIFF, PNG and NPY files of so many channels."""
+    """show, pack: 3 by default, 1 for gray; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
-    """show, pack: of images that are not photographs, the values that become black and white, such as 0,4095 or 1%,99%."""
+    """show, pack: for images that are not photographs, the values that become black and white, such as 0,4095 or 1%,99%."""
     origin: str | None = None
     """cifar10: an archive or folder you already have, or npm; by default the official archive is downloaded."""
     max_bad: float = 0.05

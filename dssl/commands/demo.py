@@ -1,6 +1,5 @@
 """``dssl demo``: the point in about four minutes, on built-in images and two CPU cores."""
 
-import logging
 import sys
 import time
 from dataclasses import dataclass
@@ -13,21 +12,21 @@ from dssl.commands.arguments import command_line
 class Arguments:
     """Train SimSiam three times on built-in images (standard pair, heavy pair, DSSL) and show what happens to each.
 
-    Run again, it resumes what was interrupted and shows what is finished.
+    Rerunning the command resumes an interrupted run and shows the finished ones.
     """
 
     out: Path = Path("runs/demo")
     """The folder for the three runs and the report."""
     seed: int = 0
+    """Determines the first weights, the order of the images and their views."""
 
 
 def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("dssl").setLevel(logging.INFO)
     import torch
 
     from dssl.files import write_text
+    from dssl.log import show_messages
     from dssl.report import run_report
     from dssl.report.map import embedding_maps
     from dssl.report.pictures import draw_gallery
@@ -35,12 +34,12 @@ def run(arguments: Arguments) -> int:
     from dssl.reproduce import demo
     from dssl.train.pretrain import train
 
+    show_messages()
     print("measuring raw pixels and the untrained encoder", file=sys.stderr, flush=True)
     config = demo.settings("standard", seed=arguments.seed)
     untrained = demo.untrained_accuracies(config)
-    torch.set_num_threads(
-        1
-    )  # for so small a network a second thread gains little on idle cores and loses much on busy ones
+    # for so small a network a second thread gains little on idle cores and loses much on busy ones
+    torch.set_num_threads(1)
     runs = []
     for number, (name, graph) in enumerate(demo.RUNS.items(), 1):
         print(f"\n{number} of {len(demo.RUNS)}: SimSiam, {name}", file=sys.stderr, flush=True)

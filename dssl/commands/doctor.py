@@ -1,4 +1,4 @@
-"""``dssl doctor``: what this machine has, what a run would need of a GPU, and how long it would take."""
+"""``dssl doctor``: what this machine has, what a run would need on a GPU, and how long it would take."""
 
 import importlib.util
 import os
@@ -36,7 +36,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Check versions, devices, bf16, threads and disk; measure what a run costs here, or count what it needs of a GPU."""
+    """Check versions, devices, bf16, threads and disk; measure how fast a run would be, or count what it would need on a GPU."""
 
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet, folder or adapt."""
@@ -45,21 +45,21 @@ class Arguments:
     images: int | None = None
     """How many images the run would have; the recipe's usual number by default."""
     data: str | None = None
-    """Images to measure the loader on; drawn ones by default."""
+    """Images to measure the loader on; synthetic ones by default."""
     encoder: str | None = None
-    """Another encoder than the recipe's."""
+    """An encoder other than the recipe's."""
     batch_size: int | None = None
-    """Another batch than the recipe's, over all GPUs together."""
+    """A batch size other than the recipe's, over all GPUs."""
     checkpoint_activations: bool = False
     """Count with checkpointed activations."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """cuda also without a GPU: what the run would need of one is counted, and nothing is trained."""
+    """cuda works without a GPU too: what the run would need is counted, and nothing is trained."""
     gpus: int = 1
-    """How many GPUs share the batch."""
+    """Number of GPUs that share the batch."""
     card: str = "A100"
-    """The GPU that is assumed where there is none: V100, A100 or H100."""
+    """The GPU to assume if this machine has none: V100, A100 or H100."""
     out: Path = Path()
-    """Where the run would be written: its free space is shown."""
+    """Where the run would be written; the free space there is shown."""
 
 
 def run(arguments: Arguments) -> int:
@@ -126,8 +126,8 @@ def _measure(
     print(f"a run        {config.epochs} epochs of {count:,} images: about {_duration(seconds)}")
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
         print(
-            f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on cores that are busy with "
-            "something else threads wait for each other; set OMP_NUM_THREADS=1, or wait until the machine is idle"
+            f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "
+            "cores threads wait for each other; set OMP_NUM_THREADS=1, or wait until the machine is idle"
         )
     bound = speed.views_per_second * (os.cpu_count() or 1) / len(speed.views)
     if device.type != "cuda" and bound < 1.2 * speed.images_per_second:

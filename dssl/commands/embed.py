@@ -1,7 +1,6 @@
 """``dssl embed``: the encoder's vectors of any images, in files."""
 
 import dataclasses
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,20 +8,17 @@ from typing import Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, load
-from dssl.commands.evaluate import show_progress
+from dssl.commands.arguments import WeightsArguments, check_counts, open_encoder, show_progress
 from dssl.errors import DsslError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(WeightsArguments):
     """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
     Rerunning the command resumes where it stopped, if it writes shards.
     """
 
-    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
-    """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
@@ -31,17 +27,10 @@ class Arguments:
     """Images per shard; one shard is in memory at a time."""
     split: Literal["train", "test"] = "train"
     """Split of the source."""
-    encoder: str | None = None
-    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
-    stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
-    image_size: int | None = None
-    """Image size, if the file does not state it or another one is wanted."""
-    normalization: Literal["cifar10", "imagenet"] | None = None
-    """Pixel normalisation, if the file does not state it."""
     dense: bool = False
     """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
+    """Images that go through the encoder at a time."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
@@ -50,13 +39,12 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    import torch
-
     from dssl.data import open_source
     from dssl.distributed import pick_device
     from dssl.evaluate.embed import embed_file, embed_parquet, embed_shards
     from dssl.evaluate.store import FeatureStore
     from dssl.models.dense import DenseEncoder
+    from dssl.precision import half_type
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
@@ -66,7 +54,7 @@ def run(arguments: Arguments) -> int:
             f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
         )
     begun = time.perf_counter()
-    loaded = load(arguments)
+    loaded = open_encoder(arguments)
     loaded.encoder.to(pick_device(arguments.device))
     if arguments.dense:
         maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
@@ -77,9 +65,9 @@ def run(arguments: Arguments) -> int:
     store = FeatureStore(
         loaded,
         batch_size=arguments.batch_size,
-        autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
+        autocast=half_type(arguments.precision),
         threads=arguments.threads,
-        progress=show_progress if sys.stderr.isatty() else None,
+        progress=show_progress,
     )
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(store, source, arguments.out)

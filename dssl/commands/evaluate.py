@@ -6,11 +6,16 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from dssl.commands.arguments import check_counts, command_line, default_folder, load
+from dssl.commands.arguments import (
+    WeightsArguments,
+    check_counts,
+    command_line,
+    default_folder,
+    open_encoder,
+    show_progress,
+)
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.version import VERSION
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(WeightsArguments):
     """Measure an encoder on labelled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
 
     Protocols: knn, probe, probe-1 and probe-10 (1 % and 10 % of the labels) need one pass over the images; together they are
@@ -31,30 +36,20 @@ class Arguments:
     with the others they are "all".
     """
 
-    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
-    """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     data: str | None = None
-    """Labelled images: cifar10:FOLDER, shapes, a folder with train and val in it; by default those of the run."""
+    """Labelled images: cifar10:FOLDER, shapes, a folder that contains train and val; by default those of the run."""
     test: str | None = None
     """Test images, if --data has no test split."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
     """The folder for evaluation.json, evaluation.html and the features; by default evaluation in the run's folder."""
-    encoder: str | None = None
-    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
-    stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
-    image_size: int | None = None
-    """Image size, if the file does not state it or another one is wanted."""
-    normalization: Literal["cifar10", "imagenet"] | None = None
-    """Pixel normalisation, if the file does not state it."""
     seed: int = 0
     """Seed of splits and training; it does not affect the encoder."""
     against: tuple[str, ...] = ()
-    """Compare with these instead, image by image: imagenet, start, untrained, supervised, a run or a file of weights."""
+    """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run or a file of weights."""
     epochs: int | None = None
-    """Epochs of the trained protocols instead of their own, for quick trials; recorded with the result."""
+    """Override the epochs of the trained protocols, for quick trials; recorded with the result."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
@@ -70,28 +65,25 @@ def run(arguments: Arguments) -> int:
     protocols = chosen_protocols(arguments.protocols)
     check_counts(arguments, ("image_size", "epochs", "threads"))
     begun = time.perf_counter()
-    import torch
-
     from dssl.distributed import pick_device
     from dssl.evaluate.protocols import Task
     from dssl.evaluate.runner import aligned_labels, evaluate
     from dssl.evaluate.store import FeatureStore
+    from dssl.precision import half_type
     from dssl.report import evaluation as page
-    from dssl.report import page as base_page
     from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
-    loaded = load(arguments)
+    loaded = open_encoder(arguments)
     train, test, data = _sources(arguments, loaded)
     train_labels, test_labels, classes = aligned_labels(train, test)
     loaded.encoder.to(pick_device(arguments.device))
     out = arguments.out or default_folder(arguments.weights) / "evaluation"
-    progress = show_progress if sys.stderr.isatty() else None
     store = FeatureStore(
         loaded,
         folder=out / "features",
-        autocast=torch.bfloat16 if arguments.precision == "bf16" else None,
+        autocast=half_type(arguments.precision),
         threads=arguments.threads,
-        progress=progress,
+        progress=show_progress,
     )
     task = Task(
         store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
@@ -100,14 +92,13 @@ def run(arguments: Arguments) -> int:
     if arguments.against:
         return _compare(arguments, task, protocols, begun)
     policy = (loaded.header.get("config") or {}).get("standard")
-    say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
-    evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=say)
+    evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=_say)
     written = out / EVALUATION_FILE
     write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
-    print(page.table(evaluation))
+    print(page.summary(evaluation))
     print(f"\n{written}")
     if arguments.page:
-        base_page.write(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
+        write_text(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
         print(out / EVALUATION_PAGE)
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
     return 0
@@ -116,7 +107,6 @@ def run(arguments: Arguments) -> int:
 def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], begun: float) -> int:
     from dssl.evaluate.against import evaluate_against, open_other
     from dssl.report import comparison as page
-    from dssl.report import page as base_page
 
     others = []
     for word in arguments.against:
@@ -124,25 +114,24 @@ def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], beg
         if other is not None:
             print(other.report.text())
         others.append((word, other))
-    say = (lambda name: print(name, file=sys.stderr)) if sys.stderr.isatty() else None
-    found = evaluate_against(task, others, protocols, say=say)
+    found = evaluate_against(task, others, protocols, say=_say)
     assert task.folder is not None
     written = task.folder / "comparison.json"
     plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": [one.plain() for one in found]}
     write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
-    print(page.table(found))
+    print(page.summary(found))
     print(f"\n{written}")
     if arguments.page:
         target = task.folder / "comparison.html"
-        base_page.write(target, page.html(found, task, command=command_line("evaluate", arguments)))
+        write_text(target, page.html(found, task, command=command_line("evaluate", arguments)))
         print(target)
     print(f"{time.perf_counter() - begun:.1f} s")
     return 0
 
 
-def show_progress(done: int, total: int) -> None:
-    """A line that is overwritten, for a terminal."""
-    print(f"\r{done:,} of {total:,}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+def _say(protocol: str) -> None:
+    if sys.stderr.isatty():
+        print(protocol, file=sys.stderr)
 
 
 def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, Source, str]":
@@ -151,7 +140,7 @@ def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, So
     data = arguments.data or (loaded.header.get("config") or {}).get("data")
     if data is None:
         raise DsslError(
-            "no images are named: expected --data, such as cifar10:FOLDER or a folder with train and val in it"
+            "no images given: expected --data, such as cifar10:FOLDER or a folder that contains train and val"
         )
 
     def opened(text: str, split: "Split") -> "Source":

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from dssl.coco.config import CocoConfig
-from dssl.commands.arguments import command_line
+from dssl.commands.arguments import command_line, is_first_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,13 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    import logging
-    import os
-
-    from dssl.data.source import expanded
-
-    config = dataclasses.replace(arguments.config, weights=expanded(arguments.config.weights))
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("dssl").setLevel(logging.INFO)
     from dssl.coco.finetune import COMPARABLE, finetune
+    from dssl.data.source import expanded
+    from dssl.log import show_messages
     from dssl.report.coco import score_table, write_page
 
+    config = dataclasses.replace(arguments.config, weights=expanded(arguments.config.weights))
+    show_messages()
     result = finetune(config, arguments.out)
     if result.scores is not None:
         written = write_page(
@@ -45,6 +41,6 @@ def run(arguments: Arguments) -> int:
         print(score_table(result.scores))
         print(f"note: {COMPARABLE}")
         print(written)
-    elif result.ending.signal is None and result.ending.exit_code and os.environ.get("RANK", "0") == "0":
+    elif result.ending.signal is None and result.ending.exit_code and is_first_process():
         print(f"{result.ending.opinion.verdict}: {result.ending.checkpoint}")
     return result.ending.exit_code

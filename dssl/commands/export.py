@@ -2,37 +2,24 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
-import tyro
-
-from dssl.commands.arguments import check_counts, default_folder, load
+from dssl.commands.arguments import WeightsArguments, check_counts, default_folder, open_encoder
 from dssl.errors import DsslError
 from dssl.files import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(WeightsArguments):
     """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
 
     Each file is loaded back (by its real client, except for Detectron2's) and the features are compared. A format whose client
     lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
     """
 
-    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
-    """The folder of a run, a checkpoint, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder."""
-    encoder: str | None = None
-    """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
-    stem: Literal["cifar", "padding2", "norelu"] | None = None
-    """The 3x3 stem of a CIFAR ResNet, if the file does not show it; padding2 is solo-learn's."""
-    image_size: int | None = None
-    """Image size, if the file does not state it."""
-    normalization: Literal["cifar10", "imagenet"] | None = None
-    """Pixel normalisation, if the file does not state it."""
 
 
 def run(arguments: Arguments) -> int:
@@ -43,7 +30,7 @@ def run(arguments: Arguments) -> int:
     check_counts(arguments, ("image_size",))
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
-    loaded = load(arguments)
+    loaded = open_encoder(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
     exported = export(loaded, out, formats=arguments.formats)

@@ -1,6 +1,5 @@
 """``dssl train``: from images to a pretrained encoder."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from dssl import config_io
+from dssl.commands.arguments import is_first_process
 from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
@@ -18,7 +18,7 @@ from dssl.recipes import RECIPES, recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. Rerunning the command resumes the run.
+    """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. Rerunning the command resumes it.
 
     Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
     adapt (your own images, starting from ImageNet weights or --init FILE).
@@ -53,7 +53,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:
-        raise DsslError(f"nothing to train is named: expected a recipe ({', '.join(RECIPES)}) or --config FILE")
+        raise DsslError(f"no recipe given: expected one of {', '.join(RECIPES)}, or --config FILE")
     guard = _take(rest, "--guard")
     if guard is not None:
         if not hasattr(config.method, "guard"):
@@ -74,15 +74,15 @@ def run(arguments: Arguments) -> int:
     if config.data in ("cifar10", "imagenet", "folder") and not Path(config.data).exists():
         hint = {"cifar10": "cifar10:FOLDER (dssl data cifar10 FOLDER fetches it)"}.get(config.data, "FOLDER")
         raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("dssl").setLevel(logging.INFO)
+    from dssl.log import show_messages
     from dssl.report.pictures import draw_gallery
     from dssl.train.pretrain import train
 
+    show_messages()
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     with memory_for(needed, "lower one of them; checkpoints that were written stay"):
         result = train(config, arguments.out, gallery=draw_gallery)
-    if result.checkpoint is not None and result.signal is None and _is_first():
+    if result.checkpoint is not None and result.signal is None and is_first_process():
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
         print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
     return result.exit_code
@@ -92,12 +92,6 @@ def _channels(words: Sequence[str]) -> dict[str, int]:
     """The number of channels, which the policies of a recipe depend on; empty where it is left to the recipe."""
     text = _take([*words], "--channels")
     return {"channels": int(text)} if text is not None and text.isascii() and text.isdigit() else {}
-
-
-def _is_first() -> bool:
-    import os
-
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _take(words: list[str], flag: str) -> str | None:

@@ -6,7 +6,9 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError, memory_for
@@ -23,14 +25,14 @@ class Arguments:
     Rerunning the command resumes the search: finished trials are kept, and more --minutes add more.
     """
 
-    source: str  # positional
+    source: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
     """Images: a folder, a text file that lists them, shards, cifar10:FOLDER, shapes, or shapes:2000. Labels are not used."""
     minutes: float = 30.0
     """How long the search may take."""
     out: Path = Path("runs/tune")
     """The folder of the search: tune.html, tune.json, trials.jsonl and the shared start."""
     policies: tuple[str, ...] = ()
-    """Try these policies instead of a grid and the neighbours of its best; "none" is two standard pairs."""
+    """Try these policies instead of searching a grid; "none" is two standard pairs."""
     steps: int | None = None
     """Steps of a trial; the start has twice as many. By default chosen to fit the minutes."""
     method: str = "simclr"
@@ -52,7 +54,7 @@ class Arguments:
     limit: int | None = None
     """Use only N of the images, chosen by the seed."""
     seed: int = 0
-    """Selects images, views and first weights."""
+    """Determines the images, their views and the first weights."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """auto measures whether bf16 is faster here."""
     threads: int | None = None
@@ -65,7 +67,6 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"--minutes is {arguments.minutes:g}: expected a number above 0")
     check_counts(arguments, ("steps", "image_size", "batch_size", "threads"))
     began = time.perf_counter()
-    from dssl.report import page
     from dssl.report import tune as report
     from dssl.train.tune import tune
 
@@ -79,8 +80,7 @@ def run(arguments: Arguments) -> int:
     line = None if search.best is None else train_line(arguments, search.best.policy)
     file, html = arguments.out / "tune.json", arguments.out / "tune.html"
     write_text(file, json.dumps(search.plain() | {"command": line}, indent=2) + "\n")
-    made = report.html(search, line=line, command=command_line("tune", arguments))
-    page.write(html, made)
+    write_text(html, report.html(search, line=line, command=command_line("tune", arguments)))
     print(f"\n{report.summary(search, line=line)}\n\n{file}\n{html}\n{time.perf_counter() - began:.0f} s")
     tried = [trial for trial in search.trials if trial is not search.control]
     return 3 if tried and search.best is None else 0  # as a run that collapsed

@@ -1,6 +1,5 @@
 """``dssl views``: see the views, and measure what the policies do to your images."""
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, command_line
+from dssl.commands.arguments import check_counts, command_line, show_progress
 from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
@@ -32,16 +31,16 @@ class Arguments:
     size: int | None = None
     """Side of a view in pixels; by default the shorter side of the first readable image, at most 224."""
     channels: int = 3
-    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files of so many channels."""
+    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99%; by default those of --weights, or 1%,99% if channels is neither 1 nor 3."""
     split: Literal["train", "test"] = "train"
-    """Which split of the source."""
+    """The split to show."""
     show: int = 8
     """Images on the page."""
     sample: int = 1000
-    """Images to measure at most."""
+    """Measure at most this many images."""
     table: str | None = None
     """Show the operations of this table one by one over their magnitudes; by default, of the tables that the policies use."""
     seed: int = 0
@@ -49,7 +48,7 @@ class Arguments:
     weights: Path | None = None
     """A run, a checkpoint or other weights: distances are measured by its features, and views take its size and channels."""
     encoder: str | None = None
-    """With --weights: the name of the encoder, if the file does not contain it."""
+    """With --weights: the encoder, if the file does not name it."""
     speed: bool = True
     """Measure views per second; with --no-speed the same command writes the same bytes."""
 
@@ -58,7 +57,7 @@ def run(arguments: Arguments) -> int:
     _check(arguments)
     begun = time.perf_counter()
     from dssl.augment import DEFAULT_POLICIES, parse, show, without_colour
-    from dssl.augment.policy import table
+    from dssl.augment.policy import named_table
     from dssl.data import open_source
     from dssl.report import views
     from dssl.report.operations import operation_table, tables_of
@@ -70,7 +69,7 @@ def run(arguments: Arguments) -> int:
         policies = [show(without_colour(parse(text))) for text in policies]
     names = tables_of(policies)
     if arguments.table is not None:
-        table(arguments.table)  # refuses an unknown name before anything is measured
+        named_table(arguments.table)  # refuses an unknown name before anything is measured
         names = (arguments.table,)
     loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
     known = None if loaded is None else loaded.value_range
@@ -92,7 +91,7 @@ def run(arguments: Arguments) -> int:
         sample=arguments.sample,
         measure_speed=arguments.speed,
         space=None if loaded is None else _space(loaded),
-        progress=_progress if sys.stderr.isatty() else None,
+        progress=show_progress,
     )
     tables = [operation_table(name, found.probes, seed=arguments.seed) for name in names]
     write_text(arguments.out, views.html(found, tables, command=command_line("views", arguments)))
@@ -150,8 +149,3 @@ def _check(arguments: Arguments) -> None:
         raise DsslError(
             f"--show {arguments.show} is more than --sample {arguments.sample}: the images shown are among those measured"
         )
-
-
-def _progress(done: int, total: int) -> None:
-    end = "\n" if done >= total else ""
-    print(f"\r{min(done, total)} of {total} images", end=end, file=sys.stderr, flush=True)

@@ -183,15 +183,13 @@ def pick_from_pickle(content: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint
     return pixels.reshape(ROWS, ROW_BYTES - 1), np.array(labels, np.uint8)
 
 
-def read_members(
-    archive: Path, wanted: Container[str], *, largest: int, limit: int = LIMIT
-) -> Iterator[tuple[str, bytes]]:
+def read_members(archive: Path, wanted: Container[str], *, largest: int) -> Iterator[tuple[str, bytes]]:
     """Name and content of the wanted regular files in a .tar.gz that have at most ``largest`` bytes.
 
-    Raises ValueError for an archive that is damaged, or unpacks to more than ``limit`` bytes, headers included.
+    Raises ValueError for an archive that is damaged, or unpacks to more than ``LIMIT`` bytes, headers included.
     """
     try:
-        with gzip.open(archive) as stream, tarfile.open(fileobj=_Bounded(stream, limit), mode="r|") as members:
+        with gzip.open(archive) as stream, tarfile.open(fileobj=_Bounded(stream), mode="r|") as members:
             for member in members:
                 if member.name in wanted and member.isreg() and member.size <= largest:
                     content = members.extractfile(member)
@@ -201,16 +199,16 @@ def read_members(
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that raises an error beyond this many bytes."""
+    """A stream that raises an error beyond ``LIMIT`` bytes."""
 
-    def __init__(self, stream: gzip.GzipFile, limit: int) -> None:
-        self._stream, self._limit, self._seen = stream, limit, 0
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        self._stream, self._seen = stream, 0
 
     def read(self, size: int = -1) -> bytes:
         content = self._stream.read(size)
         self._seen += len(content)
-        if self._seen > self._limit:
-            raise ValueError(f"it unpacks to more than {self._limit:,} bytes")
+        if self._seen > LIMIT:
+            raise ValueError(f"it unpacks to more than {LIMIT:,} bytes")
         return content
 
 

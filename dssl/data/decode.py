@@ -36,7 +36,7 @@ from PIL import Image as Pillow
 from dssl.data import values
 from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
 from dssl.data.scale import Range, scaled
-from dssl.errors import DsslError
+from dssl.errors import DsslError, one_line
 from dssl.files import printable
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _named(path: str | bytes, error: Exception) -> UnreadableImage:
     if isinstance(error, OSError):
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise DsslError(
-                f"{printable(path)}: {error.strerror}: the machine is at a limit, the file is not at fault"
+                f"{printable(path)}: {error.strerror}: the machine has reached a limit; the file is not at fault"
             ) from error
         reason = error.strerror or reason
     named = UnreadableImage(path, reason)
@@ -279,5 +279,18 @@ def _reason(error: Exception) -> str:
     """The reason in one short line, also for an exception without a message."""
     if isinstance(error, struct.error):
         return "damaged header"
-    text = " ".join(str(error).split())
-    return text[:200] if text else type(error).__name__
+    return one_line(error)
+
+
+def resize(
+    image: Image,
+    size: tuple[int, int],
+    kind: Pillow.Resampling,
+    *,
+    box: tuple[float, float, float, float] | None = None,
+) -> Image:
+    """The image, or a box of it, at width x height; Pillow treats every channel of a colour image by itself, too."""
+    if image.shape[2] == 3:
+        return np.array(Pillow.fromarray(image).resize(size, kind, box=box))
+    planes = (np.ascontiguousarray(image[:, :, channel]) for channel in range(image.shape[2]))
+    return np.stack([np.asarray(Pillow.fromarray(plane).resize(size, kind, box=box)) for plane in planes], axis=2)

@@ -235,7 +235,7 @@ def _read_list(place: Path) -> tuple[list[bytes], list[bytes] | None]:
             labels.append(label)
         if len(labels) not in (0, len(paths)):
             raise DsslError(
-                f"{printable(str(place))}: line {number}: some lines have a label after a tab and some do not"
+                f"{printable(str(place))}: line {number}: some lines have a label after a tab, others do not"
             )
     if not paths:
         raise DsslError(f"{printable(str(place))}: the list is empty; expected one image path per line")

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from torch import Tensor
 
-from dssl.augment import Images, Normalization
-from dssl.data.decode import GROUP, UnreadableImage
+from dssl.augment import Normalization, RawImages
+from dssl.data.decode import GROUP, UnreadableImage, resize
 from dssl.data.device import Batch, Pool
 from dssl.data.order import Shuffle, order_of
 from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
-from dssl.data.resize import resize
 from dssl.data.source import Source
 from dssl.errors import DsslError
 from dssl.types import Image
@@ -44,7 +43,7 @@ class Maker(Protocol):
     def apply(self, plan: Any, row: int, image: Image, out: Any, out_row: int) -> None:
         """All views of one image."""
 
-    def apply_many(self, plan: Any, row: int, images: Images, out: Any, out_row: int) -> None:
+    def apply_many(self, plan: Any, row: int, images: RawImages, out: Any, out_row: int) -> None:
         """All views of some images, of any sizes."""
 
 

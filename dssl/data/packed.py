@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from dssl.data.decode import UnreadableImage
+from dssl.data.decode import UnreadableImage, resize
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
-from dssl.data.resize import resize
 from dssl.data.scale import as_range
 from dssl.data.source import NoSplitError, Source, Split, range_of
 from dssl.errors import DsslError
@@ -85,7 +84,6 @@ def pack(
     *,
     side: int,
     quarantine: Quarantine,
-    threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> int:
     """Write a packed copy with no shorter side above `side`; returns its bytes. Unreadable files are left out and recorded."""
@@ -97,7 +95,7 @@ def pack(
         with replacing(path) as temporary, temporary.open("wb") as file:
             file.write(_MAGIC + bytes(8))
             kept: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
-            for index, image in _shrunk(source, side, quarantine, threads):
+            for index, image in _shrunk(source, side, quarantine):
                 kept.append((index, image.shape[0], image.shape[1], zlib.crc32(image.data)))
                 file.write(image.data)
                 done, written = index + 1, written + image.nbytes
@@ -112,7 +110,7 @@ def pack(
         raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
 
 
-def _shrunk(source: Source, side: int, quarantine: Quarantine, threads: int | None) -> Iterator[tuple[int, Image]]:
+def _shrunk(source: Source, side: int, quarantine: Quarantine) -> Iterator[tuple[int, Image]]:
     """Index and resized image of all that can be read, in order."""
 
     def one(index: int) -> Image | None:
@@ -124,7 +122,7 @@ def _shrunk(source: Source, side: int, quarantine: Quarantine, threads: int | No
         return np.ascontiguousarray(shrink_to(image, side=side))
 
     everything = range(len(source))
-    for index, image in zip(everything, in_threads(one, everything, threads=threads), strict=True):
+    for index, image in zip(everything, in_threads(one, everything), strict=True):
         if image is not None:
             yield index, image
 

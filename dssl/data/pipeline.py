@@ -135,8 +135,6 @@ class Pipeline(Generic[T]):
         ahead: int,
         chunk: int,
     ) -> None:
-        self.waited = 0.0
-        """Seconds that the consumer has waited in total."""
         self._shared: _Shared[T] = _Shared(start, fill, first, steps, ahead, chunk)
         workers = [
             threading.Thread(target=self._shared.work, name=f"dssl-loader-{number}", daemon=True)
@@ -150,7 +148,6 @@ class Pipeline(Generic[T]):
     def take(self, step: int) -> T:
         """The content of a step; asking for any but the next one makes the threads start over there."""
         shared = self._shared
-        begin = time.perf_counter()
         with shared.changed:
             if step != shared.wanted:
                 shared.slots.clear()  # unfinished contents are left to their threads and thrown away
@@ -162,7 +159,6 @@ class Pipeline(Generic[T]):
                     del shared.slots[step]
                     shared.wanted = step + 1
                     shared.changed.notify_all()
-                    self.waited += time.perf_counter() - begin
                     return slot.content
                 shared.changed.wait()
             if shared.error is not None:
@@ -175,14 +171,9 @@ class Pipeline(Generic[T]):
 
 
 class Piped:
-    """What batches from a pipeline have in common: a ``with`` block that stops the threads, and the time spent waiting."""
+    """What batches from a pipeline have in common: a ``with`` block that stops the threads."""
 
     _pipeline: Pipeline[Any]
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the consumer has waited for data so far."""
-        return self._pipeline.waited
 
     def close(self) -> None:
         """Stop the threads."""

@@ -29,7 +29,7 @@ T = TypeVar("T")
 MAX_SHARE = 0.05
 _SMALLEST = 1 / 255  # constant images have no deviation to divide by
 _ATTEMPTS = 64
-_VALUES = 1 << 25  # that percentiles are taken of, at most: 256 MB
+_RANGE_IMAGES, _VALUES = 1000, 1 << 25  # whose percentiles are taken, at most: images, and values (256 MB)
 
 
 class Quarantine:
@@ -44,7 +44,6 @@ class Quarantine:
         self.source, self.path, self.max_share = source, path, max_share
         self.reasons: dict[str, str] = {}
         self._bad_indices: set[int] = set()
-        self._written: set[str] = set()
         self._lock = threading.Lock()
         skipped = skipped_files(source)
         self.total = len(source) + len(skipped)
@@ -170,7 +169,7 @@ def measure(
     quarantine = quarantine if quarantine is not None else Quarantine(source)
     chosen = np.arange(len(source), dtype=np.int64)
     if sample is not None and sample < len(source):
-        chosen = np.sort(rng.permutation(rng.key(seed, "statistics"), len(source))[:sample])
+        chosen = rng.sample(rng.key(seed, "statistics"), len(source), sample)
 
     def moments(index: int) -> NDArray[np.float64]:
         pixels = source.image(index)
@@ -188,10 +187,10 @@ def measure(
     return Normalization(tuple(first.tolist()), tuple(std.tolist())), len(found)
 
 
-def measure_range(source: Source, wanted: Range, *, channels: int, sample: int = 1000) -> Range:
+def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
     """The values at the percentiles of a range, channel by channel, over a sample of the images; each has the same weight."""
     assert isinstance(source, InFiles)
-    chosen = np.sort(rng.permutation(rng.key(0, "range"), len(source))[:sample])
+    chosen = rng.sample(rng.key(0, "range"), len(source), _RANGE_IMAGES)
     most = max(64, _VALUES // (len(chosen) * channels))
 
     def some_values(index: int) -> NDArray[np.float64]:

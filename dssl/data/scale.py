@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.errors import DsslError
+from dssl.text import number
 
 if TYPE_CHECKING:
     from dssl.types import Image
@@ -36,7 +37,7 @@ class Range:
     def text(self) -> str:
         """As `parse_range` reads it."""
         sign = "%" if self.percent else ""
-        return ";".join(f"{_number(low)}{sign},{_number(high)}{sign}" for low, high in self.bounds)
+        return ";".join(f"{number(low)}{sign},{number(high)}{sign}" for low, high in self.bounds)
 
     def plain(self) -> list[list[float]]:
         """For a header, as `as_range` reads it."""
@@ -116,8 +117,3 @@ def _bytes(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
         shares = (values.astype(np.float64) - low) * 255.0 / (high - low)
     rounded = np.floor(np.clip(np.nan_to_num(shares, nan=0.0, posinf=255.0, neginf=0.0), 0.0, 255.0) + 0.5)
     return rounded.astype(np.uint8)
-
-
-def _number(value: float) -> str:
-    """The shortest text of exactly this number."""
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

@@ -58,7 +58,7 @@ class Shapes(InMemory):
         indices = np.arange(start, start + count, dtype=np.int64)
         super().__init__(
             draw(indices, drawing),
-            labels=classes_of(indices),
+            labels=labels_of(indices),
             classes=CLASSES,
             name=f"{drawing} ({split}, {count:,} images)",
             caption=f"{drawing} {split}",
@@ -66,14 +66,14 @@ class Shapes(InMemory):
         )
 
 
-def classes_of(indices: NDArray[np.int64]) -> NDArray[np.int64]:
+def labels_of(indices: NDArray[np.int64]) -> NDArray[np.int64]:
     """The class of each image of the generator: each occurs once in any ten neighbours."""
     return indices % 10
 
 
 def draw(indices: NDArray[np.int64], drawing: Drawing = "shapes") -> NDArray[np.uint8]:
     """The images of these indices: N x 32 x 32 x 3."""
-    paint = load()
+    paint = load_painter()
     images = np.empty((len(indices), SIDE, SIDE, 3), np.uint8)
 
     def block(start: int) -> None:
@@ -108,8 +108,8 @@ def _plan(indices: NDArray[np.int64], drawing: Drawing) -> tuple[NDArray[np.floa
     objects[:, 0, KIND] = -1  # the background covers everything
     objects[:, clutter, KIND] = np.where(draws[:, clutter, 3] < 0.5, LINE, BLOB)
     objects[:, clutter, SIZE] = 3 + 7 * draws[:, clutter, 4]
-    objects[:, figures, KIND] = classes_of(indices)[:, None]
-    objects[:, figures, SIZE] = _SCALE[classes_of(indices)][:, None] * (5 + 2.5 * draws[:, figures, 4])
+    objects[:, figures, KIND] = labels_of(indices)[:, None]
+    objects[:, figures, SIZE] = _SCALE[labels_of(indices)][:, None] * (5 + 2.5 * draws[:, figures, 4])
 
     # paint: a light and a shade of it, weakly coloured, so that colour tells images apart no better than form does
     contrast = np.sign(draws[..., 6] - 0.5) * (60 + 40 * draws[..., 5])
@@ -245,7 +245,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(nogil=True)(function)
 
 
-def load() -> Callable[..., None]:
+def load_painter() -> Callable[..., None]:
     """The compiled ``_paint``; a damaged cache of it is rebuilt."""
     global _figure, _painter
     with _lock:

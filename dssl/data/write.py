@@ -49,7 +49,6 @@ def write_shards(
     form: Format,
     shard: int,
     quarantine: Quarantine,
-    threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, int]:
     """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
@@ -72,7 +71,7 @@ def write_shards(
                 other.unlink()  # of an earlier attempt that was killed
         for number, path in enumerate(paths):
             samples = _samples(
-                source, order[number * shard : (number + 1) * shard].tolist(), number * shard, quarantine, threads
+                source, order[number * shard : (number + 1) * shard].tolist(), number * shard, quarantine
             )
             with replacing(path) as temporary, temporary.open("wb") as file:
                 for sample in (_write_tar if form == "tar" else _write_parquet)(file, samples, source.classes):
@@ -93,9 +92,7 @@ def write_shards(
     return count, written
 
 
-def _samples(
-    source: Source, indices: list[int], first: int, quarantine: Quarantine, threads: int | None
-) -> Iterator[_Sample]:
+def _samples(source: Source, indices: list[int], first: int, quarantine: Quarantine) -> Iterator[_Sample]:
     """What can be read of these images, in order."""
 
     def one(place: int) -> _Sample | None:
@@ -115,7 +112,7 @@ def _samples(
         label = None if source.labels is None else int(source.labels[index])
         return _Sample(first + place, name, content, ending, label)
 
-    yield from (sample for sample in in_threads(one, range(len(indices)), threads=threads) if sample is not None)
+    yield from (sample for sample in in_threads(one, range(len(indices))) if sample is not None)
 
 
 def _encoded(image: Image) -> tuple[bytes, str]:

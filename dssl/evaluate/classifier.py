@@ -28,7 +28,7 @@ from dssl.evaluate.features import Progress
 from dssl.evaluate.result import frozen, weights_hash
 from dssl.evaluate.store import FeatureStore
 from dssl.graph import View
-from dssl.optim import build_optimizer
+from dssl.optim import build_optimizer, peak_rate
 from dssl.run import RunFolder
 from dssl.state import Loss, LossWatch, Pace
 from dssl.weights import checkpoint
@@ -150,7 +150,7 @@ class _Fitting(loop.Trainable[Batch]):
         self.source, self.training, self.store, self.seed, self.progress = source, training, store, seed, progress
         self.device = head.weight.device
         self.feed = Feed(self.device, normalization=store.loaded.normalization)
-        self.peak = training.rate * training.batch_size / 256
+        self.peak = peak_rate(training.rate, training.batch_size)
         self.steps_per_epoch = len(source) // training.batch_size
         self.total = self.steps_per_epoch * training.epochs
         self.objective = _Classifier(encoder, head, freeze=freeze)

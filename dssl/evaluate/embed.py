@@ -165,8 +165,8 @@ def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
         "weights": loaded.sha256,
         "encoder": loaded.name,
         "image_size": loaded.image_size,
-        "normalization": {"mean": list(loaded.normalization.mean), "std": list(loaded.normalization.std)},
-        "precision": "float32" if store.autocast is None else str(store.autocast).removeprefix("torch."),
+        "normalization": loaded.normalization.plain(),
+        "precision": store.precision,
         "source": source.fingerprint,
         "images": len(source),
     }
@@ -186,9 +186,7 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
     if before != about:
         known = before if isinstance(before, dict) else {}
         changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
-        raise DsslError(
-            f"{manifest.parent} holds embeddings of something else ({', '.join(changed)} differ): name another folder"
-        )
+        raise DsslError(f"{manifest.parent} holds other embeddings ({', '.join(changed)} differ): name another folder")
 
 
 def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:

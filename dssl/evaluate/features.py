@@ -14,7 +14,7 @@ from dssl.data.device import Feed
 from dssl.data.loader import CROP_RATIO, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
-from dssl.models import evaluating, forward
+from dssl.models import device_of, evaluating, forward
 
 Progress = Callable[[int, int], None]
 """Called with the number of images done and their total."""
@@ -92,7 +92,7 @@ def compute_features(
 
 def feed_of(encoder: nn.Module, normalization: Normalization) -> Feed:
     """What brings images to where the encoder's weights are."""
-    return Feed(next(encoder.parameters(), torch.zeros(())).device, normalization=normalization)
+    return Feed(device_of(encoder), normalization=normalization)
 
 
 def check_complete(values: Tensor, rows: NDArray[np.int64], wanted: NDArray[np.int64], *, name: str) -> None:

@@ -57,7 +57,6 @@ class Probe:
     objective: float
     gradient: float
     """The largest entry of the objective's gradient where the solver stopped."""
-    evaluations: int
 
     def predict(self, features: Tensor) -> Tensor:
         """The most likely class of each row, beside the features."""
@@ -170,11 +169,9 @@ class Problem:
             [variable], max_iter=most, max_eval=2 * most, history_size=20, tolerance_grad=tolerance,
             tolerance_change=1e-12, line_search_fn="strong_wolfe",
         )  # fmt: skip
-        seen = {"evaluations": 0}
 
         @torch.no_grad()
         def closure() -> float:
-            seen["evaluations"] += 1
             value, to_weight, to_bias = self.objective(metric * variable[:, :-1], unit * variable[:, -1], strength)
             variable.grad = torch.cat([metric * to_weight, unit * to_bias[:, None]], dim=1)
             return value
@@ -189,7 +186,6 @@ class Problem:
             strength=strength,
             objective=value,
             gradient=max(float(to_weight.abs().max()), float(to_bias.abs().max())),
-            evaluations=seen["evaluations"],
         )
 
 

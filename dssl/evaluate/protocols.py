@@ -22,7 +22,7 @@ from dssl.evaluate.knn import knn_predict
 from dssl.evaluate.probe import Problem, choose_strength
 from dssl.evaluate.result import Result, count_correct
 from dssl.evaluate.store import FeatureStore
-from dssl.models import build_encoder
+from dssl.models import build_encoder, device_of
 from dssl.weights.load import LoadedEncoder
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
@@ -58,7 +58,7 @@ class Task:
     @property
     def device(self) -> torch.device:
         """Where kNN and the probe compute: on the encoder's GPU, else on the CPU (Apple's GPU has no doubles)."""
-        found = next(self.loaded.encoder.parameters(), torch.zeros(())).device
+        found = device_of(self.loaded.encoder)
         return found if found.type == "cuda" else torch.device("cpu")
 
     @property
@@ -86,7 +86,7 @@ class Task:
             "checkpoint": self.loaded.protocol(),
             "crop_ratio": self.store.crop_ratio if cropped else 1.0,
             "cropped_test_images": cropped,
-            "precision": "float32" if self.store.autocast is None else str(self.store.autocast).removeprefix("torch."),
+            "precision": self.store.precision,
         }
         correct = count_correct(predicted, labels)
         return Result(
@@ -154,7 +154,7 @@ def supervised(task: Task, share: float = 1.0) -> list[Result]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
         encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
-    encoder.to(next(task.loaded.encoder.parameters()).device)
+    encoder.to(device_of(task.loaded.encoder))
     name = "supervised from scratch (no pretraining)"
     return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised", share=share)
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -101,7 +100,7 @@ def quality(task: "Task", *, policy: str | None = None) -> Quality:
     policy = policy or "crop(0.2,1) > flip"
     count = min(SAMPLE, len(task.test))
     count -= count % min(_BATCH, count)  # whole batches, so that none of the chosen is left over
-    chosen = np.sort(rng.permutation(rng.key(task.seed, "quality"), len(task.test))[:count])
+    chosen = rng.sample(rng.key(task.seed, "quality"), len(task.test), count)
     loaded, pairs = task.loaded, None
     if len(chosen) >= 2:
         pairs = two_views(

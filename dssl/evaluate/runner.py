@@ -18,8 +18,6 @@ from dssl.evaluate.result import Result, frozen
 from dssl.files import printable
 from dssl.version import VERSION
 
-__all__ = ["Evaluation", "Task", "aligned_labels", "evaluate"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:

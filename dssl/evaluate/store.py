@@ -41,6 +41,10 @@ class FeatureStore:
         """How many images went through the encoder; the rest came from memory or from a file."""
         self._known: dict[str, Features] = {}
 
+    @property
+    def precision(self) -> str:
+        return "float32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
     def of(self, source: Source, *, allow_unreadable: bool) -> Features:
         """Features of every image of a source; unreadable training images may be left out, test images may not."""
         about = self._about(source, allow_unreadable)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from dssl.errors import DsslError
 from dssl.settings import LARGEST
+from dssl.text import number
 
 Kind = Literal["similarity", "alignment"]
 Normalize = Literal["similarity", "all", "sum"]
@@ -144,7 +145,7 @@ class Edge:
     @property
     def weight_text(self) -> str:
         """As the text form has it: ``0.5``, or ``0..1`` where it moves."""
-        return _number(self.weight) + ("" if self.final is None else f"..{_number(self.final)}")
+        return number(self.weight) + ("" if self.final is None else f"..{number(self.final)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,3 @@ def _check_edges(graph: ViewGraph) -> None:
     for view in graph.views:
         if view.name not in used:
             raise DsslError(f"view {view.name} is in no edge and no view is derived from it; remove it or add its edge")
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) and value < 1e15 else repr(float(value))

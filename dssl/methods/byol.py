@@ -1,18 +1,18 @@
 """BYOL: the target is a moving average of the online network (Grill et al., NeurIPS 2020)."""
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp
 from dssl.methods.losses import narrowness, squared_distance
-from dssl.methods.method import Cost, Declaration, Defaults, Prediction, pairs
-from dssl.methods.momentum import momentum_at, move_average
+from dssl.methods.method import Cost, Declaration, Defaults, Prediction, WithPredictor, pairs
 from dssl.settings import LARGEST, MethodSettings, between, finite, require
 from dssl.types import Embedding, Images, Scalar
 
@@ -39,7 +39,7 @@ class BYOLConfig(MethodSettings):
         finite("method.guard", self.guard)
 
 
-class BYOL(nn.Module):
+class BYOL(WithPredictor):
     """The same heads on CIFAR-10 and ImageNet.
 
     The moving average is over parameters. Buffers (BatchNorm's running statistics) are the target's own: in training it
@@ -47,7 +47,6 @@ class BYOL(nn.Module):
     """
 
     own_target_network = True
-    regularises_all = True
 
     def __init__(
         self,
@@ -60,25 +59,14 @@ class BYOL(nn.Module):
         predictor: Literal["shared", "per-kind"] = "shared",
         guard: float = 0.0,
     ) -> None:
-        super().__init__()
         if not 0 <= momentum <= 1:
             raise DsslError(f"BYOL's momentum is {momentum}, expected a number between 0 and 1")
-        self.encoder = encoder
-        self.projector = mlp(feature_dim, hidden, output)
-        self.predictor = mlp(output, hidden, output)
-        self.predictor_per_kind = predictor == "per-kind"
-        if self.predictor_per_kind:
-            self.heavy_predictor = mlp(output, hidden, output)
+        projector = mlp(feature_dim, hidden, output)
+        super().__init__(encoder, projector, lambda: mlp(output, hidden, output), per_kind=predictor == "per-kind")
         self.target_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.momentum = momentum
         self.guard = guard
-
-    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
-        """``heavy`` is said where there is a predictor for each kind of view."""
-        feature = self.encoder(images)
-        projection = self.projector(feature)
-        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """The target network has no gradient, so the online forward of the same view is of no use to it."""
@@ -92,10 +80,13 @@ class BYOL(nn.Module):
     def regularise(self, prediction: Prediction) -> "Scalar | None":
         return self.guard * narrowness(prediction.projection) if self.guard else None
 
+    @torch.no_grad()
     def after_step(self, step: int, total: int) -> None:
-        online = [*self.encoder.parameters(), *self.projector.parameters()]
-        target = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
-        move_average(list(target), list(online), momentum=momentum_at(step, total, base=self.momentum))
+        """target = momentum * target + (1 - momentum) * online, all tensors in one call; the momentum grows to 1."""
+        online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
+        target: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
+        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * step / total) + 1) / 2
+        torch._foreach_lerp_(target, online, 1 - momentum)
 
 
 def cost(graph: ViewGraph) -> Cost:

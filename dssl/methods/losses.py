@@ -25,10 +25,10 @@ def squared_distance(z: Embedding, y: Embedding) -> Scalar:
     return (F.normalize(wide(z), dim=1) - F.normalize(wide(y), dim=1)).square().sum(dim=1).mean()
 
 
-def contrast(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
+def nt_xent(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
     """One direction of NT-Xent: row i of z must pick row i of y among all other rows of y and z in the global batch.
 
-    The mean of ``contrast(z, y)`` and ``contrast(y, z)`` is NT-Xent over the 2N views.
+    The mean of ``nt_xent(z, y)`` and ``nt_xent(y, z)`` is NT-Xent over the 2N views.
     """
     with torch.autocast(z.device.type, enabled=False):
         z = F.normalize(wide(z), dim=1)

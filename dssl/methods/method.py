@@ -83,6 +83,32 @@ class WithoutPredictor(nn.Module):
         pass
 
 
+class WithPredictor(nn.Module):
+    """The forward of a method with a predictor for all views, or one for standard and one for heavy views (``per_kind``)."""
+
+    regularises_all = True
+
+    def __init__(
+        self, encoder: nn.Module, projector: nn.Module, predictor: Callable[[], nn.Module], *, per_kind: bool
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector
+        self.predictor = predictor()
+        self.predictor_per_kind = per_kind
+        if per_kind:
+            self.heavy_predictor = predictor()
+
+    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
+        """``heavy`` is said where there is a predictor for each kind of view."""
+        feature = self.encoder(images)
+        projection = self.projector(feature)
+        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
+
+    def after_step(self, step: int, total: int) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Encoder passes of one step, and compared pairs in a batch of n; a test counts the real passes."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from dssl.errors import DsslError
 from dssl.methods.heads import simclr_projector
-from dssl.methods.losses import contrast
+from dssl.methods.losses import nt_xent
 from dssl.methods.method import Declaration, Defaults, Prediction, WithoutPredictor, attached_cost
 from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Scalar
@@ -36,7 +36,7 @@ class SimCLR(WithoutPredictor):
         self.temperature = temperature
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
-        return contrast(prediction.projection, target, temperature=self.temperature)
+        return nt_xent(prediction.projection, target, temperature=self.temperature)
 
 
 _LARS = {"name": "lars", "weight_decay": 1e-6, "decay_norms_and_biases": False, "warmup_epochs": 10.0}

@@ -10,7 +10,7 @@ from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.methods.heads import mlp, simsiam_projector
 from dssl.methods.losses import narrowness, negative_cosine
-from dssl.methods.method import Cost, Declaration, Defaults, Prediction, only_targets, pairs
+from dssl.methods.method import Cost, Declaration, Defaults, Prediction, WithPredictor, only_targets, pairs
 from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Images, Scalar
 
@@ -38,10 +38,8 @@ class SimSiamConfig(MethodSettings):
             between(f"method.{name}", getattr(self, name), LARGEST["head"])
 
 
-class SimSiam(nn.Module):
+class SimSiam(WithPredictor):
     """Defaults are those of CIFAR-10; ImageNet has ``projector_layers=3``."""
-
-    regularises_all = True
 
     def __init__(
         self,
@@ -55,22 +53,11 @@ class SimSiam(nn.Module):
         predictor: Literal["shared", "per-kind"] = "shared",
         guard: float = 0.0,
     ) -> None:
-        super().__init__()
         if projector_layers not in (2, 3):
             raise DsslError(f"SimSiam's projector has {projector_layers} layers, expected 2 (CIFAR) or 3 (ImageNet)")
-        self.encoder = encoder
-        self.projector = simsiam_projector(feature_dim, hidden=hidden, output=output, layers=projector_layers)
-        self.predictor = mlp(output, bottleneck, output)
-        self.predictor_per_kind = predictor == "per-kind"
-        if self.predictor_per_kind:
-            self.heavy_predictor = mlp(output, bottleneck, output)
+        projector = simsiam_projector(feature_dim, hidden=hidden, output=output, layers=projector_layers)
+        super().__init__(encoder, projector, lambda: mlp(output, bottleneck, output), per_kind=predictor == "per-kind")
         self.guard = guard
-
-    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
-        """``heavy`` is said where there is a predictor for each kind of view."""
-        feature = self.encoder(images)
-        projection = self.projector(feature)
-        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """y is never given a gradient here, whatever the edge says: that is what keeps SimSiam from collapsing."""
@@ -86,9 +73,6 @@ class SimSiam(nn.Module):
     def regularise(self, prediction: Prediction) -> "Scalar | None":
         # not the projections, which the projector's last BatchNorm keeps apart whatever they carry
         return self.guard * narrowness(prediction.prediction) if self.guard else None
-
-    def after_step(self, step: int, total: int) -> None:
-        pass
 
 
 def cost(graph: ViewGraph) -> Cost:

@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from dssl.errors import DsslError, choices
+from dssl.errors import DsslError, choices, one_line
 from dssl.models.for_cpus import SmallEncoder, WhitenedEncoder
 
 # They have no last Linear layer, or give more than one output while training.
@@ -74,7 +74,7 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
     """
     if image_size < 1 or channels < 1:
         raise DsslError(
-            f"an encoder for {channels} channels of {image_size} pixels is impossible: both must be at least 1"
+            f"an encoder for {channels} channels of {image_size} pixels cannot be built: both must be at least 1"
         )
     try:
         encoder = _build(name, image_size=image_size, channels=channels)
@@ -82,7 +82,8 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
         raise
     except (RuntimeError, ValueError, AssertionError, TypeError, MemoryError) as error:
         raise DsslError(
-            f"encoder {name} cannot be built for images of {image_size} px: {_line(error)}; choose another size or encoder"
+            f"encoder {name} cannot be built for images of {image_size} px: {one_line(error)}; "
+            "choose another size or encoder"
         ) from None
     try:
         feature_dim(encoder, image_size=image_size, channels=channels)
@@ -113,6 +114,11 @@ def evaluating(encoder: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def device_of(encoder: nn.Module) -> torch.device:
+    """Where its weights are; the CPU where it has none."""
+    return next(encoder.parameters(), torch.zeros(())).device
 
 
 def forward(encoder: nn.Module, images: Tensor, *, autocast: torch.dtype | None = None) -> Tensor:
@@ -163,15 +169,11 @@ def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
             return encoder(torch.zeros(shape, device=first.device, dtype=first.dtype))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, MemoryError) as error:
         raise DsslError(
-            f"it cannot run on images of {channels} x {image_size} x {image_size}: {_line(error)}; choose another size or encoder"
+            f"it cannot run on images of {channels} x {image_size} x {image_size}: {one_line(error)}; "
+            "choose another size or encoder"
         ) from None
     finally:
         encoder.train(was_training)
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def _build(name: str, *, image_size: int, channels: int) -> nn.Module:

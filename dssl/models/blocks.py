@@ -1,9 +1,15 @@
-"""The blocks of an encoder from input to output: what freezing and layer-wise rates count in."""
+"""The blocks of an encoder from input to output: what freezing, layer-wise rates and activation checkpointing count in."""
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from dssl.errors import DsslError
 
 Names = tuple[str, ...]
 """Of the parameters of one block."""
@@ -28,12 +34,16 @@ def blocks(encoder: nn.Module) -> tuple[Names, ...]:
 def _parts(module: nn.Module, prefix: str) -> Iterator[list[str]]:
     if own := [f"{prefix}{name}" for name, _ in module.named_parameters(recurse=False)]:  # a class token
         yield own
-    listed = isinstance(module, nn.Sequential | nn.ModuleList)
     for name, child in module.named_children():
-        if listed and _has_parts(child) and not _holds_blocks(child):
+        if _is_block(child, module):
             yield [f"{prefix}{name}.{one}" for one, _ in child.named_parameters()]
         else:
             yield from _parts(child, f"{prefix}{name}.")
+
+
+def _is_block(child: nn.Module, parent: nn.Module) -> bool:
+    listed = isinstance(parent, nn.Sequential | nn.ModuleList)
+    return listed and _has_parts(child) and not _holds_blocks(child)
 
 
 def _has_parts(module: nn.Module) -> bool:
@@ -49,3 +59,54 @@ def _holds_blocks(module: nn.Module) -> bool:
         for part in lists
         for count in Counter(type(child) for child in part.children() if _has_parts(child)).values()
     )
+
+
+def checkpoint_activations(encoder: nn.Module) -> None:
+    """Keep only the input of each block and recompute the rest in the backward pass.
+
+    The encoder is changed in place; results, random numbers and BatchNorm's statistics stay the same. A single layer outside of
+    any list is not a block here.
+    """
+    found = list(_modules(encoder))
+    if not found:
+        raise DsslError(f"checkpoint_activations: {type(encoder).__name__} has no blocks to checkpoint; leave it off")
+    for block in found:
+        # changing the class keeps names in the state dict, and a copy of the block is checkpointed too
+        kind = type(block)
+        block.__class__ = type(f"Checkpointed{kind.__name__}", (_Checkpointed, kind), {})
+
+
+class _Checkpointed:
+    def forward(self, *inputs: Any) -> Any:
+        forward = super().forward  # type: ignore[misc]  # the block's, which is the next base
+        if not torch.is_grad_enabled():
+            return forward(*inputs)
+        assert isinstance(self, nn.Module)
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: _contexts(self))
+
+
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _without_statistics(block)
+
+
+@contextmanager
+def _without_statistics(block: nn.Module) -> Iterator[None]:
+    """The batch has been counted in BatchNorm's running statistics when it was first seen."""
+    norms: list[Any] = [part for part in block.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        # not track_running_stats: the kernel would save fewer tensors than the first time, which torch refuses
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, counter) in zip(norms, kept, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, counter
+
+
+def _modules(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if _is_block(child, module):
+            yield child
+        else:
+            yield from _modules(child)

@@ -15,6 +15,7 @@ from dssl.coco.annotations import CocoData, CocoImage, Segmentation
 from dssl.coco.batches import draw_mask, read_scaled, scaled_size
 from dssl.coco.finetune import CocoResult
 from dssl.coco.results import COLUMNS, ClassScore, Detection, Scores
+from dssl.files import write_text
 from dssl.report import page
 from dssl.report.figures import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture, embedded
@@ -51,7 +52,7 @@ def score_table(scores: Scores) -> str:
 def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
     """Write the page of a scored run to its folder."""
     path = folder / EVALUATION_PAGE
-    page.write(path, html(result, pictures=pictures, command=command))
+    write_text(path, html(result, pictures=pictures, command=command))
     return path
 
 
@@ -129,7 +130,7 @@ def loss_plot(losses: Losses) -> Plot:
 def _chosen(data: CocoData, count: int, seed: int) -> list[CocoImage]:
     """Images with objects, the same for every run with this seed, so that two pages can be compared."""
     images = data.trainable()
-    places = np.sort(rng.permutation(rng.key(seed, "coco pictures"), len(images))[:count])
+    places = rng.sample(rng.key(seed, "coco pictures"), len(images), count)
     return [images[place] for place in places]
 
 

@@ -16,7 +16,7 @@ SHOWN = 12
 _COLOURS: dict[str, Colour] = {"better": "good", "worse": "bad", "no difference shown": "neutral"}
 
 
-def table(found: Sequence[Against]) -> str:
+def summary(found: Sequence[Against]) -> str:
     """The numbers for a terminal."""
     lines = []
     for one in found:

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import torch
 
 from dssl import rng
@@ -55,7 +54,7 @@ def html(evaluation: Evaluation, task: Task, *, command: str) -> str:
     return page.render("evaluation.html", title=f"Evaluation on {task.test.name}", context=context)
 
 
-def table(evaluation: Evaluation) -> str:
+def summary(evaluation: Evaluation) -> str:
     """The numbers for a terminal, followed by published ones."""
     rows = [("protocol", "top-1 %", "95 % interval", "correct", "backbone")]
     for result in evaluation.results:
@@ -94,7 +93,7 @@ def _measured(value: float | None) -> str:
 
 def _maps(task: Task) -> list[Picture]:
     features = task.store.of(task.test, allow_unreadable=False)
-    chosen = np.sort(rng.permutation(rng.key(task.seed, "map"), len(features.rows))[:MAPPED])
+    chosen = rng.sample(rng.key(task.seed, "map"), len(features.rows), MAPPED)
     thumbnails = [map_thumbnail(task.test.image(int(features.rows[one]))) for one in chosen]
     return [
         embedded(

@@ -113,7 +113,7 @@ def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: 
     """Some images, chosen by the seed, with their nearest neighbours among all others."""
     if len(features) < 2:
         return []
-    chosen = np.sort(rng.permutation(rng.key(seed, "retrieval"), len(features))[:queries])
+    chosen = rng.sample(rng.key(seed, "retrieval"), len(features), queries)
     similarities, indices = neighbours(features, features[torch.from_numpy(chosen)], k=count + 1)
     sheets = []
     for place, values, nearest in zip(chosen.tolist(), similarities.tolist(), indices.tolist(), strict=True):
@@ -143,7 +143,7 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
             problems.append(f"{run.name}: no map: {error}")
             continue
         first, classes = source.fingerprint, source.classes
-        chosen = np.sort(rng.permutation(rng.key(0, "report", "map"), len(source))[:images])
+        chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
         features = compute_features(
             loaded.encoder,
             Subset(source, chosen),

@@ -16,7 +16,7 @@ from dssl.augment.policy import (
     Resize,
     TrivialAugment,
     UniformAugment,
-    table,
+    named_table,
 )
 from dssl.graph import View
 from dssl.report.page import Colour
@@ -68,7 +68,7 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
     batch = np.stack(probes)
     shown = int(contrast_of_pixels(batch).argmax())
     strips = []
-    for row in table(name):
+    for row in named_table(name):
         views = [
             View(name=f"m{number}", policy=show(Chain((Resize(), AtMagnitude(row.operation, magnitude, name)))))
             for number, magnitude in enumerate(SHOWN_MAGNITUDES)

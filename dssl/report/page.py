@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 import jinja2
 from markupsafe import Markup
 
-from dssl import files
 from dssl.version import VERSION
 
 Colour: TypeAlias = Literal["good", "warn", "bad", "neutral"]
@@ -78,11 +77,3 @@ def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
     # the stylesheet is ours and contains no "</"
     made = {"title": title, "version": VERSION, "stylesheet": Markup(style), "content_security_policy": policy}
     return _environment().get_template(template).render(context, **made)
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Write a page or a picture atomically."""
-    if isinstance(content, str):
-        files.write_text(path, content)
-    else:
-        files.write_atomically(path, [content])

@@ -13,8 +13,8 @@ from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
 from dssl.data import Source, UnreadableImage
+from dssl.data.decode import resize
 from dssl.data.loader import Maker
-from dssl.data.resize import resize
 from dssl.files import write_atomically
 from dssl.report.figures import COLORS
 from dssl.types import Image

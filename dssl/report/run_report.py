@@ -280,5 +280,5 @@ def _sheets(runs: Sequence[RunData]) -> list[Picture]:
     return found
 
 
-def _short(name: str, *, longest: int = 44) -> str:
-    return name if len(name) <= longest else name[: longest - 1] + "…"
+def _short(name: str) -> str:
+    return name if len(name) <= 44 else f"{name[:43]}…"

@@ -13,8 +13,8 @@ from PIL import Image as Pillow
 from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Source, UnreadableImage
+from dssl.data.decode import resize
 from dssl.data.pipeline import default_threads
-from dssl.data.resize import resize
 from dssl.data.scale import Range
 from dssl.data.source import range_of
 from dssl.errors import DsslError

@@ -184,6 +184,6 @@ def view_picture(image: Image, description: str, *, caption: str = "", side: int
     return picture(image, description=description, caption=caption, flag=flag, side=side)
 
 
-def _end(name: str, *, longest: int = 32) -> str:
+def _end(name: str) -> str:
     """The end of a long name, which distinguishes files better than its beginning."""
-    return name if len(name) <= longest else "…" + name[1 - longest :]
+    return name if len(name) <= 32 else f"…{name[-31:]}"

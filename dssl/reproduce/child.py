@@ -7,7 +7,6 @@ SIGTERM: the run saves itself and can be resumed.
 import dataclasses
 import fcntl
 import json
-import logging
 import os
 import platform
 import signal
@@ -33,6 +32,7 @@ from dssl.evaluate.protocols import Task
 from dssl.evaluate.result import Result, count_correct, weights_hash
 from dssl.evaluate.runner import aligned_labels, evaluate
 from dssl.evaluate.store import FeatureStore
+from dssl.log import show_messages
 from dssl.models import feature_dim
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_data import read_run
@@ -76,8 +76,7 @@ def main(words: list[str]) -> int:
     spec = json.loads(Path(words[0]).read_text(encoding="utf-8"))
     if "--watch" in words:
         threading.Thread(target=_watch_parent, daemon=True).start()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("dssl").setLevel(logging.INFO)
+    show_messages()
     lock_file, result = Path(spec["lock"]), Path(spec["result"])
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with lock_file.open("w") as lock:

@@ -87,10 +87,10 @@ class Target:
 @cache
 def targets() -> dict[str, Target]:
     """Every table and figure by name, in the paper's order."""
-    return load(Path(__file__).with_name("paper.toml"))
+    return read_targets(Path(__file__).with_name("paper.toml"))
 
 
-def load(path: Path) -> dict[str, Target]:
+def read_targets(path: Path) -> dict[str, Target]:
     """Read such a file; an unknown name, or a word in place of a number, is refused."""
     # a Decimal keeps the digits that the paper prints: 82.80 is not 82.8
     plain = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from dssl.config import Precision, RunConfig
-from dssl.models.checkpointing import checkpoint_activations
+from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer
 from dssl.precision import half_type

@@ -16,7 +16,7 @@ from dssl.data import open_source
 from dssl.data.loader import Batches
 from dssl.distributed import World
 from dssl.loop import take_step
-from dssl.models.checkpointing import checkpoint_activations
+from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
 from dssl.precision import loss_scaler, precision_of

@@ -45,7 +45,7 @@ def patience(steps_per_epoch: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one step."""
+    """What the health check reads of one step."""
 
     step: int
     loss: float

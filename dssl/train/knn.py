@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from dssl import rng
@@ -11,6 +10,7 @@ from dssl.data import Quarantine, Source, Subset
 from dssl.data.source import range_of
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
+from dssl.models import device_of
 from dssl.train.prepare import Parts, evaluation_size, open_test_data
 
 BANK, QUERIES = 20_000, 10_000
@@ -63,7 +63,7 @@ class OnlineKnn:
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=int(max(bank_labels.max(), labels.max())) + 1,
-            device=next(self.parts.method.encoder.parameters(), torch.zeros(())).device,
+            device=device_of(self.parts.method.encoder),
         )
         self.last = accuracy
         return {
@@ -80,4 +80,4 @@ class OnlineKnn:
 def _at_most(source: Source, count: int, seed: int) -> Source:
     if len(source) <= count:
         return source
-    return Subset(source, np.sort(rng.permutation(rng.key(seed, "knn"), len(source))[:count]))
+    return Subset(source, rng.sample(rng.key(seed, "knn"), len(source), count))

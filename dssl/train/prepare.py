@@ -39,8 +39,7 @@ def open_data(config: RunConfig, *, value_range: Range | None = None) -> Source:
         require_shards(source)
     if config.limit is None or config.limit >= len(source):
         return source
-    chosen = rng.permutation(rng.key(config.seed, "limit"), len(source))[: config.limit]
-    return Subset(source, np.sort(chosen))
+    return Subset(source, rng.sample(rng.key(config.seed, "limit"), len(source), config.limit))
 
 
 def open_test_data(config: RunConfig, *, value_range: Range | None = None) -> Source | None:
@@ -94,7 +93,7 @@ def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization
 
 def images_to_whiten(config: RunConfig, source: Source, normalization: Normalization) -> Tensor:
     """Up to 2,000 training images, chosen by the seed, as the encoder sees them."""
-    chosen = np.sort(rng.permutation(rng.key(config.seed, "whiten"), len(source))[:2000])
+    chosen = rng.sample(rng.key(config.seed, "whiten"), len(source), 2000)
     quarantine = Quarantine(source, max_share=config.bad_share)
     with EvaluationBatches(
         source, size=config.image_size, channels=config.channels, normalization=normalization, indices=chosen,
@@ -159,11 +158,11 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
             found = feature_dim(encoder, image_size=size, channels=config.channels)
         except DsslError as error:
             raise DsslError(
-                f"view {name} has {size} px and the encoder {config.encoder} cannot see it: {error}"
+                f"view {name} has {size} px, which the encoder {config.encoder} cannot process: {error}"
             ) from None
         if found != dim:
             raise DsslError(
-                f"view {name} has {size} px, of which the encoder {config.encoder} makes {found} features and {dim} of "
+                f"view {name} has {size} px, where the encoder {config.encoder} gives {found} features instead of the {dim} at "
                 f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
             )
 

@@ -24,7 +24,7 @@ from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.methods import Method, Teacher, declaration_of
-from dssl.models.checkpointing import checkpoint_activations
+from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
@@ -70,8 +70,8 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     new = resumed is None and config.init is None
     parts = prepare(
-        config, method, normalization=_normalization(kept), value_range=as_range((kept or {}).get("range")), new=new,
-        world=world,
+        config, method, normalization=None if kept is None else Normalization.of(kept["normalization"]),
+        value_range=as_range((kept or {}).get("range")), new=new, world=world,
     )  # fmt: skip
     quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
     world.together(
@@ -95,7 +95,7 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
     if kept is not None and kept.get("teacher") != header.get("teacher"):
         raise DsslError(
             f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
-            f"{kept['teacher'][:12]}): put it back, or choose another --out"
+            f"{kept['teacher'][:12]}): restore it, or name another --out"
         )
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
@@ -265,12 +265,12 @@ class Pretraining(loop.Trainable[Batch]):
         share, drift = settle(encoder, start=start.weights, end=end, drift=lambda: start.drift(encoder), most=most)
         if share:
             log.say(
-                f"the weights go {share:.0%} of the way from the start to the average of the last: drift {drift:.2f}"
+                f"the result is {share:.0%} of the way from the start to the average of the last weights: drift {drift:.2f}"
             )
         else:
             log.say(
                 f"the result is the start, unchanged: even {SHARES[-1]:.0%} of the way to the average drifts by more than "
-                f"{most:g}; to let it move: --adapt.trained-blocks 1, a lower rate, or a larger --adapt.most-drift"
+                f"{most:g}; to let it move, use --adapt.trained-blocks 1, a lower rate, or a larger --adapt.most-drift"
             )
 
     def _against_start(self, step: int, log: Log) -> Opinion | None:
@@ -287,18 +287,12 @@ class Pretraining(loop.Trainable[Batch]):
         return opinion
 
 
-def _normalization(kept: dict[str, Any] | None) -> Normalization | None:
-    if kept is None:
-        return None
-    return Normalization(tuple(kept["normalization"]["mean"]), tuple(kept["normalization"]["std"]))
-
-
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
     teacher = getattr(parts.method, "teacher", None)
     return ({"teacher": teacher.sha256} if isinstance(teacher, Teacher) else {}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
-        "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},
+        "normalization": parts.normalization.plain(),
         "fingerprint": parts.source.fingerprint,
         # what became black and white: evaluate, embed and export scale values in the same way
         **({} if (value_range := range_of(parts.source)) is None else {"range": value_range.plain()}),

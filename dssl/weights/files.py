@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dssl.config_io import flat
-from dssl.errors import DsslError
+from dssl.errors import DsslError, one_line
 
 # what NumPy's arrays are made of inside a pickle; each of these only builds an array
 _HARMLESS = {
@@ -119,7 +119,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
     except (SafetensorError, ValueError, RuntimeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged or not a safetensors file: {_line(error)}; obtain it again") from None
+        raise DsslError(f"{path} is damaged or not a safetensors file: {one_line(error)}; obtain it again") from None
 
 
 def _torch(path: Path) -> Any:
@@ -131,12 +131,12 @@ def _torch(path: Path) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
         asks = f"it asks for {found[1] or found[2]}" if found else "it holds more than tensors and plain data"
         raise DsslError(
-            f"{path} is refused, since reading it could run code ({asks}): where you trust it, save only its tensors with "
+            f"{path} is refused, since reading it could run code ({asks}): if you trust it, save only its tensors with "
             "the packages that wrote it: import torch; "
             f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged: {_line(error)}; obtain it again") from None
+        raise DsslError(f"{path} is damaged: {one_line(error)}; obtain it again") from None
 
 
 def _check_archive(path: Path) -> None:
@@ -149,17 +149,17 @@ def _check_archive(path: Path) -> None:
             checked = len(records) < 2 or len({record.CRC for record in records}) > 1
             bad = archive.testzip() if checked else None
     except (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise DsslError(f"{path} is damaged: {_line(error)}; obtain it again") from None
+        raise DsslError(f"{path} is damaged: {one_line(error)}; obtain it again") from None
     if bad is not None:
         raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; obtain it again")
     if "constants.pkl" in names:
         raise DsslError(
-            f"{path} is a TorchScript program, not a file of weights: where you trust it, save only its tensors: "
+            f"{path} is a TorchScript program, not a file of weights: if you trust it, save only its tensors: "
             f"import torch; torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
         )
     if "models/model.json" in names:
         raise DsslError(
-            f"{path} is a program of torch.export, not a file of weights: where you trust it, save only its tensors: "
+            f"{path} is a program of torch.export, not a file of weights: if you trust it, save only its tensors: "
             f"import torch; torch.save(torch.export.load({str(path)!r}).state_dict, 'weights.pth')"
         )
 
@@ -168,9 +168,9 @@ def _pickle(path: Path) -> Any:
     try:
         return _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except pickle.UnpicklingError as error:
-        raise DsslError(f"{path} is refused, since reading it could run code ({_line(error)})") from None
+        raise DsslError(f"{path} is refused, since reading it could run code ({one_line(error)})") from None
     except Exception as error:  # a pickle can fail in every way that exists
-        raise DsslError(f"{path} is damaged: {type(error).__name__}: {_line(error)}; obtain it again") from None
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}; obtain it again") from None
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:
@@ -181,9 +181,3 @@ def _tensors(content: Any) -> dict[str, Tensor]:
         for name, one in found.items()
     }
     return {name: one for name, one in numbers.items() if isinstance(one, Tensor)}
-
-
-def _line(error: Exception) -> str:
-    """The first sentence of what went wrong."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -135,7 +135,9 @@ def _detectron2(loaded: LoadedEncoder, path: Path) -> Exported:
     refuse_unless_held(loaded, "Detectron2")
     name = base_name(loaded)
     if not name.startswith("resnet"):
-        raise DsslError(f"Detectron2 names only ResNets, not {name}: use --formats torchvision, timm or onnx")
+        raise DsslError(
+            f"Detectron2 has names only for ResNets, not for {name}: use --formats torchvision, timm or onnx"
+        )
     arrays = {
         to_detectron2(key): value.numpy()
         for key, value in loaded.encoder.state_dict().items()
@@ -222,7 +224,7 @@ def _safetensors(loaded: LoadedEncoder, path: Path) -> Exported:
         "encoder": loaded.name,
         "image_size": loaded.image_size,
         "channels": loaded.channels,
-        "normalization": {"mean": list(loaded.normalization.mean), "std": list(loaded.normalization.std)},
+        "normalization": loaded.normalization.plain(),
         "exported_from": loaded.sha256,
         **{key: loaded.header[key] for key in kept if key in loaded.header},
     }

@@ -124,7 +124,7 @@ def open_weights(
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
     channels = int(header.get("channels") or config.get("channels") or (fallback.channels if fallback else 3))
     if normalization is None and (known := header.get("normalization")):
-        normalization = Normalization(tuple(known["mean"]), tuple(known["std"]))
+        normalization = Normalization.of(known)
     built = build_encoder(name, image_size=size, channels=channels)
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
@@ -151,8 +151,8 @@ def _shown(report: MatchReport) -> str:
     if report.stem is None:
         possible = ", ".join(f"--stem {stem} ({what})" for stem, what in STEMS.items())
         raise DsslError(
-            f"{report.path} holds a CIFAR ResNet and does not show how its 3x3 stem runs, and the features depend on it: "
-            f"say {possible}, or the encoder's full name, such as --encoder resnet18-cifar-padding2"
+            f"{report.path} holds a CIFAR ResNet and does not show which 3x3 stem it has, and the features depend on it: "
+            f"give {possible}, or the encoder's full name, such as --encoder resnet18-cifar-padding2"
         )
     return report.stem
 

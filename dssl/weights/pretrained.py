@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
-from dssl.errors import DsslError
+from dssl.errors import DsslError, one_line
 from dssl.models import FOR_CPUS, size_arguments, split_name
 from dssl.weights.load import load_weights_into
 
@@ -26,7 +26,7 @@ def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: i
     """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded."""
     if name in FOR_CPUS or split_name(name)[1] is not None:
         raise DsslError(
-            f"there are no ImageNet weights of {name}: choose an encoder of torchvision, such as mobilenet_v2, or timm:NAME"
+            f"there are no ImageNet weights for {name}: choose a torchvision encoder, such as mobilenet_v2, or timm:NAME"
         )
     if name.startswith("timm:"):
         return _load_timm(encoder, name, image_size=image_size, channels=channels)
@@ -65,7 +65,7 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int)
     model = name.removeprefix("timm:")
     known = timm.get_pretrained_cfg(model)
     if known is None or not known.has_weights:
-        raise DsslError(f"timm has no weights of {model}: timm.list_pretrained() shows all that it has")
+        raise DsslError(f"timm has no weights for {model}: timm.list_pretrained() shows all that it has")
     file = known.hf_hub_filename or "model.safetensors"
     url = f"https://huggingface.co/{known.hf_hub_id}/resolve/main/{file}" if known.hf_hub_id else known.url
     client = logging.getLogger("huggingface_hub")
@@ -89,5 +89,5 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int)
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(getattr(error, "reason", None) or error).split()) or type(error).__name__
-    return text if len(text) <= 120 else f"{text[:120]}..."
+    """What a network error says is in its reason."""
+    return one_line(getattr(error, "reason", None) or error, longest=120)

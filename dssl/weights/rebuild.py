@@ -1,7 +1,7 @@
 """The lines of code that build an encoder again in another program, and whether that program has it at all."""
 
 from dssl.errors import DsslError
-from dssl.models import size_arguments, split_name
+from dssl.models import FOR_CPUS, size_arguments, split_name
 from dssl.weights.load import LoadedEncoder
 
 
@@ -13,7 +13,7 @@ def base_name(loaded: LoadedEncoder) -> str:
 def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
     """Raise, with the lines that rebuild the encoder, where a client has no such model."""
     lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
-    if loaded.name in ("small", "whitened"):
+    if loaded.name in FOR_CPUS:
         raise DsslError(
             f"{client} has no {loaded.name} encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
         )
@@ -30,7 +30,7 @@ def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
 
 def rebuild_lines(loaded: LoadedEncoder, file: str) -> list[str]:
     """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
-    if loaded.name in ("small", "whitened") or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
+    if loaded.name in FOR_CPUS or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
         return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
     name, stem = split_name(loaded.name.removeprefix("timm:"))
     load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"

@@ -16,7 +16,7 @@ import dssl
 from dssl.augment.kernels.program import Announce
 from dssl.files import first_alone
 
-PREPARE = "from dssl.augment.kernels.program import prepare; run, where = prepare(); print(where)"
+PREPARE = "from dssl.augment.kernels.program import uncompiled_kernels as made; run, where = made(); print(where)"
 
 
 def package_without_caches(folder: Path) -> Path:

@@ -314,20 +314,6 @@ def test_closing_does_not_wait_for_the_batch():
     assert loader_threads() == 0
 
 
-def test_waiting_is_measured():
-    gate = threading.Event()
-
-    class Gated(Numbers):
-        def image(self, index):
-            gate.wait(10)
-            return super().image(index)
-
-    with make(Gated(50)) as batches:
-        threading.Timer(0.3, gate.set).start()
-        batches.at(0)
-        assert 0.2 < batches.waited < 10
-
-
 def test_the_interpreter_ends_while_the_loader_works():
     code = (
         "import numpy as np\nfrom dssl.data import open_source\nfrom dssl.data.loader import Batches\n"

@@ -127,7 +127,7 @@ def test_damaged_machine_code_is_rebuilt(tmp_path):
     # a copy of the package with the machine code that this process has just used, so that only the rebuilding compiles
     shutil.copytree(Path(dssl.__file__).parent, tmp_path / "dssl", ignore=shutil.ignore_patterns("__pycache__"))
     place = tmp_path / "dssl" / "data" / "__pycache__"
-    shutil.copytree(shapes.load().stats.cache_path, place, ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copytree(shapes.load_painter().stats.cache_path, place, ignore=shutil.ignore_patterns("*.pyc"))
     code = (
         "import hashlib, numpy as np; from dssl.data.shapes import draw;"
         "print(hashlib.sha256(draw(np.arange(20)).tobytes()).hexdigest())"

@@ -121,7 +121,7 @@ def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
     folder, _ = compared
     with pytest.raises(DsslError, match="--against imagnet: not a file or folder, and not one of imagenet, start"):
         run(Arguments(weights=folder, against=("imagnet",), data="shapes:60", threads=1))
-    with pytest.raises(DsslError, match="no ImageNet weights of small"):
+    with pytest.raises(DsslError, match="no ImageNet weights for small"):
         run(Arguments(weights=folder, against=("imagenet",), data="shapes:60", threads=1))
 
 

@@ -1,6 +1,7 @@
 """The whole command on the built-in images: protocols, hashes, JSON, kept features, and every clear sentence."""
 
 import json
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -166,9 +167,9 @@ def test_damaged_or_foreign_features_are_computed_again(task: Callable[..., Task
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    mended = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
-    assert torch.equal(mended.of(one.test, allow_unreadable=False).values, first.values)
-    assert mended.computed == 101
+    repaired = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
+    assert torch.equal(repaired.of(one.test, allow_unreadable=False).values, first.values)
+    assert repaired.computed == 101
     other = FeatureStore(one.loaded, folder=one.store.folder, threads=1, crop_ratio=1.0)
     other.of(one.test, allow_unreadable=False)
     assert other.computed == 101  # another crop is another feature
@@ -235,7 +236,7 @@ def test_a_test_set_of_one_image_says_so(task: Callable[..., Task], memory: Any)
     ))  # fmt: skip
     found = evaluate(one, ["knn", "probe"])
     assert found.quality.alignment is None
-    assert "alignment not measured" in page.table(found)
+    assert "alignment not measured" in page.summary(found)
     assert any("only 1 image" in note for note in found.notes)
     assert any("class 'star'" in note for note in found.notes)
     low, high = found.results[0].interval
@@ -322,3 +323,14 @@ def test_too_little_memory_is_one_line(
     said = capsys.readouterr().err
     assert "out of memory with image_size 32" in said
     assert said.count("\n") == 1
+
+
+def test_the_snippet_of_the_docs_runs(
+    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], few_test_images: int
+) -> None:
+    docs = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    found = re.search(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
+    assert found is not None
+    snippet = found[1].replace("runs/shapes", str(run_folder())).replace('("shapes")', '("shapes:200")')
+    exec(compile(snippet, str(docs), "exec"), {})
+    assert re.search(r"^linear probe [\d.]+ \([\d., ]+\) frozen: verified$", capsys.readouterr().out, re.MULTILINE)

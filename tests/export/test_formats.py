@@ -208,7 +208,7 @@ def test_other_torchvision_models(
     again = execute(done.code, tmp_path, monkeypatch)["encoder"]
     assert torch.equal(features(again), features(other.encoder))
     for refused in ("timm", "detectron2"):
-        with pytest.raises(DsslError, match=r"timm has no|names only ResNets"):
+        with pytest.raises(DsslError, match=r"timm has no|names only for ResNets"):
             export(other, tmp_path, formats=[refused])
 
 

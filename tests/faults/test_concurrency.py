@@ -117,7 +117,8 @@ def test_an_index_under_a_clock_that_jumps(tally: Tally, tmp_path: Path, monkeyp
 
 
 KERNELS = (
-    "from dssl.augment.kernels.program import load; load(); from dssl.data.shapes import Shapes; Shapes(3).image(1)"
+    "from dssl.augment.kernels.program import load_kernels; load_kernels(); "
+    "from dssl.data.shapes import Shapes; Shapes(3).image(1)"
 )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dssl.errors import DsslError
-from dssl.reproduce.paper import WORDS, PaperCell, load, targets
+from dssl.reproduce.paper import WORDS, PaperCell, read_targets, targets
 from dssl.reproduce.targets import chosen_targets
 
 EVERY = targets()
@@ -105,4 +105,4 @@ def test_a_mistake_in_the_file_is_refused(tmp_path: Path, line: str, message: st
     path = tmp_path / "paper.toml"
     path.write_text(f'[[target]]\nname = "t"\nalso = []\nlabel = "l"\ntitle = "t"\nmeasure = "m"\ncells = [{line}]\n')
     with pytest.raises(DsslError, match=message):
-        load(path)
+        read_targets(path)

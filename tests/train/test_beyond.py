@@ -139,7 +139,10 @@ def test_views_of_another_size_resume_and_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("encoder", "size", "part"),
-    [("vit_b_16", 16, "view l1 has 16 px and the encoder vit_b_16 cannot see it"), ("alexnet", 31, "cannot see it")],
+    [
+        ("vit_b_16", 16, "view l1 has 16 px, which the encoder vit_b_16 cannot process"),
+        ("alexnet", 31, "cannot process"),
+    ],
 )
 def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_written(
     encoder: str, size: int, part: str, tmp_path: Path
@@ -155,7 +158,7 @@ def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_writte
 def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
     flat = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten())
     with pytest.raises(
-        DsslError, match="view l1 has 16 px, of which the encoder small makes 98 features and 450 of 32 px"
+        DsslError, match="view l1 has 16 px, where the encoder small gives 98 features instead of the 450 at 32 px"
     ):
         check_sizes(tiny("simclr", graph=CROPS, encoder="small", image_size=32), flat, 450)
 

@@ -3,5 +3,5 @@
 from dssl.augment.kernels import program
 from dssl.data import shapes
 
-program.load()
-shapes.load()
+program.load_kernels()
+shapes.load_painter()

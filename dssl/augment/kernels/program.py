@@ -225,7 +225,7 @@ class Announce(event.Listener):  # type: ignore[misc]  # numba has no types
         pass
 
 
-def prepare() -> tuple[Kernels, str]:
+def uncompiled_kernels() -> tuple[Kernels, str]:
     """The entries before they are compiled, and where their machine code will be cached."""
     sources = _sources_digest()
     try:
@@ -247,13 +247,13 @@ def _compile(kernels: Kernels) -> Kernels:
     return kernels
 
 
-def load() -> Kernels:
+def load_kernels() -> Kernels:
     """The compiled entries, from numba's cache or, with a message, compiled now."""
     global _compiled
     if _compiled is None:
         with _lock:
             if _compiled is None:
-                kernels, where = prepare()
+                kernels, where = uncompiled_kernels()
                 folder, module = kernels.run.stats.cache_path, Path(__file__).stem
                 with (
                     event.install_listener("numba:compile", Announce(where)),
@@ -263,7 +263,7 @@ def load() -> Kernels:
                         _compiled = _compile(kernels)
                     except Exception:  # a damaged cache can fail in any way; a real error comes back without it
                         forget_kernels(folder, module=module)
-                        _compiled = _compile(prepare()[0])
+                        _compiled = _compile(uncompiled_kernels()[0])
     return _compiled
 
 
