@@ -187,7 +187,7 @@ def run(
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
             leaving = _should_stop(stop, step, world, every=min(settings.look_every, _VOTE_EVERY))
-            if leaving or keeper.due(round_ends=round_ends, last=last):
+            if keeper.due(round_ends=round_ends, last=last, leaving=leaving):
                 if not state.is_finite():
                     # not saved, or a resumed run would start from it; the next look stops all processes together
                     watch.divergence(step, loss, first_bad=int(bad_step))
@@ -243,7 +243,8 @@ def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int,
         reasons = opinion.lines() if opinion.verdict != log.verdict else []
         log.say(*reasons, f"stopped at step {step} of {total}: {keeper.last_healthy_line()}")
     elif stop.signal is not None:
-        log.say(f"stopped at step {step} of {total} and saved; the same command resumes it")
+        kept = "" if keeper.folder is None else " and saved; the same command resumes it"
+        log.say(f"stopped at step {step} of {total}{kept}")
     elif opinion.verdict in ("collapsed", "partial collapse"):
         log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
     elif opinion.verdict == "below where it started":  # judged after the last look, which has not said it

@@ -208,12 +208,13 @@ class Keeper:
         self.last_healthy = saved.header.get("last_healthy")
         self.complaints = [f"{line}; resuming from {path.name}" for line in complaints]
 
-    def due(self, *, round_ends: bool, last: bool) -> bool:
+    def due(self, *, round_ends: bool, last: bool, leaving: bool) -> bool:
         if self.folder is None:
             return False
         self._rounds_since += round_ends
         return (
             last
+            or leaving
             or self._rounds_since >= self.config.every_epochs
             or time.monotonic() - self._saved_at > 60 * self.config.every_minutes
         )

@@ -1,4 +1,4 @@
-"""Numbers and tables as text: aligned columns for a terminal, and Markdown."""
+"""Numbers, durations and tables as text: aligned columns for a terminal, and Markdown."""
 
 from collections.abc import Sequence
 
@@ -24,3 +24,12 @@ def markdown(heading: Sequence[str], rows: Sequence[Sequence[str]], *, align: st
     rule = ["---:" if side == ">" else "---" for side in align.ljust(len(heading), "<")]
     cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (heading, *rows)]
     return [f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:])]
+
+
+def duration(seconds: float) -> str:
+    """``40 seconds``, ``7 minutes``, ``2.5 hours``."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -13,6 +13,7 @@ from dssl import Objective, SimSiam, ViewGraph, build_encoder, feature_dim
 from dssl.augment import CIFAR10, ViewMaker
 from dssl.data import open_source
 from dssl.data.loader import Batches
+from dssl.methods.losses import spread
 
 
 def main() -> None:
@@ -44,8 +45,11 @@ def main() -> None:
             schedule.step()
             method.after_step(batch.step, options.steps)  # BYOL's moving average; nothing to do for SimSiam
             if batch.step % 20 == 0 or batch.step == options.steps - 1:
-                spread = min(float(value) for value in report.spread.values())
-                print(f"step {batch.step}: loss {float(report.total):.3f}, lowest spread of a view {spread:.2f}")
+                # of the predictions: SimSiam's last BatchNorm keeps projections (report.spread) apart even in a collapse
+                lowest = min(float(spread(prediction)) for prediction in report.predictions.values())
+                print(
+                    f"step {batch.step}: loss {float(report.total):.3f}, lowest spread of a view's predictions {lowest:.2f}"
+                )
 
 
 if __name__ == "__main__":

@@ -141,7 +141,19 @@ def test_a_guard_adds_its_term_for_every_view_that_predicts(kind: type[SimSiam] 
             method.target_encoder = method.target_projector = nn.Identity()  # type: ignore[assignment]
         found.append(total(given(method), "s1<->s2, h1->s1:0.5", views))
     terms = guard_by_hand(views["s1"]) + guard_by_hand(views["s2"]) + 0.5 * guard_by_hand(views["h1"])
-    assert found[1] - found[0] == pytest.approx(2.0 * terms / 2, rel=1e-10)
+    assert found[1] - found[0] == pytest.approx(2.0 * terms / 2, rel=1e-12, abs=1e-12)
+
+
+def test_the_guard_looks_at_simsiams_predictions_and_byols_projections() -> None:
+    """SimSiam's projections are kept apart by their BatchNorm, whatever they carry (docs/decisions.md)."""
+    seen = Prediction(rows(1), rows(2), rows(3))
+    for method, expected in (
+        (SimSiam(nn.Identity(), feature_dim=WIDTH, hidden=4, output=WIDTH, bottleneck=2, guard=3.0), rows(3)),
+        (BYOL(nn.Identity(), feature_dim=WIDTH, hidden=4, output=WIDTH, guard=3.0), rows(2)),
+    ):
+        term = method.regularise(seen)
+        assert term is not None
+        assert term.item() == pytest.approx(3 * guard_by_hand(expected), rel=1e-12)
 
 
 def test_a_guard_of_zero_costs_nothing() -> None:

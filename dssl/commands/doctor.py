@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dssl.errors import DsslError, choices
 from dssl.methods import declaration_of
 from dssl.recipes import recipe
+from dssl.text import duration
 from dssl.version import VERSION
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _measure(
         ]
     )
     seconds = count * config.epochs / speed.images_per_second
-    print(f"a run        {config.epochs} epochs of {count:,} images: about {_duration(seconds)}")
+    print(f"a run        {config.epochs} epochs of {count:,} images: about {duration(seconds)}")
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
         print(
             f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "
@@ -192,11 +193,3 @@ def _version(package: str) -> str:
     if importlib.util.find_spec(name) is None:
         return "not installed"
     return metadata.version(package)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

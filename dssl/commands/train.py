@@ -12,7 +12,7 @@ from dssl.commands.arguments import is_first_process
 from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
-from dssl.methods import declaration_of
+from dssl.methods import METHODS, declaration_of
 from dssl.recipes import RECIPES, recipe
 
 
@@ -56,10 +56,11 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         raise DsslError(f"no recipe given: expected one of {', '.join(RECIPES)}, or --config FILE")
     guard = _take(rest, "--guard")
     if guard is not None:
-        if not hasattr(config.method, "guard"):
-            known = declaration_of(config.method).name
-            raise DsslError(f"--guard {guard}: {known} has no guard, simsiam and byol have one; leave it out")
+        _require_setting(config, "guard", given=f"--guard {guard}")
         rest += ["--method.guard", guard]
+    for word in rest:
+        if (flag := word.partition("=")[0]).startswith("--method."):
+            _require_setting(config, flag.removeprefix("--method.").replace("-", "_"), given=flag)
     return Arguments(config=config, out=out), rest
 
 
@@ -86,6 +87,14 @@ def run(arguments: Arguments) -> int:
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
         print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
     return result.exit_code
+
+
+def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
+    """Refuse what only other methods have; what none has is left to the parser, which knows the nearest name."""
+    *others, last = [one.name for one in METHODS.values() if hasattr(one.settings, setting)] or [""]
+    if last and not hasattr(config.method, setting):
+        having = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+        raise DsslError(f"{given}: {declaration_of(config.method).name} has no {setting}, {having} one; leave it out")
 
 
 def _channels(words: Sequence[str]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from dssl.commands.arguments import check_counts, command_line
-from dssl.errors import DsslError, memory_for
+from dssl.errors import DsslError, Stopped, memory_for
 from dssl.files import write_text
 
 if TYPE_CHECKING:
@@ -72,11 +73,14 @@ def run(arguments: Arguments) -> int:
 
     config = configuration(arguments)
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
-    with memory_for(needed, "lower one of them; finished trials are kept"):
-        search = tune(
-            config, arguments.out, minutes=arguments.minutes, policies=arguments.policies, steps=arguments.steps,
-            say=lambda line: print(line, flush=True),
-        )  # fmt: skip
+    try:
+        with memory_for(needed, "lower one of them; finished trials are kept"):
+            search = tune(
+                config, arguments.out, minutes=arguments.minutes, policies=arguments.policies, steps=arguments.steps,
+                say=lambda line: print(line, flush=True),
+            )  # fmt: skip
+    except KeyboardInterrupt:  # between two trainings: finished trials are kept there too
+        raise Stopped(signal.SIGINT) from None
     line = None if search.best is None else train_line(arguments, search.best.policy)
     file, html = arguments.out / "tune.json", arguments.out / "tune.html"
     write_text(file, json.dumps(search.plain() | {"command": line}, indent=2) + "\n")

@@ -222,7 +222,7 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
             "is too high for this encoder"
         )
     if ending.signal is not None:
-        raise Stopped(ending.signal)
+        raise Stopped(ending.signal, saved=folder is not None)
 
 
 @torch.no_grad()

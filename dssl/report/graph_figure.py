@@ -41,7 +41,12 @@ def graph_figure(graph: ViewGraph) -> Figure:
     _box(axes, (0, middle), "image")
     for view in graph.views:
         start = (0.0, middle) if view.source is None else places[view.source]
-        _derivation(axes, start, places[view.name], view.policy, label=view.source is not None)
+        # an arrow that leaves upwards, to a mean, has that side for itself
+        below = any(
+            edge.predictor == view.name and len(edge.targets) > 1 and _junction(edge, places)[1] > places[view.name][1]
+            for edge in graph.edges
+        )
+        _derivation(axes, start, places[view.name], view.policy, label=view.source is not None, below=below)
     for name in graph.taught:
         _derivation(axes, places[name], places[f"teacher({name})"], "", label=True)
     for position, edge in enumerate(graph.edges):
@@ -54,13 +59,14 @@ def graph_figure(graph: ViewGraph) -> Figure:
         axes.text(
             *places[view.name], _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6
         )
-        if view.size is not None:
+        own = [view.policy] if view.source is None and view.policy not in ("standard", "heavy") else []
+        if about := ", ".join([*own, *([] if view.size is None else [f"{view.size} px"])]):
             x, y = places[view.name]
-            axes.text(
-                x, y - _RADIUS - 0.1, f"{view.size} px", ha="center", va="top", fontsize=8.5, color=colour, zorder=6
-            )
+            above = y > middle  # away from the arrow that comes from the image
+            y += (_RADIUS + 0.1) * (1 if above else -1)
+            axes.text(x, y, about, ha="center", va="bottom" if above else "top", fontsize=8.5, color=colour, zorder=6)
     for name in graph.taught:
-        _box(axes, places[f"teacher({name})"], "teacher")
+        _box(axes, places[f"teacher({name})"], f"teacher({name})")
     _legend(axes, graph)
     return figure
 
@@ -88,14 +94,15 @@ def _places(graph: ViewGraph) -> dict[str, _Point]:
 def _box(axes: Axes, place: _Point, name: str) -> None:
     x, y = place
     frame = FancyBboxPatch(
-        (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK
+        (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK, zorder=2
     )
     axes.add_patch(frame)
-    axes.text(x, y, name, ha="center", va="center", fontsize=11, color=INK)
+    axes.text(x, y, name, ha="center", va="center", fontsize=11 if len(name) < 8 else 9, color=INK)
 
 
-def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: bool) -> None:
-    bend = -0.28 if label else 0.0
+def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: bool, below: bool = False) -> None:
+    side = -1 if below else 1
+    bend = -0.28 * side if label else 0.0
     arrow = FancyArrowPatch(
         start,
         end,
@@ -111,7 +118,9 @@ def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: b
     axes.add_patch(arrow)
     if label:
         x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-        axes.text(x, y + 0.47, policy, ha="center", va="bottom", fontsize=9, color="#707070", style="italic")
+        axes.text(
+            x, y + 0.47 * side, policy, ha="center", va="top" if below else "bottom", fontsize=9, color="#707070", style="italic"
+        )  # fmt: skip
 
 
 def _is_pair(edge: Edge, other: Edge) -> bool:
@@ -123,7 +132,10 @@ def _junction(edge: Edge, places: dict[str, _Point]) -> _Point:
     ends = [places[name] for name in edge.targets]
     if len(ends) == 1:
         return ends[0]
-    return max(x for x, _ in ends) + 0.38 * _COLUMN, sum(y for _, y in ends) / len(ends)
+    right, (start, height) = max(x for x, _ in ends), places[edge.predictor]
+    if start != right:
+        height = sum(y for _, y in ends) / len(ends)
+    return right + 0.38 * _COLUMN, height
 
 
 def _mean(axes: Axes, edge: Edge, places: dict[str, _Point], colour: str) -> None:
@@ -184,6 +196,8 @@ def _legend(axes: Axes, graph: ViewGraph) -> None:
         handles.insert(0, Line2D([], [], color=HEAVY, linewidth=2.2, label="alignment, target detached"))
     if any(edge.kind == "similarity" for edge in graph.edges):
         handles.insert(0, Line2D([], [], color=STANDARD, linewidth=2.2, label="similarity of the method"))
+    if any(len(edge.targets) > 1 for edge in graph.edges):
+        handles.append(Line2D([], [], color=INK, marker="o", linestyle="", label="mean of the targets"))
     axes.legend(handles=handles, loc="lower left", ncols=1, fontsize=8.5, frameon=False, borderaxespad=0.6)
 
 

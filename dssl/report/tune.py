@@ -8,8 +8,9 @@ from dssl.report.pictures import Picture
 from dssl.report.survey import PolicyStrength, Survey, survey
 from dssl.report.views import FLAT_WARN, view_picture
 from dssl.state import Verdict
-from dssl.text import columns
-from dssl.train.tune import NONE, REFERENCE, Search, Trial
+from dssl.text import columns, duration
+from dssl.train.trials import NONE, Search, Trial
+from dssl.train.tune import REFERENCE
 
 SHOWN, SAMPLE = 6, 200
 """Images whose views are shown, and on which blank views are counted."""
@@ -78,18 +79,37 @@ def html(search: Search, *, line: str | None, command: str) -> str:
 def answer(search: Search) -> str:
     """The result in a sentence or two."""
     best, control = search.best, search.control
-    if best is None and all(trial is control for trial in search.trials):
-        return "No heavy policy was tried within the minutes: rerun the command with more --minutes."
+    if best is None and control is not None and search.trials == (control,):
+        return (
+            f"No heavy policy was tried: a trial takes {duration(control.seconds)} here, and the minutes are over. "
+            f"Rerun the command with --minutes {search.minutes_for_more}: the search resumes."
+        )
     if best is None:
         return "No heavy policy can be recommended: every trial collapsed or diverged."
+    by_views = "Choose by their views, the milder one if in doubt."
+    as_good, others = len(search.as_good), len(search.others)
     text = f"{best.policy} has the best score of the heavy policies: {_score(best)}."
-    if count := len(search.as_good):
-        text += (
-            f" {count} other{'s are' if count > 1 else ' is'} within two standard errors of it, so that the score does not "
-            "tell them apart: choose among them by their views, the milder one in doubt."
+    if not others:
+        text = f"{best.policy} is the only heavy policy with a healthy run: {_score(best)}."
+    elif as_good == others:
+        lowest = search.others[-1]
+        text = (
+            f"The score cannot tell these {others + 1} heavy policies apart: from the best, {best.policy} with {_score(best)}, "
+            f"to the lowest, {lowest.policy} with {_score(lowest)}, all are within two standard errors. {by_views}"
         )
+    elif as_good:
+        count = f"{as_good} of the {others} others"
+        text += f" It cannot be told apart from {count}, which are within two standard errors. {by_views}"
+    else:
+        text += f" The {f'{others} others are' if others > 1 else 'other one is'} more than two standard errors below."
     if control is not None:
-        text += f" Two standard pairs, the same work without heavy views, have {_score(control)}."
+        text += f" Two standard pairs, the same work without heavy views, have {_score(control)}: "
+        if not best.differs_from(control):
+            text += "the score does not show that heavy views help here."
+        elif control.score > best.score:
+            text += "by this score heavy views do not help here."
+        else:
+            text += "below the best heavy policy."
     return text
 
 
@@ -115,11 +135,13 @@ def _blank(search: Search, policies: Sequence[PolicyStrength]) -> list[str]:
 
 def summary(search: Search, *, line: str | None) -> str:
     """The page's numbers for a terminal."""
-    rows = [("policy", "score", "rotation", "rank", "verdict", "seconds")]
+    rows = [("policy", "score", "beside the best", "rotation", "rank", "verdict", "seconds")]
     for trial in search.ranked:
-        numbers = (_score(trial), percent(trial.rotation), f"{trial.rank:.1f}")
-        rows.append((trial.policy, *numbers, trial.verdict, f"{trial.seconds:.0f}"))
-    lines = [*columns(rows, align="<>>><>"), "", answer(search), *notes(search)]
+        numbers = (percent(trial.rotation), f"{trial.rank:.1f}")
+        rows.append(
+            (trial.policy, _score(trial), _beside(trial, search), *numbers, trial.verdict, f"{trial.seconds:.0f}")
+        )
+    lines = [*columns(rows, align="<><>><>"), "", answer(search), *notes(search)]
     return "\n".join(lines if line is None else [*lines, "", line])
 
 
@@ -137,10 +159,19 @@ def _row(trial: Trial, search: Search, seen: Survey, strength: tuple[int, Policy
         "rank": f"{trial.rank:.1f}",
         "blank": "–" if strength is None else percent(strength[1].flat),
         "colour": _COLOURS.get(trial.verdict, "neutral"),
-        "best": trial is search.best,
-        "as_good": trial in search.as_good,
+        "beside": _beside(trial, search),
         "pictures": pictures,
     }
+
+
+def _beside(trial: Trial, search: Search) -> str:
+    """How a policy stands beside the best one."""
+    best = search.best
+    if best is None or not trial.healthy:
+        return ""
+    if trial is best:
+        return "best"
+    return "not told apart" if not best.differs_from(trial) else "above" if trial.score > best.score else "below"
 
 
 def _score(trial: Trial) -> str:

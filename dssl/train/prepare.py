@@ -131,11 +131,18 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     graph = named_graph(config.graph)
     try:
         loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
-        for name in graph.taught:  # refuses a size that it cannot see
+        widths = {}  # by the size of a view; refuses one that it cannot see
+        for name in graph.taught:
             size = graph.size(name) or config.image_size
-            features = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
+            widths[size] = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
     except DsslError as error:
         raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
+    features, *more = set(widths.values())
+    if more:
+        found = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
+        raise DsslError(
+            f"the teacher {path} makes {found}: let it see views of one size, or name one that ends in pooling"
+        )
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
     logger.info(f"teacher: {loaded.report.text()}")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dssl import BYOL, BarlowTwins, Objective, SimCLR, SimSiam, VICReg, named_graph
+from dssl import BYOL, BarlowTwins, Objective, SimCLR, SimSiam, Teacher, VICReg, named_graph
 from dssl.distributed import batchnorm_across_ranks
 
 STEPS = 5
@@ -20,15 +20,22 @@ CASES = [
         for name in ("simsiam", "byol", "simclr")
         for dtype in (torch.float64, torch.float32, torch.bfloat16)
     ),
-    *((name, torch.float64) for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded")),
+    *((name, torch.float64) for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond")),
 ]
+BEYOND = "s1<->s2, s1->teacher(s1), h1->mean(s1,s2):0..1, h2->s2"
+"""The graph of ``beyond``, with a predictor for each kind of view."""
 
 
 def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
     torch.manual_seed(0)
-    name, _, guarded = name.partition(" ")
-    guard = 0.7 if guarded else 0.0
+    name, _, more = name.partition(" ")
+    guard = 0.7 if more == "guarded" else 0.0
     encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    if more == "beyond":
+        method = SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8, predictor="per-kind")
+        frozen = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        method.teacher = Teacher(frozen, width=16, features=5)
+        return method
     if name == "simsiam":
         return SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8, guard=guard)
     if name == "byol":
@@ -51,7 +58,7 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     mixed = dtype == torch.bfloat16
     dtype = torch.float32 if mixed else dtype
     method = build(name).to(dtype)
-    objective = Objective(method, named_graph("dssl"))
+    objective = Objective(method, named_graph(BEYOND if name.endswith("beyond") else "dssl"))
     wrapped: nn.Module = objective
     if world > 1:
         batchnorm_across_ranks(objective)
@@ -62,7 +69,7 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
         share = {key: value.chunk(world)[rank] for key, value in views(step, dtype).items()}
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-            report = objective.backward(share, through=wrapped)
+            report = objective.backward(share, progress=step / (STEPS - 1), through=wrapped)
         loss = report.total.clone()
         if world > 1:
             dist.all_reduce(loss)

@@ -182,6 +182,8 @@ def test_a_training_that_was_stopped_resumes_to_the_bit(
         return head, own
 
     whole = train(None, None)
+    with pytest.raises(Stopped, match=r"^stopped by signal 15$"):  # without a folder nothing is saved
+        train(3, None)
     with pytest.raises(Stopped, match="resumes it"):
         train(3, tmp_path)  # in the second epoch of two steps each
     assert len(list(tmp_path.glob("training-*/checkpoints/step-000000003.safetensors"))) == 1

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,7 +81,13 @@ def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("vicreg", {}), ("vicreg", {"regularise": "all"}), ("barlowtwins", {}), ("simsiam", {"guard": 1.0})],
+    [
+        ("vicreg", {}),
+        ("vicreg", {"regularise": "all"}),
+        ("barlowtwins", {}),
+        ("simsiam", {"guard": 1.0}),
+        ("byol", {"guard": 1.0}),
+    ],
 )
 def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
@@ -97,6 +104,25 @@ def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(file.read_text())["method"]["guard"] == 0.5
     assert main(["train", "shapes", "--method", "vicreg", "--guard", "1"]) == 2
     assert "--guard 1: vicreg has no guard, simsiam and byol have one; leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (
+            ["--method", "simclr", "--method.predictor", "per-kind"],
+            "--method.predictor: simclr has no predictor, simsiam and byol have one; leave it out",
+        ),
+        (["--method", "byol", "--method.projector-layers=3"], "byol has no projector_layers, simsiam has one"),
+        (["--method", "byol", "--method.guards", "1"], "--method.guards"),
+    ],
+)
+def test_a_setting_of_another_method_is_refused_with_the_methods_that_have_it(
+    words: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "shapes", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert part in line
 
 
 def test_a_guard_below_zero_is_refused() -> None:
@@ -212,10 +238,33 @@ def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_predictor_for_each_kind_resumes_and_is_refused_for_one_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "part"),
+    [
+        ([nn.Flatten(), nn.Linear(3 * 20 * 20, 8)], "the teacher: "),
+        ([nn.Conv2d(3, 2, 2, stride=2), nn.Flatten()], "makes 128 features of 16 px and 200 features of 20 px"),
+    ],
+)
+def test_a_teacher_that_cannot_take_a_size_is_refused_before_anything_is_written(
+    layers: list[nn.Module], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = SimpleNamespace(
+        encoder=nn.Sequential(*layers), channels=3, normalization=None, sha256="", report=SimpleNamespace(text=str)
+    )
+    monkeypatch.setattr("dssl.weights.load.open_weights", lambda *arguments, **options: held)
+    graph = "s1->teacher(s1), l1->teacher(l1), l1 = crop(0.05,0.3)@16(image)"
+    with pytest.raises(DsslError) as caught:
+        train(tiny("simsiam", graph=graph, image_size=20, teacher=tmp_path / "any"), tmp_path / "run")
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["simsiam", "byol"])
+def test_a_predictor_for_each_kind_resumes_and_is_refused_for_one_kind(method: str, tmp_path: Path) -> None:
     settings = {"predictor": "per-kind"}
-    tensors = end(assert_resumed_exactly(tiny("simsiam", settings=settings), tmp_path)).tensors
+    tensors = end(assert_resumed_exactly(tiny(method, settings=settings), tmp_path)).tensors
     assert tensors["method.heavy_predictor.0.weight"].shape == tensors["method.predictor.0.weight"].shape
     with pytest.raises(DsslError, match="predictor=per-kind: all views that predict"):
-        train(tiny("byol", graph="standard", settings=settings), tmp_path / "run")
+        train(tiny(method, graph="standard", settings=settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()

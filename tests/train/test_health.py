@@ -104,6 +104,28 @@ def test_the_likely_cause_points_at_a_heavy_view() -> None:
     assert likely_cause(named_graph("standard"), "s1", {"s1->s2": -0.2, "s2->s1": -0.4}).name == "s2->s1"
 
 
+@pytest.mark.parametrize(
+    ("text", "view", "edge", "remedy"),
+    [
+        # one heavy view in a mean makes it a heavy target
+        ("s1<->s2, s3->mean(s1,h1)", "s3", "s3->mean(s1,h1)", "a heavy view such as h1 is pulled and never pulls"),
+        # a small crop is judged as any other view, and its target is a standard one
+        ("s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)", "l1", "l1->mean(s1,s2)", "lower --optimizer.rate"),
+        # what a frozen teacher makes of a heavy view cannot collapse
+        ("s1<->s2, h1->teacher(h1)", "h1", "h1->teacher(h1)", "lower --optimizer.rate"),
+        ("s1<->s2, h1->teacher(h1), s1->h1:0..1", "s1", "s1->h1", "a heavy view such as h1"),
+    ],
+)
+def test_a_collapse_with_an_addition_names_its_view_and_edge(text: str, view: str, edge: str, remedy: str) -> None:
+    graph = named_graph(text)
+    spread = dict.fromkeys(graph.encoded, 0.9) | {view: 0.1}
+    losses = {one.name: -0.5 for one in graph.edges}
+    now = Look(step=0, loss=-0.9, edges=losses, spread=spread, rank=spread, source={}, target={"teacher(h1)": 0.0})
+    opinion = Health(graph, patience=0).judge(now)
+    assert (opinion.verdict, opinion.view, opinion.edge) == ("collapsed", view, edge)
+    assert remedy in opinion.remedies[0]
+
+
 def test_state_survives_json() -> None:
     health = Health(named_graph("heavy"), patience=2)
     for value in (0.9, 0.1, 0.1):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 import signal
 import time
@@ -25,8 +26,8 @@ from dssl.errors import DsslError
 from dssl.evaluate.quality import Turned, retrieval, rotation_accuracy
 from dssl.report import tune as report
 from dssl.state import Opinion, Verdict
-from dssl.train import prepare, tune
-from dssl.train.tune import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
+from dssl.train import prepare, trials, tune
+from dssl.train.trials import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
 from tests.train.running import launch
 
 TRIED = (NONE, "ra(2,5)", "0.9*ra(2,5) | 0.1*jigsaw(4)")
@@ -151,7 +152,7 @@ def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None
 
 
 def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(trials, "FEWEST_STEPS", 2)
     said: list[str] = []
     # 8 s for four steps, of the pair and of the graph: with a minute, 16 trials of two steps each would take too long
     found = search(
@@ -163,7 +164,7 @@ def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.Monke
         clock=ticking(itertools.repeat(8.0)),
     )
     assert found.plan == Plan(start=5, steps=2)
-    assert "2.00 s" in said[0]
+    assert said[0] == "shared start: 5 steps, about 10 seconds; then 2 steps for each policy, about 4 seconds"
     assert json.loads((tmp_path / "timed" / "config.json").read_text())["plan"] == {"start": 5, "steps": 2}
 
 
@@ -221,6 +222,32 @@ def test_a_killed_search_resumes_to_the_same_result(whole: Path, tmp_path: Path)
     assert [one["policy"] for one in results(out)] == ["", *TRIED]
 
 
+@pytest.mark.parametrize("within", ["training", "measuring"])
+def test_an_interrupted_search_says_so_in_one_line_and_resumes(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], within: str
+) -> None:
+    """Ctrl-C in the second trial: a training without a folder of its own has nothing to save."""
+    out = tmp_path / "run"
+    owner, name = (tune.Pretraining, "after_step") if within == "training" else (tune, "rotation_accuracy")
+    real = getattr(owner, name)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if (out / "trials.jsonl").is_file() and len(results(out)) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, interrupted)
+        assert main([*WORDS, "--out", str(out)]) == 130
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == "dssl: stopped by signal 2 and saved; the same command resumes it"
+    assert [one["policy"] for one in results(out)] == ["", TRIED[0]]
+    assert not (out / "tune.html").exists()
+    assert main([*WORDS, "--out", str(out)]) == 0
+    assert "1 finished trial found" in capsys.readouterr().out
+    assert results(out) == results(whole)
+
+
 def test_labels_are_not_used(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unlabelled(text: str, **options: Any) -> Source:
         source = open_source(text, **options)
@@ -264,10 +291,43 @@ def test_policies_that_the_score_does_not_tell_apart_are_named(whole: Path) -> N
     trials = (trial("jigsaw(4)", 0.5), trial("ra(2,5)", 0.48), trial("ua", 0.4), trial("ta", 0.49, verdict="collapsed"))
     told = replace(found, trials=(*trials, trial(NONE, 0.499)))
     assert [one.policy for one in told.as_good] == ["ra(2,5)"]  # 2 points apart, each with an error of 1
-    assert "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. 1 other is within" in report.answer(told)
-    assert "without heavy views, have 49.9 ± 1.0." in report.answer(told)
+    assert report.answer(told).startswith(
+        "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. It cannot be told apart from 1 of the 2 others"
+    )
+    assert "have 49.9 ± 1.0: the score does not show that heavy views help here." in report.answer(told)
+    beside = {line.split("  ")[0]: line for line in report.summary(told, line=None).splitlines()[:6]}
+    assert "  best  " in beside["jigsaw(4)"]
+    assert "  not told apart  " in beside["ra(2,5)"]
+    assert "  below  " in beside["ua"]
+    assert beside["ta"].split() == ["ta", "49.0", "±", "1.0", "40", "%", "9.0", "collapsed", "10"]
+    page = report.html(told, line="dssl train", command="dssl tune")
+    assert page.count(">not told apart<") == 2  # ra(2,5) and no heavy views
     assert "every trial collapsed" in report.answer(replace(told, trials=trials[3:]))
-    assert "more --minutes" in report.answer(replace(told, trials=(trial(NONE, 0.5),)))
+
+
+def test_the_answer_says_when_the_score_decides_nothing_and_when_it_does(whole: Path) -> None:
+    found = search(whole)
+    alike = replace(found, trials=(trial("ua", 0.5), trial("ta", 0.49), trial("jigsaw(4)", 0.475)))
+    assert report.answer(alike).startswith(
+        "The score cannot tell these 3 heavy policies apart: from the best, ua with 50.0 ± 1.0, to the lowest, jigsaw(4)"
+    )
+    apart = (trial("ua", 0.5), trial("ta", 0.4), trial("jigsaw(4)", 0.3))
+    for control, end in ((0.6, "by this score heavy views do not help here."), (0.4, "below the best heavy policy.")):
+        text = report.answer(replace(found, trials=(*apart, trial(NONE, control))))
+        assert "The 2 others are more than two standard errors below." in text
+        assert text.endswith(end)
+    assert "ua is the only heavy policy" in report.answer(replace(found, trials=apart[:1]))
+
+
+def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number(whole: Path) -> None:
+    none = trial(NONE, 0.5, seconds=100)
+    found = replace(search(whole), start=trial("", 0.3, seconds=250), trials=(none,))
+    assert found.minutes_for_more == 13  # 250 s and 4 trials of 100 s are 90 % of it
+    assert affordable(13, found.start, [none]) == 4
+    assert report.answer(found) == (
+        "No heavy policy was tried: a trial takes 2 minutes here, and the minutes are over. "
+        "Rerun the command with --minutes 13: the search resumes."
+    )
 
 
 def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None:
