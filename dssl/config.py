@@ -93,7 +93,8 @@ class AdaptConfig:
     most_drift: float | None = 0.2
     """Go from the start towards the average only as far as features drift by this (1 - mean cosine); None goes all the way."""
     evaluation_size: int = 128
-    """Size of whole images where the encoder is measured and used; larger than the views, since crops enlarge what they show."""
+    """Size of whole images where the encoder is measured and used; larger than the views, since crops enlarge what they show.
+    Transformers, which are built for one size, keep that of the views."""
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "adapt.head_epochs", self.head_epochs, "0 or more")

@@ -135,6 +135,8 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
         "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
         f"partly ({PARTIAL:g}) and wholly ({COLLAPSED:g}) collapsed."
     )
+    if any(run.starts and run.curve("knn") for run in runs):
+        caption += " In the curve of kNN a dashed line is the start of its run."
     return Plot(svg=svg, description=description, caption=caption)
 
 
@@ -222,6 +224,8 @@ def _panel(axes: "Axes", name: Curve, title: str, runs: Sequence[RunData]) -> No
         (line,) = axes.plot(epochs, shown, color=color, linestyle=style, linewidth=2)
         if name == "knn":
             line.set(marker="o", markersize=4.5)
+            if run.starts and epochs[0] == 0:
+                axes.axhline(values[0], color=color, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
     if name == "spread":
         axes.set_ylim(0, 1.1)
         for level in (PARTIAL, COLLAPSED):

@@ -94,8 +94,9 @@ class Health:
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
     below: Opinion | None = None
     """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
-    trusted: bool = True
-    """Whether the features are close to those of the weights that the run started from."""
+    close: bool = False
+    """Whether the features were measured at this step and are close to those of the weights that the run started from."""
+    last_close: int | None = None
 
     def judge(self, now: Look) -> Opinion:
         """Take one look into account and judge the run."""
@@ -167,12 +168,14 @@ class Health:
             "ranks": {name: list(values) for name, values in self.ranks.items()},
             "verdict": self.opinion.verdict,
             **({} if self.below is None else {"below": asdict(self.below)}),
+            **({} if self.last_close is None else {"last_close": self.last_close}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
         self.opinion = Opinion(state["verdict"], 0)
+        self.last_close = state.get("last_close")
         if below := state.get("below"):
             self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
             if self.opinion.verdict == self.below.verdict:
