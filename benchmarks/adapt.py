@@ -4,7 +4,7 @@ python -m benchmarks.adapt --photos TRAIN TEST --elpv FOLDER --out runs/adapt
 
 Runs one cell after the other, training and then one comparison with the start on the test images; last, fine-tuning from both
 starts. The numbers of a finished cell are kept in docs/results/adapt.json, which is committed, so that the same command resumes
-on any machine. After every cell the page is written anew.
+on any machine. After every cell the page is rewritten.
 """
 
 import argparse

@@ -94,7 +94,8 @@ class AdaptConfig:
     most_drift: float | None = 0.2
     """Move from the start towards the average only until features drift by this much (1 - mean cosine); None: all the way."""
     evaluation_size: int = 128
-    """Size at which whole images are measured and embedded; larger than the views, because crops enlarge what they show."""
+    """Size at which whole images are measured and embedded; larger than the views, because crops enlarge what they show.
+    Transformers, which are built for one size, keep that of the views."""
 
     def __post_init__(self) -> None:
         require(self.head_epochs >= 0, "adapt.head_epochs", self.head_epochs, "0 or more")

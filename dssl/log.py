@@ -115,7 +115,7 @@ class Log:
             return
         self.write({"step": step, "epoch": step / self.pace.steps_per_epoch, **record})
         self._measured = f", {text}"
-        for name, value in record["start"].items():
+        for name, value in (record["start"] | record["start"]["held_out"]).items():
             if isinstance(value, float):
                 self._board.scalar(f"start/{name}", value, step)
 

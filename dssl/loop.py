@@ -248,4 +248,4 @@ def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int,
     elif opinion.verdict in ("collapsed", "partial collapse"):
         log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
     elif opinion.verdict == "below where it started":  # judged after the last look, which has not said it
-        log.say(*opinion.lines(), keeper.last_healthy_line())
+        log.say(*opinion.lines())

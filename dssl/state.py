@@ -82,8 +82,11 @@ class Watch(Protocol[Report_contra]):
     def opinion(self) -> Opinion: ...
 
     @property
-    def trusted(self) -> bool:
-        """Whether the weights as they are now may become the last healthy checkpoint, as far as the verdict allows."""
+    def close(self) -> bool:
+        """Whether the weights as they are now were measured and are close to those that the run started from."""
+
+    last_close: int | None
+    """The last step that was saved while this was so; its checkpoint is kept."""
 
     def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
         """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
@@ -107,7 +110,8 @@ class Loss:
 class LossWatch:
     """The watch over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
 
-    trusted = True
+    close = False
+    last_close: int | None = None
 
     def __init__(self, *, remedies: tuple[str, ...] = ()) -> None:
         self.opinion, self.remedies = Opinion("healthy", 0), remedies
@@ -226,10 +230,12 @@ class Keeper:
     def save(self) -> Path:
         """Write the state as it is now."""
         assert self.folder is not None
-        step = self.state.step
-        verdict = self.state.watch.opinion.verdict
-        if verdict in ("healthy", "too early") and self.state.watch.trusted:
+        step, watch = self.state.step, self.state.watch
+        verdict = watch.opinion.verdict
+        if verdict in ("healthy", "too early"):
             self.last_healthy = step
+        if watch.close:
+            watch.last_close = step
         path = checkpoint.path_at(self.folder.checkpoints, step)
         checkpoint.write(
             path,
@@ -238,7 +244,7 @@ class Keeper:
                 "step": step,
                 "steps_per_epoch": self.pace.steps_per_epoch,
                 "epoch": step / self.pace.steps_per_epoch,
-                "health": self.state.watch.state(),
+                "health": watch.state(),
                 "scaler": self.state.scaler.state_dict(),
                 "verdict": verdict,
                 "last_healthy": self.last_healthy,
@@ -251,7 +257,7 @@ class Keeper:
 
     def _protected(self) -> set[int]:
         assert self.folder is not None
-        protected = set() if self.last_healthy is None else {self.last_healthy}
+        protected = {step for step in (self.last_healthy, self.state.watch.last_close) if step is not None}
         every = self.config.keep_every
         if every is not None:
             period = every * self.pace.round

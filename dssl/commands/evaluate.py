@@ -117,7 +117,8 @@ def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], beg
     found = evaluate_against(task, others, protocols, say=_say)
     assert task.folder is not None
     written = task.folder / "comparison.json"
-    plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": [one.plain() for one in found]}
+    compared = [one.plain(task.test) for one in found]
+    plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": compared}
     write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
     print(page.summary(found))
     print(f"\n{written}")

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from dssl import rng
+from dssl.data import Source
 from dssl.errors import DsslError, memory_for
 from dssl.evaluate.paired import Comparison, compare
 from dssl.evaluate.protocols import PROTOCOLS, Task, supervised
@@ -45,6 +46,8 @@ class Row:
     """What B said of every test image, by draw."""
     after: NDArray[np.int64]
     protocol: dict[str, Any]
+    """Of A."""
+    other_protocol: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,8 @@ class Against:
     """What is known of B's weights, in a line."""
     rows: tuple[Row, ...]
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+    def plain(self, test: Source) -> dict[str, Any]:
+        """As JSON holds it, with the names of the images that changed sides."""
         return {
             "against": self.name,
             "weights": self.weights,
@@ -68,7 +71,10 @@ class Against:
                     **dataclasses.asdict(row.comparison),
                     "difference": row.comparison.difference,
                     "verdict": row.comparison.verdict,
+                    "won_images": [test.label_of(index) for index in row.comparison.won_rows],
+                    "lost_images": [test.label_of(index) for index in row.comparison.lost_rows],
                     "protocol": row.protocol,
+                    "other_protocol": row.other_protocol,
                 }
                 for row in self.rows
             ],
@@ -166,4 +172,7 @@ def _row(task: Task, ours: Sequence[Result], theirs: Sequence[Result]) -> Row:
         np.stack([one.predicted.numpy() for one in results if one.predicted is not None]) for results in (ours, theirs)
     )
     comparison = compare(task.test_labels, before=before, after=after, classes=task.classes, seed=task.seed)
-    return Row(name=ours[0].name, comparison=comparison, before=before, after=after, protocol=ours[0].protocol)
+    return Row(
+        name=ours[0].name, comparison=comparison, before=before, after=after, protocol=ours[0].protocol,
+        other_protocol=theirs[0].protocol,
+    )  # fmt: skip

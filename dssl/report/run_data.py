@@ -128,7 +128,8 @@ class RunData:
         if not self.looks:
             return Opinion("too early", 0)
         last = self.looks[-1]
-        if self.starts and (below := self.starts[-1]["start"].get("below")):
+        fine = last["verdict"] in ("healthy", "too early", "below where it started")
+        if fine and self.starts and (below := self.starts[-1]["start"].get("below")):
             reason, remedies = below["reason"], tuple(below["remedies"])
             return Opinion("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
         if last["verdict"] in ("healthy", "too early"):

@@ -135,6 +135,8 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
         "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
         f"partly ({PARTIAL:g}) and wholly ({COLLAPSED:g}) collapsed."
     )
+    if any(run.starts and run.curve("knn") for run in runs):
+        caption += " In the curve of kNN a dashed line is the start of its run."
     return Plot(svg=svg, description=description, caption=caption)
 
 
@@ -164,7 +166,8 @@ def start_plot(runs: Sequence[RunData]) -> Plot:
         svg = figures.to_svg(figure, name="starts", description=description)
     caption = (
         "The encoder beside the weights that it started from (dashed): kNN and a linear probe on training images that are held "
-        "out, and the drift, 1 - mean cosine between the features of an image then and now. The last point is the result."
+        "out, and the drift, 1 - mean cosine between the features of an image then and now. The last point of a finished run is "
+        "the result."
     )
     return Plot(svg=svg, description=description, caption=caption)
 
@@ -222,6 +225,8 @@ def _panel(axes: "Axes", name: Curve, title: str, runs: Sequence[RunData]) -> No
         (line,) = axes.plot(epochs, shown, color=color, linestyle=style, linewidth=2)
         if name == "knn":
             line.set(marker="o", markersize=4.5)
+            if run.starts and epochs[0] == 0:
+                axes.axhline(values[0], color=color, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
     if name == "spread":
         axes.set_ylim(0, 1.1)
         for level in (PARTIAL, COLLAPSED):
@@ -255,7 +260,15 @@ def _statement(run: RunData) -> str:
     if not run.looks:
         return "Nothing has been logged yet."
     reason = run.opinion.reason.replace("->", "→")  # a line break cannot split this one
-    return f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.opinion.verdict][1]
+    text = f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.opinion.verdict][1]
+    if run.opinion.verdict == "below where it started" or len(drift := run.since_start("drift")) < 2:
+        return text  # which has these numbers, or there are none
+    changes = [
+        f"{name} {points[0][1]:.1f} → {points[-1][1]:.1f} % on held-out training images"
+        for name in ("kNN", "probe")
+        if (points := run.since_start(name))
+    ]
+    return f"{text} Since the start: {', '.join([*changes, f'drift {drift[-1][1]:.2f}'])}."
 
 
 def _sheets(runs: Sequence[RunData]) -> list[Picture]:

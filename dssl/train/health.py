@@ -112,8 +112,9 @@ class Health:
     opinion: Opinion = field(default_factory=lambda: Opinion("too early", 0))
     below: Opinion | None = None
     """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
-    trusted: bool = True
-    """Whether the features are close to those of the weights that the run started from."""
+    close: bool = False
+    """Whether the features were measured at this step and are close to those of the weights that the run started from."""
+    last_close: int | None = None
 
     def judge(self, now: Look) -> Opinion:
         """Take one look into account and judge the run."""
@@ -212,6 +213,7 @@ class Health:
             "seen": self.seen,
             **({} if self.spell is None else {"spell": asdict(self.spell)}),
             **({} if self.below is None else {"below": asdict(self.below)}),
+            **({} if self.last_close is None else {"last_close": self.last_close}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -220,6 +222,7 @@ class Health:
         self.opinion = Opinion(state["verdict"], 0)
         self.seen = state.get("seen", 0)  # earlier versions kept neither
         self.spell = Spell(**state["spell"]) if "spell" in state else None
+        self.last_close = state.get("last_close")
         if below := state.get("below"):
             self.below = Opinion(**(below | {"remedies": tuple(below["remedies"])}))
             if self.opinion.verdict == self.below.verdict:

@@ -21,7 +21,7 @@ from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
 from dssl.methods import Method, Teacher, declaration_of
-from dssl.models import build_encoder, evaluating, feature_dim
+from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.presets import named_graph
@@ -68,8 +68,10 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
 
 
 def evaluation_size(config: RunConfig) -> int:
-    """The size of whole images where the encoder is measured."""
-    return config.image_size if config.adapt is None else config.adapt.evaluation_size
+    """The size of whole images where the encoder is measured; a transformer, built for one size, keeps that of its views."""
+    if config.adapt is None or size_arguments(config.encoder, config.image_size):
+        return config.image_size
+    return config.adapt.evaluation_size
 
 
 def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
@@ -156,8 +158,21 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
 
 
 def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
-    """Refuse an encoder that cannot see one of the graph's views, or sees it with another number of features."""
+    """Refuse an encoder that cannot see one of the graph's views, or sees it with another number of features.
+
+    Also one that cannot see whole images at the size at which it is measured.
+    """
     graph = named_graph(config.graph)
+    if (whole := evaluation_size(config)) != config.image_size:
+        try:
+            found = feature_dim(encoder, image_size=whole, channels=config.channels)
+        except DsslError:
+            found = None
+        if found != dim:
+            raise DsslError(
+                f"the encoder {config.encoder} cannot see views of {config.image_size} px and whole images of {whole} px: "
+                f"give them one size, such as --adapt.evaluation-size {config.image_size}"
+            )
     for name in graph.encoded:
         if (size := graph.size(name)) is None:
             continue

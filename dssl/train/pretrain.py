@@ -219,6 +219,7 @@ class Pretraining(loop.Trainable[Batch]):
 
     def after_step(self, step: int) -> None:
         self.parts.method.after_step(step, self.total)
+        self.watch.close = False  # until it is measured
         if (adapt := self.config.adapt) is None:
             return
         if step + 1 == self.head_steps:
@@ -237,9 +238,13 @@ class Pretraining(loop.Trainable[Batch]):
         known = self.config.init is not None and (new or self.folder.start_file.is_file())
         if known and self.world.first and not finished:
             self.start = Start(self.config, self.parts, self.folder, header=self.header)
+            if new and self.knn is not None and self.knn.due(0):
+                log.knn(0, self.knn.measure())
             if new:
                 log.start(0, self.start.record(None), self.start.text())
                 log.say(f"the start: {self.start.text()}")
+                if self.config.adapt is not None and self.config.adapt.most_drift is not None:
+                    log.say("on the way the encoder may be below its start; the result lies between the two")
         if self.gallery is not None and self.world.first and not self.folder.views_file.is_file():
             maker = view_maker(self.config, self.parts.graph, None)
             log.gallery(self.gallery(self.parts.source, maker, self.folder.views_file))
@@ -279,12 +284,20 @@ class Pretraining(loop.Trainable[Batch]):
             return None
         start = self.start
         start.measure(self.parts.method.encoder)
-        self.watch.trusted = start.standing.drift <= CLOSE
+        self.watch.close = start.standing.drift <= CLOSE
         opinion = None
         if self.config.adapt is None or step == self.total:  # else the run ends on weights between these and the start
-            opinion = start.judge(step, f"take the weights of the start: {self.folder.start_file}")
+            opinion = start.judge(step, self._instead())
         log.start(step, start.record(opinion), start.text())
         return opinion
+
+    def _instead(self) -> str:
+        """What to take where the run is below its start, chosen without labels."""
+        start = f"the weights of the start: {self.folder.start_file}"
+        if (step := self.watch.last_close) is None:
+            return f"take {start}; no checkpoint stayed within a drift of {CLOSE:g}"
+        last = checkpoint.path_at(self.folder.checkpoints, step)
+        return f"take {last}, the last checkpoint with a drift of at most {CLOSE:g}, or {start}"
 
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:

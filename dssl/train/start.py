@@ -127,8 +127,10 @@ class Start:
 
     def text(self) -> str:
         """For the progress line."""
-        now = self.standing
-        return ", ".join([f"drift {now.drift:.2f}", *(f"{name} {value:.1f} %" for name, value in now.held_out.items())])
+        now, parts = self.standing, [f"drift {self.standing.drift:.2f}"]
+        for name, value in now.held_out.items():
+            parts.append(f"{name} {value:.1f} %" + (f" (start {self.before[name]:.1f})" if now.p_values else ""))
+        return ", ".join(parts)
 
     def _standing(self, features: Tensor) -> Standing:
         predicted = self._predict(features)

@@ -1,11 +1,13 @@
 """Which tensor of a file is which of an encoder: by prefix and by the names that other programs use."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dssl.errors import DsslError
@@ -68,7 +70,7 @@ class MatchReport:
     stem: str | None = None
     """Which of the 3x3 stems the file's names show; None where they do not show it."""
     note: str = ""
-    """What the file does not show and the user stated."""
+    """What was changed to fit, and what the file does not show and the user stated."""
 
     def text(self) -> str:
         """One line for people."""
@@ -116,6 +118,7 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
             f"has a name like {next(iter(wanted))!r}; choose the encoder that the file was made with"
         )
     best = max(candidates, key=lambda candidate: candidate.rank)
+    tensors, resized = _positions(wanted, tensors, best)
     _refuse_misfit(encoder, wanted, tensors, best, path)
     chosen = {name: tensors[best.names[name]] for name in wanted if name in best.names}
     broken = [
@@ -126,6 +129,7 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
             f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken; use an older checkpoint"
         )
     used = set(best.names.values())
+    gray = f"{summed} is summed over its 3 channels, since the images are gray"
     twins = {
         one.prefix: set(one.names.values()) for one in candidates
         if one.fitting == best.fitting and "optimizer" not in one.prefix and used.isdisjoint(one.names.values())
@@ -142,7 +146,7 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
         ignored=ignored,
         other_prefixes=tuple(twins),
         stem=_stem(best, tensors),
-        note=f"{summed} is summed over its 3 channels, since the images are gray" if summed in used else "",
+        note="; ".join(filter(None, (gray if summed in used else "", resized))),
     )
     return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
 
@@ -162,6 +166,32 @@ def _gray(
     # in the order of the file: the first tensor of this shape is the first layer, under whatever name
     name = next((name for name, value in tensors.items() if value.shape == colour), "")
     return ({**tensors, name: tensors[name].sum(dim=1, keepdim=True)} if name else tensors), name
+
+
+def _positions(
+    wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], best: _Candidate
+) -> tuple[Mapping[str, Tensor], str]:
+    """The tensors with a transformer's positions resized to the encoder's grid of patches, and a note that says so.
+
+    Interpolated as timm does. Tokens of class and registers come first and are kept; what is not a square grid is left as it is.
+    """
+    changed, note = dict(tensors), ""
+    for own, there in best.names.items():
+        old, new = tensors[there], wanted[own]
+        if own.rpartition(".")[2] not in ("pos_embed", "pos_embedding") or old.shape == new.shape:
+            continue
+        if old.dim() != 3 or new.dim() != 3 or (1, new.shape[2]) != (old.shape[0], old.shape[2]):
+            continue
+        for first in range(min(old.shape[1], new.shape[1])):
+            before, after = math.isqrt(old.shape[1] - first), math.isqrt(new.shape[1] - first)
+            if before**2 == old.shape[1] - first and after**2 == new.shape[1] - first:
+                grid = old[:, first:].float().reshape(1, before, before, -1).permute(0, 3, 1, 2)
+                grid = F.interpolate(grid, size=(after, after), mode="bicubic", antialias=True)
+                patches = grid.permute(0, 2, 3, 1).flatten(1, 2).to(old.dtype)
+                changed[there] = torch.cat([old[:, :first], patches], dim=1)
+                note = f"{there} is resized from {before} x {before} patches to {after} x {after}"
+                break
+    return changed, note
 
 
 def _stem(best: _Candidate, tensors: Mapping[str, Tensor]) -> str | None:

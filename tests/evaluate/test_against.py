@@ -59,6 +59,10 @@ def test_the_comparison_agrees_with_two_evaluations(
         assert one["difference"] == pytest.approx(100 * (one["won"] - one["lost"]) / (one["images"] * one["draws"]))
         assert sum(change["won"] for change in one["classes"]) == one["won"]
         assert len(one["won_rows"]) <= one["won"]
+        for side in ("won", "lost"):  # as the source calls them
+            assert one[f"{side}_images"] == [f"shapes test {row}" for row in one[f"{side}_rows"]]
+        assert one["protocol"]["checkpoint"]["file"] == str(folder)
+        assert one["other_protocol"]["checkpoint"]["file"] == str(worse)
     assert rows["linear probe"]["p_value"] is not None
     assert rows["linear probe, 1% of the labels"]["p_value"] is None
 
@@ -115,6 +119,11 @@ def test_fine_tuning_and_training_from_scratch_have_the_same_budget(
         assert all(row["draws"] == 1 for row in one["protocols"])
     used = [row["protocol"]["train_images"] for row in found[0]["protocols"]]
     assert used == [10, 60]
+    # both say how they were trained: the same way from either start, and their own from scratch
+    ours, theirs = ([row[key]["training"] for row in found[0]["protocols"]] for key in ("protocol", "other_protocol"))
+    assert ours == theirs
+    assert [row["other_protocol"]["kind"] for row in found[1]["protocols"]] == ["supervised", "supervised"]
+    assert [row["other_protocol"]["train_images"] for row in found[1]["protocols"]] == used
 
 
 def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:

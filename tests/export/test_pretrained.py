@@ -15,6 +15,7 @@ import torchvision
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights.load import load_weights_into
+from dssl.weights.match import match
 from dssl.weights.pretrained import load_imagenet, torchvision_file
 
 FILE = "mobilenet_v2-b0353104.pth"
@@ -125,6 +126,43 @@ def test_the_first_layer_of_colour_weights_is_summed_for_gray_images(tmp_path: P
     assert torch.allclose(found, expected, atol=1e-4)
     # colour images get the weights as they are, and nobody says otherwise
     assert "summed" not in load_weights_into(colour, tmp_path / "weights.pth").text()
+
+
+@pytest.mark.parametrize("size", [32, 96])
+def test_the_positions_of_a_transformer_are_resized_as_timm_does(tmp_path: Path, size: int) -> None:
+    torch.manual_seed(4)
+    original = timm.create_model("vit_tiny_patch16_224", img_size=64)
+    torch.save(original.state_dict(), tmp_path / "weights.pth")
+    encoder = build_encoder("timm:vit_tiny_patch16_224", image_size=size)
+    report = load_weights_into(encoder, tmp_path / "weights.pth")
+    patches = size // 16
+    assert f"pos_embed is resized from 4 x 4 patches to {patches} x {patches}" in report.text()
+    expected = timm.layers.resample_abs_pos_embed(original.pos_embed, [patches, patches])
+    assert torch.allclose(encoder.pos_embed, expected, atol=1e-6)
+    assert (
+        "resized"
+        not in load_weights_into(
+            build_encoder("timm:vit_tiny_patch16_224", image_size=64), tmp_path / "weights.pth"
+        ).text()
+    )
+
+
+def test_the_positions_of_torchvisions_transformers_are_resized_too() -> None:
+    def made(size: int) -> torch.nn.Module:
+        return torchvision.models.VisionTransformer(
+            image_size=size, patch_size=8, num_layers=1, num_heads=1, hidden_dim=4, mlp_dim=4
+        )
+
+    small, large = made(16), made(32)
+    chosen, report = match(large, small.state_dict(), path=Path("weights.pth"))
+    assert "encoder.pos_embedding is resized from 2 x 2 patches to 4 x 4" in report.text()
+    old, new = small.encoder.pos_embedding, chosen["encoder.pos_embedding"]
+    assert torch.equal(new[:, 0], old[:, 0])  # of the class token
+    assert torch.allclose(new[:, 1:].mean(), old[:, 1:].mean(), atol=1e-6)
+    # a grid that is not square is not guessed at
+    broken = small.state_dict() | {"encoder.pos_embedding": old[:, :4]}
+    with pytest.raises(DsslError, match=r"encoder\.pos_embedding"):
+        match(large, broken, path=Path("weights.pth"))
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"torchvision's {FILE} is not in torch's cache")

@@ -110,6 +110,10 @@ def test_a_run_that_may_not_drift_returns_its_start_and_says_so(
     start = torch.load(weights)
     with caplog.at_level(logging.INFO, logger="dssl"):
         train(config(weights, adapt={"most_drift": 1e-9}), tmp_path / "run")
+    assert "on the way the encoder may be below its start" in caplog.text
+    started = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["start"]["held_out"]
+    # without a terminal a line for each epoch: what was measured, beside the start
+    assert f"kNN {started['kNN']:.1f} % (start {started['kNN']:.1f})" in caplog.messages[-1]
     end = encoder_at(tmp_path / "run", EPOCHS * STEPS)
     assert all(torch.equal(end[name], start[name]) for name in start)
     assert "the result is the start, unchanged: even 12% of the way" in caplog.text
@@ -159,11 +163,35 @@ def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
     assert len(run.since_start("kNN")) == len(run.since_start("probe")) == 3
     text = run_report.html([run], command="dssl report")
     assert "Beside the weights that it started from" in text
+    (_, before), *_, (_, after) = run.since_start("kNN")
+    assert f"Since the start: kNN {before:.1f} → {after:.1f} % on held-out training images, probe" in text
+    assert f"drift {drift[-1][1]:.2f}." in text
     plot = str(run_report.start_plot([run]).svg)
     assert plot.count("stroke-dasharray") >= 4  # the dashed line of the start in each of the four panels
     assert "not measured" not in plot
     without = replace(run, starts=())
-    assert "Beside the weights" not in run_report.html([without], command="dssl report")
+    bare = run_report.html([without], command="dssl report")
+    assert "Beside the weights" not in bare
+    assert "Since the start" not in bare
+    # also in the curve of kNN on a test split, where there is one
+    measured = replace(run, knns=({"epoch": 0.0, "knn": 60.0}, {"epoch": 1.0, "knn": 61.0}))
+    dashes = [
+        str(run_report.curves_plot([one]).svg).count("stroke-dasharray")
+        for one in (run, replace(measured, starts=()), measured)
+    ]
+    assert dashes == [dashes[0], dashes[0], dashes[0] + 1]
+
+
+def test_knn_on_the_test_split_is_measured_at_the_start_too(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dssl.train.knn.QUERIES", 50)
+    train(config(weights, knn_every=1, epochs=2, adapt={"most_drift": None}), tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    assert [epoch for epoch, _ in run.curve("knn")] == [0, 1, 2]
+    assert run.curve("knn")[0][1] == run.curve("knn")[1][1]  # only the heads have learned
+    board = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("events.out.tfevents.*"))
+    assert all(f"start/{name}".encode() in board for name in ("drift", "feature_rank", "kNN", "probe"))
 
 
 def test_layers_further_from_the_output_learn_more_slowly() -> None:
@@ -180,6 +208,20 @@ def test_other_methods_keep_the_statistics_too(weights: Path, method: str) -> No
     assert isinstance(made, torch.nn.Module)
     for name, part in made.named_children():
         assert part.training == ("encoder" not in name)
+
+
+def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "timm:vit_tiny_patch16_224"
+    torch.save(build_encoder(name, image_size=64).state_dict(), tmp_path / "vit.pth")
+    wanted = config(tmp_path / "vit.pth", encoder=name, image_size=32, epochs=2)
+    train(wanted, tmp_path / "run")
+    loaded = open_weights(tmp_path / "run")
+    assert loaded.image_size == 32
+    assert "resized" in open_weights(tmp_path / "run", image_size=48).report.text()
+    # an encoder of one size that is not known as such is refused in a line
+    monkeypatch.setattr("dssl.train.prepare.size_arguments", lambda *_: {})
+    with pytest.raises(DsslError, match=r"views of 32 px and whole images of 18 px: .*--adapt\.evaluation-size 32"):
+        build_method(wanted)
 
 
 def test_a_run_that_made_things_worse_says_so_and_has_its_own_exit_code(tmp_path: Path) -> None:
@@ -212,6 +254,38 @@ def test_a_run_that_made_things_worse_says_so_and_has_its_own_exit_code(tmp_path
     assert run.opinion.verdict == "below where it started"
     # the same command again finds it finished, and does not forget
     assert train(worse, tmp_path / "run").exit_code == 5
+
+
+@pytest.mark.parametrize("drifts", [(0.1, 0.15, 0.6), (0.6, 0.6, 0.6)])
+def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drifts: tuple[float, ...]
+) -> None:
+    found = iter(drifts)
+
+    def measure(self: Start, _encoder: object) -> Standing:
+        drift = next(found)
+        accuracy, p = (70.0, 1.0) if drift < 0.5 else (10.0, 1e-6)
+        self.standing = Standing(
+            drift=drift,
+            feature_rank=9.0,
+            held_out={"kNN": accuracy, "probe": accuracy},
+            p_values={"kNN": p, "probe": p},
+        )
+        return self.standing
+
+    monkeypatch.setattr(Start, "measure", measure)
+    monkeypatch.setattr(Start, "before", {"kNN": 70.0, "probe": 70.0})
+    # every step is saved, and of these the newest alone is kept; within an epoch nothing is measured
+    plain = replace(config(weights, checkpoint=CheckpointConfig(every_minutes=1e-9, keep=1)), adapt=None)
+    result = train(plain, tmp_path / "run")
+    assert result.exit_code == 5
+    close = tmp_path / "run" / "checkpoints" / f"step-{2 * STEPS:09d}.safetensors"
+    instead = result.opinion.remedies[-1]
+    assert str(tmp_path / "run" / "start.safetensors") in instead
+    assert (f"take {close}, the last checkpoint with a drift of at most 0.2" in instead) == close.is_file()
+    assert close.is_file() == (drifts[1] < 0.2)
+    assert ("no checkpoint stayed within a drift of 0.2" in instead) != close.is_file()
+    assert read_run(tmp_path / "run").opinion.remedies[-1] == instead  # and so does the report
 
 
 class _Start(Start):
