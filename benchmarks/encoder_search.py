@@ -75,6 +75,8 @@ class Candidate(nn.Module):
             for number, layer in enumerate(group):
                 x = self.activation(layer(x) + x if self.residual and number else layer(x))
         mean, largest = x.mean(dim=(2, 3)), x.amax(dim=(2, 3))
+        if self.final == "quadrants":
+            return F.adaptive_avg_pool2d(x, 2).flatten(1)
         return {"mean": mean, "max": largest, "both": torch.cat([mean, largest], dim=1)}[self.final]
 
 
@@ -90,7 +92,7 @@ def main() -> None:
     one.add_argument("--groups", default="48.1.max/96.1.max/256.1.none")
     one.add_argument("--activation", default="relu", choices=ACTIVATIONS)
     one.add_argument("--residual", action="store_true")
-    one.add_argument("--final", default="mean", choices=("mean", "max", "both"))
+    one.add_argument("--final", default="mean", choices=("mean", "max", "both", "quadrants"))
     one.add_argument("--method", default="simclr", choices=("simclr", "simsiam"))
     one.add_argument("--heads", default="256,128,64", help="SimSiam's hidden width, output and bottleneck")
     one.add_argument("--temperature", type=float, default=0.2)
@@ -98,6 +100,7 @@ def main() -> None:
     one.add_argument("--peak", type=float, default=0.1)
     one.add_argument("--weight-decay", type=float, default=5e-4)
     one.add_argument("--batch", type=int, default=128)
+    one.add_argument("--bf16", action="store_true")
     one.add_argument("--views", type=int, default=64_000)
     one.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -141,7 +144,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 used = time.process_time()
             rate = learning_rate(step, peak=options.peak, total=steps, warmup=int(0.05 * steps))
             set_learning_rate(optimizer, rate, fixed=rate)
-            loss = objective(batches.at(step).views).total
+            with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
+                loss = objective(batches.at(step).views).total
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
@@ -160,7 +164,7 @@ def describe(options: argparse.Namespace) -> str:
     rate = f"{options.optimizer} {options.peak:g}, batch {options.batch}, decay {options.weight_decay:g}"
     network = f"{options.activation}, pooled {options.final}{', residual' if options.residual else ''}"
     pooled = "" if options.front_pool == "none" else f", first layer pooled {options.front_pool}"
-    return f"{options.method}, {head}, {rate}; {network}{pooled}"
+    return f"{options.method}, {head}, {rate}; {network}{pooled}{', bf16' if options.bf16 else ''}"
 
 
 def score(encoder: nn.Module, images: Cifar10, bank: Any, held_out: Any) -> dict[str, float]:

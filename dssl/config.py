@@ -150,7 +150,8 @@ class RunConfig:
     """Stop if more than this share of the images is unreadable; fewer are replaced by others and listed in quarantine.txt."""
 
     encoder: str = "small"
-    """The network to train: whitened or small (for CPUs), resnet18-cifar, any torchvision classifier by name, or timm:NAME."""
+    """The network to train: whitened, whitened-quadrants or small (for CPUs), resnet18-cifar, any torchvision classifier, or
+    timm:NAME."""
     init: Path | None = None
     """Initialise the encoder from these weights: imagenet (torchvision's or timm's), or a file of dssl, torchvision or timm."""
     teacher: Path | None = None

@@ -1,4 +1,4 @@
-"""Encoders by name (torchvision's without their last layer, timm's, CIFAR ResNets, two for CPUs), and how one is run."""
+"""Encoders by name (torchvision's without their last layer, timm's, CIFAR ResNets, three for CPUs), and how one is run."""
 
 import copy
 import difflib
@@ -17,7 +17,7 @@ from dssl.models.for_cpus import SmallEncoder, WhitenedEncoder
 
 # They have no last Linear layer, or give more than one output while training.
 _UNSUITABLE = ("squeezenet", "inception", "googlenet")
-FOR_CPUS = ("small", "whitened")
+FOR_CPUS = ("small", "whitened", "whitened-quadrants")
 _CIFAR = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 _TIMM_SIZED = ("vit", "deit", "swin", "beit", "eva")
 STEMS = {
@@ -177,8 +177,8 @@ def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
 
 
 def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
-    if name == "whitened":
-        return WhitenedEncoder(channels=channels)
+    if name in ("whitened", "whitened-quadrants"):
+        return WhitenedEncoder(channels=channels, quadrants=name == "whitened-quadrants")
     if name == "small":
         return SmallEncoder(channels=channels)
     if name.startswith("timm:"):

@@ -1,4 +1,4 @@
-"""Two encoders that a CPU can train: ``whitened``, chosen for what it learns in a CPU-second, and the residual ``small``."""
+"""Encoders that a CPU can train: ``whitened``, pooled as a whole or by quadrants, and the older, residual ``small``."""
 
 import math
 
@@ -45,7 +45,7 @@ class SmallEncoder(nn.Module):
 
 
 class WhitenedEncoder(nn.Module):
-    """A feature of 256; about 0.3 million weights.
+    """A feature of 256, or of 256 for each quadrant of the image; about 0.3 million weights.
 
     The first layer gives the principal components of 4x4 patches at unit variance, and their negatives, at half the image's
     resolution. Its filters are buffers: never trained, but saved and exported like weights.
@@ -54,8 +54,10 @@ class WhitenedEncoder(nn.Module):
     filters: Tensor
     shift: Tensor
 
-    def __init__(self, *, channels: int = 3) -> None:
+    def __init__(self, *, channels: int = 3, quadrants: bool = False) -> None:
         super().__init__()
+        self.pooled = 2 if quadrants else 1
+        """Rows and columns of the pooled map. Where a thing is in the image tells a linear classifier what it is."""
         filters = torch.tensor(fixed_filters(channels), dtype=torch.float32)
         self.register_buffer("filters", filters)
         self.register_buffer("shift", torch.zeros(len(filters)))
@@ -74,7 +76,7 @@ class WhitenedEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         white = F.conv2d(images, self.filters, self.shift, stride=STRIDE, padding=1)
-        return F.adaptive_avg_pool2d(self.groups(F.relu(torch.cat([white, -white], dim=1))), 1).flatten(1)
+        return F.adaptive_avg_pool2d(self.groups(F.relu(torch.cat([white, -white], dim=1))), self.pooled).flatten(1)
 
 
 @torch.no_grad()

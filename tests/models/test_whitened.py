@@ -81,6 +81,18 @@ def test_every_size_and_number_of_channels_gives_one_feature(channels: int, size
     assert "filters" not in dict(encoder.named_parameters())
 
 
+@pytest.mark.parametrize("size", [32, 64])
+def test_the_mean_of_the_quadrants_is_the_feature_of_the_whole(size: int) -> None:
+    whole, quadrants = built(), build_encoder("whitened-quadrants", image_size=size)
+    quadrants.load_state_dict(whole.state_dict())
+    shown = images(size=size, count=3)
+    with torch.no_grad():
+        parts = quadrants.eval()(shown).reshape(3, 256, 4)
+        torch.testing.assert_close(parts.mean(dim=2), whole.eval()(shown))
+        upside_down = quadrants(shown.flip(2)).reshape(3, 256, 4)
+    assert not torch.allclose(upside_down, parts)
+
+
 def prepared(config: RunConfig, init: Path | None = None) -> Method:
     return prepare(config, build_method(config, init=init), normalization=None, new=init is None).method
 
@@ -122,7 +134,7 @@ def test_checkpoint_resume_and_export_keep_the_filters(tmp_path: Path, monkeypat
         "shapes",
         method="simclr",
         data="shapes:64",
-        encoder="whitened",
+        encoder="whitened-quadrants",
         epochs=2,
         batch_size=16,
         knn_every=0,
