@@ -12,12 +12,13 @@ Pillow, and so is whatever torchvision refuses.
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import stat
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -109,21 +110,44 @@ def read_images(
     shrink: int | None = None,
     value_range: Range | None = None,
 ) -> Iterator[Image | UnreadableImage]:
-    """Like `read_image` for several files, in order; an unreadable one gives its error instead.
+    """Like `read_image` for several files, in order; an unreadable one gives its error instead."""
+    read = functools.partial(_read, channels=channels, shrink=shrink, value_range=value_range)
+    return _in_groups((path, functools.partial(read, path)) for path in paths)
 
-    JPEGs are decoded in groups, each in one call without the interpreter's lock. Python, which runs several times slower
-    with what a decoder leaves in the processor's caches, then needs the lock once per group and not several times per file.
+
+def decode_contents(
+    named: Iterable[tuple[str | bytes, Callable[[], bytearray]]],
+    *,
+    channels: int = 3,
+    shrink: int | None = None,
+    value_range: Range | None = None,
+) -> Iterator[Image | UnreadableImage]:
+    """Like `read_images` for images that are not files of their own: the name of each, and what gives its bytes."""
+
+    def read(content: Callable[[], bytearray]) -> Image | Jpeg:
+        return _recognised(content(), channels=channels, shrink=shrink, value_range=value_range)
+
+    return _in_groups((name, functools.partial(read, content)) for name, content in named)
+
+
+def _in_groups(
+    images: Iterable[tuple[str | bytes, Callable[[], Image | Jpeg]]],
+) -> Iterator[Image | UnreadableImage]:
+    """JPEGs are decoded in groups, each in one call without the interpreter's lock.
+
+    Python, which runs several times slower with what a decoder leaves in the processor's caches, then needs the lock once per
+    group and not several times per image.
     """
     group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]] = []
     held = 0
-    for path in paths:
+    for name, read in images:
         one: Image | Jpeg | UnreadableImage
         try:
-            one = _read(path, channels=channels, shrink=shrink, value_range=value_range)
+            one = read()
             held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
         except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
-            one = _named(path, error)
-        group.append((path, one))
+            one = _named(name, error)
+        group.append((name, one))
         if held >= GROUP:
             yield from _finish(group)
             group, held = [], 0
@@ -142,8 +166,13 @@ def _read(path: str | bytes, *, channels: int, shrink: int | None, value_range: 
         del content[os.readv(descriptor, [content]) :]  # one call reads all there is of a regular file
     finally:
         os.close(descriptor)
+    return _recognised(content, channels=channels, shrink=shrink, value_range=value_range)
+
+
+def _recognised(content: bytearray, *, channels: int, shrink: int | None, value_range: Range | None) -> Image | Jpeg:
+    """The bytes of a whole file, decoded unless torchvision may do it."""
     if value_range is not None:
-        return decode_content(content, channels=channels, value_range=value_range)
+        return scaled(values.read_values(content, channels=channels), value_range)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
 
@@ -152,17 +181,6 @@ def check_length(size: int) -> None:
     """Refuse an image of too many bytes before they are read."""
     if size > MAX_BYTES:
         raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
-
-
-def decode_content(
-    content: bytearray, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
-) -> Image:
-    """Decode the bytes of a whole file; raises whatever the decoder raises."""
-    if value_range is not None:
-        return scaled(values.read_values(content, channels=channels), value_range)
-    jpeg = recognise(content, shrink=shrink) if channels == 3 else None
-    image = None if jpeg is None else decode_together([jpeg])[0]
-    return decode(io.BytesIO(content), channels=channels, shrink=shrink) if image is None else image
 
 
 @contextmanager
