@@ -51,6 +51,7 @@ EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bm
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+_BITS, _PLANES = 258, 284  # tags of a TIFF
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -255,10 +256,22 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     if head[:2] == b"BM":
         return BmpImagePlugin.BmpImageFile(file)
     if head[:4] in values.TIFF:
-        return TiffImagePlugin.TiffImageFile(file)
+        return _tiff(file)
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return GifImagePlugin.GifImageFile(file)
     raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
+
+
+def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
+    """A TIFF that Pillow reads as a photograph; the others need to be told what they are."""
+    try:
+        picture = TiffImagePlugin.TiffImageFile(file)
+    except SyntaxError as error:
+        raise ValueError(f"not a photograph ({error}): if this TIFF has N channels, use --channels N") from error
+    bits, planes = picture.tag_v2.get(_BITS, (1,)), picture.tag_v2.get(_PLANES, 1)
+    if planes == 2 and len(bits) > 1 and max(bits) > 8:
+        raise ValueError("16 bits in separate planes, which Pillow misreads: use --range, such as --range 0,65535")
+    return picture
 
 
 def ending_of(content: bytes) -> str:
@@ -284,7 +297,7 @@ def _eight_bits(picture: Pillow.Image, mode: str) -> Pillow.Image:
     if picture.mode.startswith("I;16") or (picture.mode == "I" and isinstance(picture, PngImagePlugin.PngImageFile)):
         picture = Pillow.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
     elif picture.mode in ("I", "F"):
-        raise ValueError("32-bit or floating-point pixels have no fixed range: convert the file to 8 or 16 bits")
+        raise ValueError("32-bit or floating-point pixels have no fixed range: give one, such as --range 0,1")
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, (255, 255, 255, 255)), picture)

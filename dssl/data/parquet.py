@@ -59,7 +59,7 @@ class Parquet(Shards):
         self.window = int(np.clip(_CACHE * groups // (2 * sum(self.index.lengths)), 1, _WINDOW))
         """How many row groups are mixed by default: two windows take at most a gigabyte."""
         self.name = (
-            f"{shards.name} ({len(self.index):,} images in {groups:,} row group{'s' if groups != 1 else ''} of "
+            f"{shards.name} ({len(self.index):,} images in {groups:,} row group{'s' if groups != 1 else ''}, "
             f"{files:,} file{'s' if files != 1 else ''})"
         )
         self._groups = _Groups(self.index, columns, keep=2 * self.window + _SPARE)
