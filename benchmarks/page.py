@@ -342,6 +342,7 @@ def shards(result: dict[str, Any]) -> Lines:
         "hold them. A packed copy holds pixels: nothing is decoded.", "",
         *shared(result),
         *table(("reader", "", "images/s", "times webdataset", "times datasets", "first batch, s"), rows),
+        *([result["note"], ""] if "note" in result else []),
         f"The index of {index['members']:,} members in ten tar shards: {number(index['scan_seconds'])} s "
         f"({number(index['scan_cpu_seconds'])} s of CPU), reopened in {number(index['reopen_seconds'])} s "
         f"({number(index['reopen_cpu_seconds'])} s of CPU); {index['index_bytes_per_image']:.0f} bytes per image in a file that "

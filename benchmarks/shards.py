@@ -57,12 +57,13 @@ def ours(text: str, shuffle: Shuffle | None) -> Iterator[int]:
 
 def _decoded(sample: dict[str, Any]) -> int:
     """For the peers' workers: decode, and hand over no more than our threads do."""
-    from dssl.data.decode import decode_content
+    from dssl.data.decode import UnreadableImage, decode_contents
 
     content = (
         sample["image"]["bytes"] if "image" in sample else next(sample[one] for one in ("jpg", "png") if one in sample)
     )
-    return int(decode_content(bytearray(content)).shape[0] > 0)
+    (image,) = decode_contents([("a sample", lambda: bytearray(content))])
+    return int(not isinstance(image, UnreadableImage))
 
 
 def _loader(dataset: Any, workers: int) -> Iterator[int]:
@@ -85,10 +86,13 @@ def huggingface(folder: Path) -> Iterator[int]:
 
     files = sorted(map(str, folder.glob("*.parquet")))
     rows = peer.load_dataset("parquet", data_files=files, split="train", streaming=True)
-    rows = rows.cast_column("image", peer.Image(decode=False)).shuffle(seed=0, buffer_size=1000)
-    return _loader(
-        rows.map(lambda row: {"done": _decoded(row)}, remove_columns=["image", "label"]), min(record.CORES, len(files))
+    workers = min(record.CORES, len(files))
+    # a buffer that is filled from all files at once, as it is by default for ten of them, would leave it one worker
+    each = len(files) // workers
+    rows = rows.cast_column("image", peer.Image(decode=False)).shuffle(
+        seed=0, buffer_size=1000, max_buffer_input_shards=each
     )
+    return _loader(rows.map(lambda row: {"done": _decoded(row)}, remove_columns=["image", "label"]), workers)
 
 
 def drop(place: Path) -> None:

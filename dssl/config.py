@@ -248,8 +248,9 @@ class RunConfig:
                 f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"
             )
         if self.optimizer.warmup_epochs > self.epochs - self.head_epochs:
-            kind = "epochs of the run" if not self.head_epochs else "epochs in which the encoder learns"
+            epochs = self.epochs - self.head_epochs
+            kind = "of the run" if not self.head_epochs else "in which the encoder learns"
             raise DsslError(
-                f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs:g}, "
-                f"expected at most the {self.epochs - self.head_epochs} {kind}"
+                f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs:g}, expected at most the "
+                f"{epochs} epoch{'s' if epochs != 1 else ''} {kind}, such as --optimizer.warmup-epochs {epochs / 10:g}"
             )

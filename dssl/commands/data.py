@@ -155,7 +155,8 @@ def _pack(arguments: Arguments) -> int:
                     progress=lambda done: bar.update(done - bar.n),
                 )
             kept = quarantine.total - len(quarantine)
-            print(f"{arguments.out}: {split}: {kept:,} images in {files:,} shards, {size / 1e6:,.1f} MB")
+            shards = f"{files:,} shard{'s' if files != 1 else ''}"
+            print(f"{arguments.out}: {split}: {kept:,} images in {shards}, {size / 1e6:,.1f} MB")
             _unreadable(quarantine)
             continue
         path = arguments.out / f"{split}.pack"

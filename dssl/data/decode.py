@@ -12,12 +12,13 @@ Pillow, and so is whatever torchvision refuses.
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import stat
 import struct
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -50,6 +51,7 @@ EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bm
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+_BITS, _PLANES = 258, 284  # tags of a TIFF
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -109,21 +111,44 @@ def read_images(
     shrink: int | None = None,
     value_range: Range | None = None,
 ) -> Iterator[Image | UnreadableImage]:
-    """Like `read_image` for several files, in order; an unreadable one gives its error instead.
+    """Like `read_image` for several files, in order; an unreadable one gives its error instead."""
+    read = functools.partial(_read, channels=channels, shrink=shrink, value_range=value_range)
+    return _in_groups((path, functools.partial(read, path)) for path in paths)
 
-    JPEGs are decoded in groups, each in one call without the interpreter's lock. Python, which runs several times slower
-    with what a decoder leaves in the processor's caches, then needs the lock once per group and not several times per file.
+
+def decode_contents(
+    named: Iterable[tuple[str | bytes, Callable[[], bytearray]]],
+    *,
+    channels: int = 3,
+    shrink: int | None = None,
+    value_range: Range | None = None,
+) -> Iterator[Image | UnreadableImage]:
+    """Like `read_images` for images that are not files of their own: the name of each, and what gives its bytes."""
+
+    def read(content: Callable[[], bytearray]) -> Image | Jpeg:
+        return _recognised(content(), channels=channels, shrink=shrink, value_range=value_range)
+
+    return _in_groups((name, functools.partial(read, content)) for name, content in named)
+
+
+def _in_groups(
+    images: Iterable[tuple[str | bytes, Callable[[], Image | Jpeg]]],
+) -> Iterator[Image | UnreadableImage]:
+    """JPEGs are decoded in groups, each in one call without the interpreter's lock.
+
+    Python, which runs several times slower with what a decoder leaves in the processor's caches, then needs the lock once per
+    group and not several times per image.
     """
     group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]] = []
     held = 0
-    for path in paths:
+    for name, read in images:
         one: Image | Jpeg | UnreadableImage
         try:
-            one = _read(path, channels=channels, shrink=shrink, value_range=value_range)
+            one = read()
             held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
         except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
-            one = _named(path, error)
-        group.append((path, one))
+            one = _named(name, error)
+        group.append((name, one))
         if held >= GROUP:
             yield from _finish(group)
             group, held = [], 0
@@ -142,8 +167,13 @@ def _read(path: str | bytes, *, channels: int, shrink: int | None, value_range: 
         del content[os.readv(descriptor, [content]) :]  # one call reads all there is of a regular file
     finally:
         os.close(descriptor)
+    return _recognised(content, channels=channels, shrink=shrink, value_range=value_range)
+
+
+def _recognised(content: bytearray, *, channels: int, shrink: int | None, value_range: Range | None) -> Image | Jpeg:
+    """The bytes of a whole file, decoded unless torchvision may do it."""
     if value_range is not None:
-        return decode_content(content, channels=channels, value_range=value_range)
+        return scaled(values.read_values(content, channels=channels), value_range)
     jpeg = recognise(content, shrink=shrink) if channels == 3 else None
     return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
 
@@ -152,17 +182,6 @@ def check_length(size: int) -> None:
     """Refuse an image of too many bytes before they are read."""
     if size > MAX_BYTES:
         raise ValueError(f"{size:,} bytes are more than the limit of {MAX_BYTES:,}")
-
-
-def decode_content(
-    content: bytearray, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
-) -> Image:
-    """Decode the bytes of a whole file; raises whatever the decoder raises."""
-    if value_range is not None:
-        return scaled(values.read_values(content, channels=channels), value_range)
-    jpeg = recognise(content, shrink=shrink) if channels == 3 else None
-    image = None if jpeg is None else decode_together([jpeg])[0]
-    return decode(io.BytesIO(content), channels=channels, shrink=shrink) if image is None else image
 
 
 @contextmanager
@@ -237,10 +256,22 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     if head[:2] == b"BM":
         return BmpImagePlugin.BmpImageFile(file)
     if head[:4] in values.TIFF:
-        return TiffImagePlugin.TiffImageFile(file)
+        return _tiff(file)
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return GifImagePlugin.GifImageFile(file)
     raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
+
+
+def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
+    """A TIFF that Pillow reads as a photograph; the others need to be told what they are."""
+    try:
+        picture = TiffImagePlugin.TiffImageFile(file)
+    except SyntaxError as error:
+        raise ValueError(f"not a photograph ({error}): if this TIFF has N channels, use --channels N") from error
+    bits, planes = picture.tag_v2.get(_BITS, (1,)), picture.tag_v2.get(_PLANES, 1)
+    if planes == 2 and len(bits) > 1 and max(bits) > 8:
+        raise ValueError("16 bits in separate planes, which Pillow misreads: use --range, such as --range 0,65535")
+    return picture
 
 
 def ending_of(content: bytes) -> str:
@@ -266,7 +297,7 @@ def _eight_bits(picture: Pillow.Image, mode: str) -> Pillow.Image:
     if picture.mode.startswith("I;16") or (picture.mode == "I" and isinstance(picture, PngImagePlugin.PngImageFile)):
         picture = Pillow.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
     elif picture.mode in ("I", "F"):
-        raise ValueError("32-bit or floating-point pixels have no fixed range: convert the file to 8 or 16 bits")
+        raise ValueError("32-bit or floating-point pixels have no fixed range: give one, such as --range 0,1")
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
         picture = Pillow.alpha_composite(Pillow.new("RGBA", picture.size, (255, 255, 255, 255)), picture)

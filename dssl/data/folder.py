@@ -45,11 +45,7 @@ class Folder:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
             raise kind(_why_empty(root, self.index, photos=value_range is None))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
-        # full paths, as in the errors of files that fail to decode
-        self.skipped = [
-            (printable(os.path.join(self.index.root, path)), printable(reason))  # noqa: PTH118 (bytes)
-            for path, reason in self.index.skipped
-        ]
+        self.skipped = self.index.skipped_paths()
         self.classes, self.labels = _classes(self.index, root, train)
         self.fingerprint = self.index.fingerprint
         self._channels, self._shrink, self.value_range = channels, shrink, value_range

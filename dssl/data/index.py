@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, kind_of
 from dssl.data.values import ENDINGS as SCIENCE
-from dssl.files import cache_folder, write_atomically
+from dssl.files import cache_folder, printable, write_atomically
 
 RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("name_end", "<i8")])
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
@@ -68,6 +68,14 @@ class Index:
     def path(self, position: int) -> bytes:
         """The full path of one image."""
         return os.path.join(self.root, self.relative(position))  # noqa: PTH118 (bytes)
+
+    def container(self, number: int) -> bytes:
+        """The full path of one container."""
+        return os.path.join(self.root, self.containers[number])  # noqa: PTH118 (bytes)
+
+    def skipped_paths(self) -> list[tuple[str, str]]:
+        """Full path and reason of what was skipped, printable: as in the errors of images that fail to decode."""
+        return [(printable(os.path.join(self.root, path)), printable(reason)) for path, reason in self.skipped]  # noqa: PTH118 (bytes)
 
 
 def endings_of(*, photos: bool) -> frozenset[bytes]:
@@ -227,8 +235,8 @@ def _is_current(index: Index) -> bool:
     """True where every container has the time stamp, and every shard the length, that it had at the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
-        for container, modified, length in zip(index.containers, index.times, lengths, strict=True):
-            status = os.stat(os.path.join(index.root, container))  # noqa: PTH116, PTH118 (bytes)
+        for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
+            status = os.stat(index.container(number))  # noqa: PTH116 (bytes)
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
     except OSError:

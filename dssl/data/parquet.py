@@ -5,24 +5,21 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import check_length, decode_content, naming
-from dssl.data.index import Index, kept_index
+from dssl.data.decode import check_length
+from dssl.data.find import Found
+from dssl.data.index import Index
 from dssl.data.scale import Range
-from dssl.data.shards import Found, Scanned, assemble, check_unchanged, classes_of, common_root, why_empty
+from dssl.data.shards import Scanned, Shards, check_unchanged, open_shards
 from dssl.errors import DsslError
 from dssl.files import printable
-
-if TYPE_CHECKING:
-    from dssl.types import Image
 
 _CACHE = 1 << 30  # bytes that two windows of row groups may take by default
 _WINDOW = 16
@@ -30,7 +27,7 @@ _SPARE = 4  # row groups beyond two windows: for a batch that ends in the one be
 _NAMES = {"image": ("image", "img", "jpg", "jpeg", "png"), "label": ("label", "labels", "class", "cls")}
 
 
-class Parquet:
+class Parquet(Shards):
     """The images in a column of Parquet files, in the order of their rows; a shard of the order is a row group."""
 
     shuffle = "shards"
@@ -46,35 +43,26 @@ class Parquet:
         cache: bool = True,
     ) -> None:
         columns = _columns_of(shards)
-        self.index = open_parquet(shards.paths, columns, cache=cache)
-        if len(self.index) == 0:
-            raise DsslError(why_empty(shards, self.index))
-        train = self.index if shards.train is None else open_parquet(shards.train, columns, cache=cache)
-        self.classes, self.labels = classes_of(self.index, train, shards.name)
+        scan = partial(_scan, columns=columns)
+        named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
+        super().__init__(
+            shards,
+            lambda paths: open_shards(paths, scan, options=named, sized=False, cache=cache),
+            channels=channels,
+            shrink=shrink,
+            value_range=value_range,
+        )
         records = self.index.records
         new = (np.diff(records["container"]) != 0) | (np.diff(records["offset"]) != 0)
         self.bounds = np.concatenate([[0], np.flatnonzero(new) + 1, [len(records)]])
-        """Where the images of each row group begin, and where the last one's end."""
-        groups = len(self.bounds) - 1
+        groups, files = len(self.bounds) - 1, len(shards.paths)
         self.window = int(np.clip(_CACHE * groups // (2 * sum(self.index.lengths)), 1, _WINDOW))
         """How many row groups are mixed by default: two windows take at most a gigabyte."""
         self.name = (
-            f"{shards.name} ({len(self.index):,} images in {groups:,} row groups of {len(shards.paths):,} files)"
+            f"{shards.name} ({len(self.index):,} images in {groups:,} row group{'s' if groups != 1 else ''}, "
+            f"{files:,} file{'s' if files != 1 else ''})"
         )
-        self.fingerprint = self.index.fingerprint
-        self._channels, self._shrink, self.value_range = channels, shrink, value_range
         self._groups = _Groups(self.index, columns, keep=2 * self.window + _SPARE)
-
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self.index)
-
-    def image(self, index: int) -> Image:
-        """One image, decoded."""
-        with naming(self.index.path(index)):
-            return decode_content(
-                self.content(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range
-            )
 
     def content(self, index: int) -> bytearray:
         """The bytes of one image as they are in its file."""
@@ -85,10 +73,6 @@ class Parquet:
         buffer = value.as_buffer()
         check_length(buffer.size)
         return bytearray(buffer)
-
-    def label_of(self, index: int) -> str:
-        """The path of the file below their folder and the name of the row, printable."""
-        return printable(self.index.relative(index))
 
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
         """Read row groups before their images are asked for, and keep two windows of them."""
@@ -137,7 +121,7 @@ class _Groups:
         return entry.images
 
     def _load(self, container: int, group: int) -> Any:
-        path = os.path.join(self._index.root, self._index.containers[container])  # noqa: PTH118 (bytes)
+        path = self._index.container(container)
         check_unchanged(os.stat(path), self._index, container)  # noqa: PTH116 (bytes)
         file = _open(path, self._files.get(container))
         with file:
@@ -172,24 +156,8 @@ def _columns_of(shards: Found) -> dict[str, str]:
     return told
 
 
-def open_parquet(paths: tuple[bytes, ...], columns: dict[str, str], *, cache: bool) -> Index:
-    """The index of Parquet files, from the cache or their footers."""
-    root, shards = common_root(paths)
-    extra = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
-    return kept_index(root, lambda: _scan_all(root, shards, columns), shards=shards, cache=cache, options=extra)
-
-
-def _scan_all(root: bytes, shards: tuple[bytes, ...], columns: dict[str, str], *, threads: int = 8) -> Index:
-    started = time.time_ns()
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
-        found = [*pool.map(lambda shard: _scan(root, shard, columns), shards)]
-    # rows have no sizes in a footer: the length of the file stands for what is in it
-    marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
-    return assemble(root, shards, found, started=started, marks=marks)
-
-
-def _scan(root: bytes, shard: bytes, columns: dict[str, str]) -> Scanned:
-    path = os.path.join(root, shard)  # noqa: PTH118 (bytes)
+def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
+    """The rows of one file; their sizes are not known until they are read."""
     try:
         status = os.stat(path)  # noqa: PTH116 (bytes)
         with _open(path) as file:
@@ -221,8 +189,6 @@ def _scan(root: bytes, shard: bytes, columns: dict[str, str]) -> Scanned:
         offsets=np.repeat(np.arange(len(counts)), counts).tolist(),
         sizes=[row for count in counts for row in range(count)],
         labels=labels,
-        skipped=[],
-        ignored=0,
     )
 
 

@@ -1,26 +1,87 @@
-"""What all shards share: how they are found, the splits and classes they have, and one index for all of them."""
+"""What tar and Parquet shards share: one index for all of them, built in parallel and kept, labels, and reading in groups."""
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
-import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.index import RECORD, YOUNG, Index, fingerprint
-from dssl.data.source import NoSplitError, Split
+from dssl.data.decode import UnreadableImage, decode_contents
+from dssl.data.find import Found
+from dssl.data.index import RECORD, YOUNG, Index, fingerprint, kept_index
+from dssl.data.scale import Range
 from dssl.errors import DsslError
 from dssl.files import printable
 
-SHARDS = (".tar", ".parquet")
-_COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
-_TEST = ("validation", "valid", "val", "test")
-_COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
+if TYPE_CHECKING:
+    from dssl.types import Image
+
+
+class Shards(ABC):
+    """The images of shards, in the order of their index; the kinds of shards differ in how they find the bytes of one."""
+
+    name: str
+    bounds: NDArray[np.int64]
+    """Where the images of each shard of the order begin, and where the last one's end."""
+
+    def __init__(
+        self,
+        shards: Found,
+        opened: Callable[[tuple[bytes, ...]], Index],
+        *,
+        channels: int,
+        shrink: int | None,
+        value_range: Range | None,
+    ) -> None:
+        self.index = opened(shards.paths)
+        if len(self.index) == 0:
+            raise DsslError(_why_empty(shards, self.index))
+        train = self.index if shards.train is None else opened(shards.train)
+        self.classes, self.labels = _classes_of(self.index, train, shards.name)
+        self.fingerprint = self.index.fingerprint
+        self.skipped = self.index.skipped_paths()
+        self._channels, self._shrink, self.value_range = channels, shrink, value_range
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.index)
+
+    def image(self, index: int) -> Image:
+        """One image, decoded."""
+        (image,) = self.read_many([index])
+        if isinstance(image, UnreadableImage):
+            raise image
+        return image
+
+    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+        """Several images, decoded together; an unreadable one is its error."""
+        return decode_contents(
+            ((self.index.path(index), partial(self.content, index)) for index in indices),
+            channels=self._channels,
+            shrink=self._shrink,
+            value_range=self.value_range,
+        )
+
+    @abstractmethod
+    def content(self, index: int) -> bytearray:
+        """The bytes of one image as they are in its shard; raises whatever goes wrong."""
+
+    @abstractmethod
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:
+        """Prepare for shards of the order whose images will be asked for."""
+
+    def label_of(self, index: int) -> str:
+        """The path of the shard below their folder and the name in it, printable."""
+        return printable(self.index.relative(index))
 
 
 def check_unchanged(status: os.stat_result, index: Index, container: int) -> None:
@@ -29,172 +90,47 @@ def check_unchanged(status: os.stat_result, index: Index, container: int) -> Non
         raise ValueError("its shard has changed since it was indexed: restart the run to index it again")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The shards of one split; ``train`` are those whose classes count, where they are others."""
+@dataclass(slots=True, kw_only=True)
+class Scanned:
+    """What the scan of one shard found."""
 
-    name: str
-    paths: tuple[bytes, ...]
-    train: tuple[bytes, ...] | None = None
-    columns: str = ""
-    """Of Parquet: image=COLUMN,label=COLUMN, as given behind a #."""
-
-    @property
-    def kind(self) -> str:
-        """The ending that all of them have."""
-        kinds = {os.path.splitext(path)[1].lower().decode() for path in self.paths}  # noqa: PTH122 (bytes)
-        if len(kinds) > 1:
-            raise DsslError(f"{self.name}: both tar and Parquet files; name those of one kind")
-        return kinds.pop()
+    time: int
+    length: int
+    names: list[bytes] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    labels: list[bytes | None] = field(default_factory=list)
+    skipped: list[tuple[bytes, str]] = field(default_factory=list)
+    ignored: int = 0
 
 
-def find_shards(text: str, split: Split) -> Found | None:
-    """The shards that a text means: a file, a folder, a text list or a pattern; None where it means something else."""
-    place, _, columns = text.partition("#")
-    # not Path.exists, which fails for a name that no file can have
-    if os.path.exists(text) or not (place.endswith(".parquet") or os.path.isdir(place)):  # noqa: PTH110, PTH112 (a text)
-        place, columns = text, ""
-    text = place
-    if os.path.isdir(text):  # noqa: PTH112 (a text)
-        found = _in_folder(Path(text), split)
-        return found if found is None else replace(found, columns=columns)
-    paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110 (a text)
-    if not paths:
-        return None
-    for path in paths:
-        if path.lower().endswith(_COMPRESSED):
-            raise DsslError(
-                f"{printable(path)}: compressed: reading one image would mean decompressing all before it; decompress the file "
-                "(images are compressed already, so it hardly grows)"
-            )
-        if not path.lower().endswith(SHARDS):
-            raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
-    if split == "test":
-        raise NoSplitError(f"{printable(text)}: these shards have no test split: give those of the test images instead")
-    return Found(
-        name=printable(text), paths=tuple(os.path.realpath(os.fsencode(path)) for path in paths), columns=columns
-    )
+def open_shards(
+    paths: tuple[bytes, ...],
+    scan: Callable[[bytes], Scanned],
+    *,
+    options: tuple[bytes, ...] = (),
+    sized: bool = True,
+    cache: bool,
+    threads: int = 8,
+) -> Index:
+    """The index of shards, from the cache or by scanning several at a time.
+
+    `options` tell one way to scan the same shards from another. Where the sizes of images are not known (not `sized`), the
+    fingerprint covers the lengths of the shards instead.
+    """
+    root, shards = _common_root(paths)
+
+    def scan_all() -> Index:
+        started = time.time_ns()
+        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
+            found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
+        marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
+        return _assemble(root, shards, found, started=started, marks=None if sized else marks)
+
+    return kept_index(root, scan_all, shards=shards, options=options, cache=cache)
 
 
-def _in_folder(place: Path, split: Split) -> Found | None:
-    """The shards of a split in a folder: in train and val folders, in files so named, or all of them."""
-    from dssl.data.folder import split_folder
-
-    try:
-        root, train = split_folder(place, split)
-    except NoSplitError:
-        root, train = place, None
-    here = _listed(root)
-    if here is None:
-        return None
-    first: list[str] | None = None
-    if train is not None:
-        first = here if train == root else _listed(train)
-    else:
-        first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
-        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in _TEST) if some), [])
-        if first and held:
-            here = first if split == "train" else held
-        elif split == "test":
-            raise NoSplitError(
-                f"{printable(str(place))}: no test split: expected the folders train and val (or test) in it, or shards "
-                "whose names begin with train- and test-"
-            )
-        else:
-            first = None
-    _check_complete(root, here)
-    paths = tuple(os.path.realpath(os.fsencode(root / name)) for name in here)
-    others = None
-    if split == "test" and first is not None:
-        others = tuple(os.path.realpath(os.fsencode((train or root) / name)) for name in first)
-    return Found(name=printable(str(root)), paths=paths, train=others)
-
-
-def _listed(folder: Path) -> list[str] | None:
-    """The names of the shards in a folder, sorted; None where it holds images or other folders, or no shard."""
-    from dssl.data.folder import visible
-
-    try:
-        folders, images = visible(folder)
-        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except OSError:
-        return None
-    if folders or images:
-        return None
-    for name in names:
-        if name.lower().endswith(_COMPRESSED):
-            find_shards(str(folder / name), "train")  # says why not
-    return sorted(name for name in names if name.lower().endswith(SHARDS)) or None
-
-
-def _check_complete(folder: Path, names: list[str]) -> None:
-    """Where names count themselves, as in train-00003-of-00012.tar, all of them must be there."""
-    found = [match for name in names if (match := _COUNTED.search(name))]
-    if len(found) != len(names) or len({match[2] for match in found}) != 1:
-        return
-    missing = sorted(set(range(int(found[0][2]))) - {int(match[1]) for match in found})
-    if missing:
-        raise DsslError(
-            f"{printable(str(folder))}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
-            f"{missing[0]}; to use the others alone, name them: '{printable(str(folder))}/*{Path(names[0]).suffix}'"
-        )
-
-
-def _in_list(place: Path) -> list[str]:
-    """The shards in a text list, or the one shard that this is; empty where it lists something else."""
-    if place.name.lower().endswith(SHARDS + _COMPRESSED):
-        return [str(place)]
-    if not place.is_file():
-        return []
-    try:
-        with place.open("rb") as file:
-            if (
-                not file.readline(1 << 16)
-                .strip()
-                .lower()
-                .endswith(tuple(ending.encode() for ending in SHARDS + _COMPRESSED))
-            ):
-                return []
-        lines = place.read_bytes().split(b"\n")
-    except OSError:
-        return []
-    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line.strip())) for line in lines if line.strip()]  # noqa: PTH118 (bytes)
-
-
-def _matching(text: str) -> list[str]:
-    """The paths of a pattern with braces, {000..127} or {train,extra}, and the wildcards of a shell."""
-    if not re.search(r"[{*?[]", text):
-        return []
-    paths: list[str] = []
-    for one in _braces(text):
-        found = sorted(glob.glob(one)) if glob.has_magic(one) else [one]  # noqa: PTH207 (a text, perhaps absolute)
-        if not found:
-            raise DsslError(f"data {printable(one)!r}: no file matches this pattern")
-        paths += found
-    return paths
-
-
-def _braces(text: str) -> list[str]:
-    """What bash makes of braces."""
-    match = re.search(r"\{([^{}]*)\}", text)
-    if match is None:
-        return [text]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
-    if numbers is not None:
-        first, last = int(numbers[1]), int(numbers[2])
-        if abs(last - first) >= 1_000_000:
-            raise DsslError(f"data {printable(text)!r}: more than a million shards")
-        width = max(map(len, numbers.groups())) if any(n[0] == "0" and len(n) > 1 for n in numbers.groups()) else 0
-        step = 1 if last >= first else -1
-        parts = [f"{number:0{width}d}" for number in range(first, last + step, step)]
-    else:
-        parts = match[1].split(",")
-    return [
-        *itertools.chain.from_iterable(_braces(text[: match.start()] + part + text[match.end() :]) for part in parts)
-    ]
-
-
-def common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
+def _common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
     """The folder that holds all shards, and their paths below it."""
     root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120 (bytes)
     shards = tuple(os.path.relpath(path, root) for path in paths)
@@ -204,21 +140,7 @@ def common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
     return root, shards
 
 
-@dataclass(slots=True)
-class Scanned:
-    """What the scan of one shard found."""
-
-    time: int
-    length: int
-    names: list[bytes]
-    offsets: list[int]
-    sizes: list[int]
-    labels: list[bytes | None]
-    skipped: list[tuple[bytes, str]]
-    ignored: int
-
-
-def assemble(
+def _assemble(
     root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, started: int, marks: list[bytes] | None = None
 ) -> Index:
     """One index of what was found in all shards; `marks` identify them where their names and the sizes of images do not."""
@@ -256,7 +178,7 @@ def _sorted_classes(names: set[bytes]) -> list[bytes]:
     return sorted(names, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, names)) else sorted(names)
 
 
-def classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+def _classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
     """Class names and the label of each image, counted as in the training split; None and None where some image has none."""
     labels: NDArray[np.int64] = index.records["label"].astype(np.int64)
     if (labels < 0).any():
@@ -270,15 +192,12 @@ def classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] |
     return tuple(printable(one) for one in train.classes), labels
 
 
-def skipped_members(index: Index) -> list[tuple[str, str]]:
-    """Full path and reason of everything in the shards that looks like an image and is none."""
-    return [(printable(os.path.join(index.root, path)), printable(reason)) for path, reason in index.skipped]  # noqa: PTH118 (bytes)
-
-
-def why_empty(shards: Found, index: Index) -> str:
+def _why_empty(shards: Found, index: Index) -> str:
     """One line for shards without images."""
     if index.skipped:
         path, reason = index.skipped[0]
         return f"{shards.name}: no readable image; {printable(path)}: {printable(reason)}"
+    if shards.kind == ".parquet":
+        return f"{shards.name}: no rows; expected a column of images with at least one"
     held = f"none of the {index.ignored:,} files in its shards is an image" if index.ignored else "its shards are empty"
     return f"{shards.name}: {held}; expected images such as 000017.jpg, each with a 000017.cls or .json if labelled"

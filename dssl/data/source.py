@@ -179,9 +179,9 @@ def range_of(source: Source) -> Range | None:
 def _open_path(
     text: str, *, split: Split, channels: int, shrink: int | None, value_range: Range | None, cache: bool
 ) -> Folder | ListFile | Tar | Parquet:
+    from dssl.data.find import find_shards
     from dssl.data.folder import Folder, ListFile
     from dssl.data.parquet import Parquet
-    from dssl.data.shards import find_shards
     from dssl.data.tar import Tar
 
     shards = find_shards(text, split)

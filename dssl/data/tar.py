@@ -1,72 +1,33 @@
-"""Images in tar shards, as WebDataset writes them: found by their headers alone, read in place, each with one ``pread``.
-
-POSIX, GNU and old tars are read, also where parts of one are damaged or missing.
-"""
+"""Images in tar shards, as WebDataset writes them: indexed by their headers, read in place, each with one ``pread``."""
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
 import threading
-import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import check_length, decode_content, naming, open_regular
-from dssl.data.index import Index, endings_of, kept_index, kind_option
+from dssl.data.decode import check_length, open_regular
+from dssl.data.find import Found
+from dssl.data.headers import BLOCK, Member, members
+from dssl.data.index import Index, endings_of, kind_option
 from dssl.data.scale import Range
-from dssl.data.shards import (
-    Found,
-    Scanned,
-    assemble,
-    check_unchanged,
-    classes_of,
-    common_root,
-    skipped_members,
-    why_empty,
-)
+from dssl.data.shards import Scanned, Shards, check_unchanged, open_shards
 from dssl.errors import DsslError
 from dssl.files import printable
-
-if TYPE_CHECKING:
-    from dssl.types import Image
 
 _OPEN = 128  # shards whose descriptors are kept; a process may have a thousand
 _LABEL_BYTES = 1 << 20
 _LABEL_KEYS = ("class", "label", "cls")  # of a .json member, the first that is there
-_BLOCK = 512
-_ZERO = bytes(_BLOCK)
-_AT_ONCE = 1 << 20
-_LONGEST = 1 << 20  # bytes of a long name or of extended attributes
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-}
-_FILES = (b"0", b"\0", b"7")
-_OTHERS = {
-    b"1": "a hard link, which is not followed",
-    b"2": "a symbolic link, which is not followed",
-    b"3": "a character device",
-    b"4": "a block device",
-    b"5": "a folder",
-    b"6": "a FIFO",
-}
-_LONG_NAME, _LONG_LINK, _EXTENDED, _SPARSE = b"L", b"K", (b"x", b"X"), b"S"
 
 
-class Tar:
+class Tar(Shards):
     """The images in tar files, in the order of the files and of their members."""
 
     def __init__(
@@ -78,38 +39,21 @@ class Tar:
         value_range: Range | None = None,
         cache: bool = True,
     ) -> None:
+        if shards.columns:
+            raise DsslError(f"{shards.name}#{shards.columns}: tar files have no columns; only Parquet files do")
         photos = value_range is None
-        self.index = open_tars(shards.paths, photos=photos, cache=cache)
-        if len(self.index) == 0:
-            raise DsslError(why_empty(shards, self.index))
+        scan, options = functools.partial(_scan, endings=endings_of(photos=photos)), kind_option(photos=photos)
+        super().__init__(
+            shards,
+            lambda paths: open_shards(paths, scan, options=options, cache=cache),
+            channels=channels,
+            shrink=shrink,
+            value_range=value_range,
+        )
         count = len(shards.paths)
         self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"
-        self.fingerprint = self.index.fingerprint
-        self.skipped = skipped_members(self.index)
-        train = self.index if shards.train is None else open_tars(shards.train, photos=photos, cache=cache)
-        self.classes, self.labels = classes_of(self.index, train, shards.name)
-        self.bounds = np.searchsorted(self.index.records["container"], np.arange(len(shards.paths) + 1))
-        """Where the images of each shard begin, and where the last one's end."""
-        self._channels, self._shrink, self.value_range = channels, shrink, value_range
+        self.bounds = np.searchsorted(self.index.records["container"], np.arange(count + 1))
         self._files = _Files(self.index)
-
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self.index)
-
-    def image(self, index: int) -> Image:
-        """One image, decoded."""
-        with naming(self.index.path(index)):
-            return decode_content(
-                self.content(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range
-            )
-
-    def read_ahead(self, shards: NDArray[np.int64]) -> None:
-        """Have the system read whole shards, in sequence, before their images are asked for."""
-        if hasattr(os, "posix_fadvise"):
-            for shard in shards.tolist():
-                with suppress(OSError, ValueError):  # who needs an image of it will say what is wrong
-                    os.posix_fadvise(self._files.at(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def content(self, index: int) -> bytearray:
         """The bytes of one image as they are in its shard."""
@@ -122,9 +66,12 @@ class Tar:
             raise ValueError("the shard ends within it")
         return content
 
-    def label_of(self, index: int) -> str:
-        """The path of the shard below their folder and the name in it, printable."""
-        return printable(self.index.relative(index))
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:
+        """Have the system read whole shards, in sequence, before their images are asked for."""
+        if hasattr(os, "posix_fadvise"):
+            for shard in shards.tolist():
+                with suppress(OSError, ValueError):  # who needs an image of it will say what is wrong
+                    os.posix_fadvise(self._files.at(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 class _File:
@@ -152,7 +99,7 @@ class _Files:
             if file is not None:
                 self._open.move_to_end(container)
         if file is None:
-            file = _File(os.path.join(self._index.root, self._index.containers[container]))  # noqa: PTH118 (bytes)
+            file = _File(self._index.container(container))
             with self._lock:
                 self._open[container] = file
                 if len(self._open) > _OPEN:
@@ -161,28 +108,14 @@ class _Files:
         return file
 
 
-def open_tars(paths: tuple[bytes, ...], *, photos: bool = True, cache: bool) -> Index:
-    """The index of tar files, from the cache or their headers."""
-    root, shards = common_root(paths)
-    options = kind_option(photos=photos)
-    return kept_index(root, lambda: scan_tars(root, shards, photos=photos), shards=shards, options=options, cache=cache)
-
-
-def scan_tars(root: bytes, shards: tuple[bytes, ...], *, photos: bool = True, threads: int = 8) -> Index:
-    """Read the headers of all shards, several at a time."""
-    started, endings = time.time_ns(), endings_of(photos=photos)
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
-        return assemble(root, shards, [*pool.map(lambda shard: _scan(root, shard, endings), shards)], started=started)
-
-
-def _scan(root: bytes, shard: bytes, endings: frozenset[bytes]) -> Scanned:
-    path = os.path.join(root, shard)  # noqa: PTH118 (bytes)
+def _scan(path: bytes, *, endings: frozenset[bytes]) -> Scanned:
+    """The images of one shard and their labels, whichever come first."""
     try:
         descriptor, size = open_regular(path)
     except OSError as error:
         raise DsslError(f"{printable(path)}: {error.strerror}; expected a tar file") from error
     with io.FileIO(descriptor, "rb") as file:
-        found = Scanned(os.fstat(file.fileno()).st_mtime_ns, size, [], [], [], [], [], 0)
+        found = Scanned(time=os.fstat(descriptor).st_mtime_ns, length=size)
         labels: dict[bytes, bytes] = {}
         keys: list[bytes] = []
         try:
@@ -194,7 +127,7 @@ def _scan(root: bytes, shard: bytes, endings: frozenset[bytes]) -> Scanned:
                 if last.startswith(b"."):
                     continue
                 if ending in (b"cls", b"json") and member.problem is None:
-                    label = _label(file.fileno(), member.start, member.offset, member.size, is_text=ending == b"cls")
+                    label = _label(file.fileno(), member, is_text=ending == b"cls")
                     if label is not None and (ending == b"json" or key not in labels):
                         labels[key] = label
                 elif ending in endings or (member.problem is not None and not ending):
@@ -215,11 +148,12 @@ def _scan(root: bytes, shard: bytes, endings: frozenset[bytes]) -> Scanned:
     return found
 
 
-def _label(descriptor: int, start: bytes, offset: int, size: int, *, is_text: bool) -> bytes | None:
+def _label(descriptor: int, member: Member, *, is_text: bool) -> bytes | None:
     """The label in a .cls or .json member; None where it holds none."""
-    if size > _LABEL_BYTES:
+    if member.size > _LABEL_BYTES:
         return None
-    content = start[:size] if size <= _BLOCK else os.pread(descriptor, size, offset)
+    few = member.size <= BLOCK
+    content = member.start[: member.size] if few else os.pread(descriptor, member.size, member.offset)
     if is_text:
         return content.strip() or None
     try:
@@ -228,146 +162,3 @@ def _label(descriptor: int, start: bytes, offset: int, size: int, *, is_text: bo
         return None
     value = next((told[key] for key in _LABEL_KEYS if key in told), None) if isinstance(told, dict) else None
     return str(value).encode() if isinstance(value, str | int) and not isinstance(value, bool) else None
-
-
-@dataclass(slots=True)
-class Member:
-    """A file in a tar; ``problem`` is the reason why its bytes cannot be used."""
-
-    name: bytes
-    offset: int
-    size: int
-    start: bytes
-    """Its first bytes, up to a block: all of a label."""
-    problem: str | None = None
-
-
-def members(descriptor: int, *, path: bytes, size: int) -> Iterator[Member]:
-    """Every member but folders; damage is a member with a problem, whose name says where, and the search goes on behind it."""
-    place, ended = 0, False
-    name: bytes | None = None
-    length: int | None = None
-    sparse = False
-    if size == 0:
-        raise DsslError(f"{printable(path)}: the file is empty; expected a tar file")
-    while place < size:
-        block = os.pread(descriptor, 2 * _BLOCK, place)
-        header = block[:_BLOCK]
-        if header == _ZERO:  # the end, unless a hole or a second archive follows
-            ended = True
-            place = _next_header(descriptor, place + _BLOCK, size)
-            continue
-        try:
-            count = _check(header)
-        except ValueError:
-            behind = _next_header(descriptor, place + _BLOCK, size)
-            if place == 0 and (behind == size or _compression(header)):
-                raise DsslError(f"{printable(path)}: {_compression(header) or 'not a tar file'}") from None
-            lost = "the rest of the shard is lost" if behind == size else f"{behind - place:,} bytes are lost"
-            yield Member(b"byte %d" % place, place, 0, b"", f"damaged header: {lost}")
-            place, ended, name, length, sparse = behind, behind == size, None, None, False
-            continue
-        ended = False
-        kind, begin = header[156:157], place + _BLOCK
-        if kind in (_LONG_NAME, _LONG_LINK, *_EXTENDED):
-            content = os.pread(descriptor, min(count, _LONGEST), begin)
-            if kind == _LONG_NAME:
-                name = content.partition(b"\0")[0]
-            elif kind in _EXTENDED:
-                told = _attributes(content)
-                name = told.get(b"path", name)
-                length = int(told[b"size"]) if told.get(b"size", b"").isdigit() else length
-                sparse = any(key.startswith(b"GNU.sparse") for key in told)
-            place = begin + _padded(count)
-            continue
-        count = count if length is None else length
-        member = Member(_name(header) if name is None else name, begin, count, block[_BLOCK:])
-        if kind == _SPARSE:
-            extended = header[482]
-            while extended and begin < size:  # its map of holes goes on in blocks of its own
-                extended, begin = os.pread(descriptor, _BLOCK, begin)[504], begin + _BLOCK
-        place = begin if kind in _OTHERS else begin + _padded(count)
-        if kind == _SPARSE or sparse:
-            member.problem = "a sparse file: pack it again with `tar` and without --sparse"
-        elif kind in _OTHERS:
-            member.problem = _OTHERS[kind]
-        elif begin + count > size:
-            member.problem = "the shard is truncated within it"
-            ended = True  # one line is enough
-        name, length, sparse = None, None, False
-        if kind in _FILES or kind == _SPARSE or (kind in _OTHERS and kind != b"5"):
-            yield member
-    if not ended:
-        yield Member(
-            b"byte %d" % size, size, 0, b"", "the shard has no end mark: images may be missing behind its last"
-        )
-
-
-def _check(header: bytes) -> int:
-    """The size of the member of a header; raises ValueError where its checksum is wrong."""
-    if len(header) < _BLOCK:
-        raise ValueError
-    stored = int(header[148:156].strip(b"\0 ") or b"x", 8)
-    # the lower half of Adler-32 is one more than the sum of all bytes, modulo 65,521, and takes a tenth of the time of sum()
-    summed = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 32
-    if (summed - stored) % 65_521:
-        raise ValueError
-    field = header[124:136]
-    if field[0] & 0x80:  # GNU: binary, for 8 GiB and more
-        return int.from_bytes(field[1:], "big")
-    return int(field.partition(b"\0")[0].strip() or b"0", 8)
-
-
-def _name(header: bytes) -> bytes:
-    name = header[:100].partition(b"\0")[0]
-    prefix = header[345:500].partition(b"\0")[0] if header[257:263] == b"ustar\0" else b""
-    return prefix + b"/" + name if prefix else name
-
-
-def _padded(count: int) -> int:
-    return -(-count // _BLOCK) * _BLOCK
-
-
-def _attributes(content: bytes) -> dict[bytes, bytes]:
-    """POSIX's extended attributes: lines of length, key and value."""
-    found, place = {}, 0
-    while place < len(content):
-        digits = content[place : place + 20].partition(b" ")[0]
-        if not digits.isdigit() or int(digits) < len(digits) + 3:
-            break
-        key, _, value = content[place + len(digits) + 1 : place + int(digits) - 1].partition(b"=")
-        found[key] = value
-        place += int(digits)
-    return found
-
-
-def _next_header(descriptor: int, place: int, size: int) -> int:
-    """Where the next header begins, or the size where none follows."""
-    while place < size:
-        content = os.pread(descriptor, _AT_ONCE, place)
-        at = content.find(b"ustar")
-        while at >= 0:
-            begin = at - 257
-            if begin >= 0 and begin % _BLOCK == 0:
-                try:
-                    _check(content[begin : begin + _BLOCK])
-                except ValueError:
-                    pass
-                else:
-                    return place + begin
-            at = content.find(b"ustar", at + 1)
-        if len(content) < _AT_ONCE:
-            break
-        place += _AT_ONCE
-    return size
-
-
-def _compression(head: bytes) -> str | None:
-    """The line for a compressed file."""
-    for start, kind in _COMPRESSED.items():
-        if head.startswith(start):
-            return (
-                f"compressed with {kind}: reading one image would mean decompressing all before it; decompress the file "
-                "(images are compressed already, so it hardly grows)"
-            )
-    return None

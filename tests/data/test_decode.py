@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from dssl.data.decode import UnreadableImage, read_image
 from dssl.data.jpeg import MAX_SIDE
+from dssl.data.scale import Range
 from dssl.files import printable
 
 GENERATOR = np.random.default_rng(3)
@@ -104,6 +105,32 @@ def test_palettes_with_and_without_transparency(tmp_path):
 def test_cmyk(tmp_path):
     content = saved(Image.fromarray(COLOUR).convert("CMYK"), "JPEG")
     assert np.array_equal(read(tmp_path, content), np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [3, 5])
+def test_a_tiff_is_read_right_or_refused_with_the_option_that_reads_it(tmp_path, planes, kind, channels):
+    """Pillow misreads colour of 16 bits in planes, and says "string index out of range" of many channels."""
+    tifffile = pytest.importorskip("tifffile")
+    pixels = np.random.default_rng(0).integers(0, np.iinfo(kind).max, (12, 9, channels), kind, endpoint=True)
+    order = (2, 0, 1) if planes == "separate" else (0, 1, 2)
+    colour = "rgb" if channels == 3 else "minisblack"
+    path = tmp_path / "x.tif"
+    tifffile.imwrite(path, pixels.transpose(order), photometric=colour, planarconfig=planes)
+    if channels != 3:
+        with pytest.raises(
+            UnreadableImage, match=r"not a photograph .*: if this TIFF has N channels, use --channels N"
+        ):
+            read_image(str(path))
+    elif planes == "separate" and kind == np.uint16:
+        with pytest.raises(UnreadableImage, match=r"misreads: use --range, such as --range 0,65535"):
+            read_image(str(path))
+    else:
+        assert np.array_equal(read_image(str(path)), pixels if kind == np.uint8 else pixels >> 8)
+    top = int(np.iinfo(kind).max)
+    found = read_image(str(path), channels=channels, value_range=Range(((0, top),)))
+    assert np.array_equal(found, np.floor(pixels * (255 / top) + 0.5))
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])

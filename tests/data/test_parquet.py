@@ -2,6 +2,8 @@
 
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +62,14 @@ def test_columns(tmp_path):
     named = open_source(f"{plain}#image=jpg,label=kind")
     assert (named.classes, named.labels.tolist()) == (("x", "y"), [0, 1])
     assert named.label_of(1) == "b.parquet/row 1"
+    (tmp_path / "list.txt").write_text("b.parquet\n")
+    assert open_source(f"{tmp_path}/list.txt#image=jpg,label=kind").fingerprint == named.fingerprint
     for text, line in (
         (f"{plain}#image=id", "no column 'id' of images among id, jpg, mask, kind"),
         (f"{plain}#label=mask", "no column 'mask' of numbers or texts"),
         (f"{plain}#nonsense", "expected such as #image=img,label=fine_label"),
         (write(tmp_path / "c.parquet", {"x": [1]}), "no column, or several, of images"),
+        (write(tmp_path / "d.parquet", {"image": pyarrow.array([], pyarrow.binary())}), "no rows; expected a column"),
     ):
         with pytest.raises(DsslError, match=line):
             open_source(text)
@@ -125,6 +130,49 @@ def test_large_row_groups_have_a_small_window(tmp_path, monkeypatch):
     assert open_source(path).window == 3
     monkeypatch.setattr(module, "_CACHE", 1)
     assert open_source(path).window == 1
+
+
+@pytest.mark.parametrize("change", ["nothing", "touched", "same time", "added", "another column"])
+def test_an_index_older_than_its_files_is_rebuilt(tmp_path, monkeypatch, change):
+    scans, scan = [], module._scan
+    monkeypatch.setattr(module, "_scan", lambda path, columns: (scans.append(path), scan(path, columns=columns))[1])
+    columns = {"image": images(range(4)), "label": [0, 1, 0, 1], "other": [1, 1, 0, 0]}
+    for number in range(2):
+        write(tmp_path / f"{number}.parquet", columns)
+    text = f"{tmp_path}/*.parquet"
+    before = open_source(text)
+    if change == "touched":
+        os.utime(tmp_path / "0.parquet", ns=(10**18, 10**18 + 1))
+    elif change == "same time":
+        write(tmp_path / "0.parquet", {"image": images([9]), "label": [0], "other": [1]})
+    elif change == "added":
+        write(tmp_path / "2.parquet", columns)
+    elif change == "another column":
+        text += "#label=other"
+    after = open_source(text)
+    assert len(scans) == 2 + {"nothing": 0, "added": 3}.get(change, 2)
+    assert (before.fingerprint == after.fingerprint) == (change not in ("same time", "added"))
+    expected = {"same time": [9, 0, 1, 2, 3], "added": [0, 1, 2, 3] * 3}
+    assert values(after) == expected.get(change, [0, 1, 2, 3] * 2)
+    if change == "another column":
+        assert after.labels.tolist() == [1, 1, 0, 0] * 2
+
+
+def test_two_processes_build_one_index(tmp_path, cache):
+    for number in range(6):
+        write(tmp_path / "data" / f"{number}.parquet", {"image": images(range(4)), "label": [0, 1, 0, 1]})
+    code = (
+        "import sys; from dssl.data import open_source\nfor _ in range(20): print(open_source(sys.argv[1]).fingerprint)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "data")]
+    processes = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        for _ in range(2)
+    ]
+    said = [process.communicate() for process in processes]
+    assert [error for _, error in said] == ["", ""]
+    assert len(set(said[0][0].split()) | set(said[1][0].split())) == 1
+    assert len(list((cache / "dssl" / "index").iterdir())) == 1
 
 
 def test_damage(tmp_path, cache):

@@ -18,8 +18,8 @@ from PIL import Image
 
 from dssl.data import NoSplitError, Quarantine, UnreadableImage, open_source, require_labels
 from dssl.data import tar as module
+from dssl.data.find import _braces
 from dssl.data.quarantine import Reader
-from dssl.data.shards import _braces
 from dssl.errors import DsslError
 
 
@@ -243,6 +243,7 @@ def test_refusals(tmp_path):
     assert "its shards are empty" in one_line(str(tmp_path / "empty.tar"))
     write(tmp_path / "text" / "text.tar", [("a.txt", b"x")])
     assert "none of the 1 files" in one_line(str(tmp_path / "text"))
+    assert "tar files have no columns; only Parquet files do" in one_line(f"{root}#label=x")
     os.mkfifo(tmp_path / "pipe.tar")
     assert "a FIFO" in one_line(str(tmp_path / "pipe.tar"))
 
@@ -352,9 +353,9 @@ def scans(monkeypatch) -> list[bytes]:
     done: list[bytes] = []
     scan = module._scan
 
-    def counted(root: bytes, shard: bytes, endings: frozenset[bytes]):
-        done.append(shard)
-        return scan(root, shard, endings)
+    def counted(path: bytes, *, endings: frozenset[bytes]):
+        done.append(path)
+        return scan(path, endings=endings)
 
     monkeypatch.setattr(module, "_scan", counted)
     return done

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from dssl.commands.data import Arguments, run
-from dssl.data import Quarantine, open_source
+from dssl.data import Quarantine, UnreadableImage, open_source
 from dssl.data import write as module
+from dssl.data.jpeg import decode_together
 from dssl.data.write import write_shards
 from dssl.errors import DsslError
 
@@ -80,6 +81,36 @@ def test_round_trip(photos, tmp_path, form, capsys):
     pack(photos, again, form, max_bad=0.1)
     for path in again.iterdir():
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_images_of_a_group_are_those_read_alone_and_jpegs_are_decoded_in_one_call(photos, tmp_path, form, monkeypatch):
+    pack(photos, tmp_path, form, max_bad=0.1)
+    source = open_source(str(tmp_path))
+    content, broken = source.content, next(n for n in range(36) if source.content(n)[:2] == b"\xff\xd8")
+
+    def damaged(index: int) -> bytearray:
+        return content(index) if index != broken else content(index)[:60]
+
+    monkeypatch.setattr(source, "content", damaged)
+    calls: list[int] = []
+
+    def counted(jpegs):
+        calls.append(len(jpegs))
+        return decode_together(jpegs)
+
+    monkeypatch.setattr("dssl.data.decode.decode_together", counted)
+    together = list(source.read_many([*range(36)]))
+    assert calls == [11]  # 12 are JPEG, and the header of one is cut
+    for number, image in enumerate(together):
+        if number == broken:
+            assert isinstance(image, UnreadableImage)
+            assert image.path.endswith(source.label_of(broken))
+            with pytest.raises(UnreadableImage):
+                source.image(number)
+        else:
+            assert np.array_equal(image, Image.open(io.BytesIO(content(number))).convert("RGB"))
+            assert np.array_equal(image, source.image(number))
 
 
 @pytest.mark.parametrize("form", FORMATS)

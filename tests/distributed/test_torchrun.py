@@ -6,8 +6,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -30,32 +31,57 @@ def torchrun(words: list[str], *options: str) -> list[str]:
     return [*launcher, *meeting, *options, *words[1:]]
 
 
-def start_agent(words: list[str], log: Path, *, port: int, **settings: object) -> Child:
-    """torchrun's own agent, whose workers are forks of it: what torchrun does, without eight seconds of imports for each process.
-
-    A worker writes its process id into a file beside the log, named for its rank.
-    """
-    return fork(_agent, words[3:], str(log.parent), port, settings, log=log)
-
-
-def _agent(words: list[str], folder: str, port: int, settings: dict[str, Any]) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    usual = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, "max_restarts": 0, "run_id": "test"}
-    place = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "start_method": "fork"}
-    try:
-        elastic_launch(LaunchConfig(**usual | settings | place), _worker)(words, folder)
-    except ChildFailedError:
-        sys.exit(1)  # as torchrun does, whatever the worker's exit code is
-
-
 def _worker(words: list[str], folder: str) -> None:
     from dssl.cli import main
 
     Path(folder, f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
     if code := main(words):
         sys.exit(code)
+
+
+def _worker_that_counts_scans(words: list[str], folder: str) -> None:
+    """Writes the shards whose members this process lists into a file."""
+    from dssl.data import parquet, tar
+
+    os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+    for module in (parquet, tar):
+
+        def counted(path: bytes, scan: Callable[..., Any] = module._scan, **options: Any) -> Any:
+            with Path(folder, f"scanned-{os.environ['RANK']}").open("ab") as file:
+                file.write(path.rpartition(b"/")[2] + b"\n")
+            return scan(path, **options)
+
+        module._scan = counted  # type: ignore[assignment]
+    _worker(words, folder)
+
+
+def start_agent(
+    words: list[str],
+    log: Path,
+    *,
+    port: int,
+    worker: Callable[[list[str], str], None] = _worker,
+    **settings: object,
+) -> Child:
+    """torchrun's own agent, whose workers are forks of it: what torchrun does, without eight seconds of imports for each process.
+
+    A worker writes its process id into a file beside the log, named for its rank.
+    """
+    return fork(_agent, words[3:], str(log.parent), port, worker, settings, log=log)
+
+
+def _agent(
+    words: list[str], folder: str, port: int, worker: Callable[[list[str], str], None], settings: dict[str, Any]
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    usual = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, "max_restarts": 0, "run_id": "test"}
+    place = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "start_method": "fork"}
+    try:
+        elastic_launch(LaunchConfig(**usual | settings | place), worker)(words, folder)
+    except ChildFailedError:
+        sys.exit(1)  # as torchrun does, whatever the worker's exit code is
 
 
 def end(out: Path) -> dict[str, torch.Tensor]:
@@ -110,6 +136,29 @@ def test_two_processes_read_shards_as_one_does(form: str, tmp_path: Path) -> Non
     assert one.tensors.keys() == two.tensors.keys()
     for name, value in one.tensors.items():
         torch.testing.assert_close(two.tensors[name], value, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+def test_one_process_lists_the_shards_and_the_other_maps_its_index(
+    form: Literal["tar", "parquet"], tmp_path: Path
+) -> None:
+    from dssl.data import Quarantine, open_source
+    from dssl.data.write import write_shards
+
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    source = open_source("shapes:48")
+    write_shards(source, tmp_path / "shards", split="train", form=form, shard=12, quarantine=Quarantine(source))
+    shards = sorted((tmp_path / "shards").iterdir())
+    for path in shards:
+        os.utime(path, ns=(10**18, 10**18))  # an index of younger ones is not kept
+    words = command("simclr", tmp_path / "run", "--data", str(tmp_path / "shards"), "--epochs", "2")
+    agent = start_agent(words, tmp_path / "log", port=free_port(), worker=_worker_that_counts_scans)
+    assert agent.wait() in (0, 3), agent.said()
+    assert (tmp_path / "rank-1").exists()
+    assert sorted((tmp_path / "scanned-0").read_text().split()) == [path.name for path in shards]
+    assert not (tmp_path / "scanned-1").exists()
+    assert len([*(tmp_path / "cache" / "dssl" / "index").iterdir()]) == 1
 
 
 def survive(out: Path, *extra: str) -> int:

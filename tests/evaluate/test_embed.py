@@ -74,8 +74,11 @@ def test_parquet(run_folder: Callable[..., Path], tmp_path: Path, expected: torc
     pandas = pytest.importorskip("pandas", reason="pandas is in the benchmarks' environment")
     duckdb = pytest.importorskip("duckdb", reason="duckdb is in the benchmarks' environment")
     path = tmp_path / "e.parquet"
-    assert [*pandas.read_parquet(path)["label"]] == found["label"]
-    assert [*duckdb.read_parquet(str(path)).fetchnumpy()["label"]] == found["label"]
+    frame, table = pandas.read_parquet(path), duckdb.read_parquet(str(path)).fetchnumpy()
+    for column in ("path", "label"):
+        assert [*frame[column]] == [*table[column]] == found[column]
+    for rows in (frame["embedding"], table["embedding"]):
+        assert np.array_equal(np.stack([*rows]).astype(np.float32), np.array(found["embedding"], np.float32))
 
 
 def test_small_files_hold_the_same(run_folder: Callable[..., Path], tmp_path: Path, expected: torch.Tensor) -> None:
