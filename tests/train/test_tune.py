@@ -236,9 +236,14 @@ def test_an_interrupted_search_says_so_in_one_line_and_resumes(
             os.kill(os.getpid(), signal.SIGINT)
         return real(*arguments, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, name, interrupted)
-        assert main([*WORDS, "--out", str(out)]) == 130
+    # a shell starts background jobs with SIGINT ignored, and this one may be among them
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, interrupted)
+            assert main([*WORDS, "--out", str(out)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == "dssl: stopped by signal 2 and saved; the same command resumes it"
     assert [one["policy"] for one in results(out)] == ["", TRIED[0]]
