@@ -48,10 +48,14 @@ def document(
         ]
     if table.comparisons:
         lines += ["", f"## {'What agrees with the paper, and what does not' if table.label else 'Differences'}", ""]
-        told = [(one.where, *((one.paper,) if table.label else ()), one.ours, one.verdict) for one in table.comparisons]
+        known = [one for one in table.comparisons if one.verdict != "not measured"]
+        told = [(one.where, *((one.paper,) if table.label else ()), one.ours, one.verdict) for one in known]
         head = ("difference", *(("paper",) if table.label else ()), "ours", "")
         lines += text.markdown(head, [tuple(map(_escape, row)) for row in told])
-    lines += ["", "## What to know", "", *(f"- {note}" for note in table.notes)]
+        if unknown := len(table.comparisons) - len(known):
+            lines += ["", f"{unknown} other differences of this table are not measured yet."]
+    notes = [f"Not run: {'; '.join(missing)}."] if (missing := _open_columns(table)) else []
+    lines += ["", "## What to know", "", *(f"- {note}" for note in (*notes, *table.notes))]
     lines += ["", "## Run it again", "", "```", command, "```", ""]
     if outcomes:
         minutes = sum(one.seconds for one in outcomes) / 60
@@ -64,14 +68,25 @@ def document(
 
 
 def _grid(table: ResultTable, show: Callable[[TableCell], str]) -> list[str]:
-    """Rows by columns, without the rows that have nothing to show."""
+    """Rows by columns, without the rows that have nothing to show and the columns in which nothing was run."""
+    open_columns = _open_columns(table)
+    columns = [column for column in table.columns if column not in open_columns]
     rows = []
     for row in table.rows:
-        cells = (table.cells.get((row, column)) for column in table.columns)
+        cells = (table.cells.get((row, column)) for column in columns)
         texts = ["" if cell is None else show(cell) for cell in cells]
         if any(texts):
             rows.append((_escape(row), *texts))
-    return text.markdown(("", *map(_escape, table.columns)), rows)
+    return text.markdown(("", *map(_escape, columns)), rows)
+
+
+def _open_columns(table: ResultTable) -> list[str]:
+    """Columns in which nothing was run, unless that is all of them."""
+    states = {
+        column: {cell.state for (_, other), cell in table.cells.items() if other == column} for column in table.columns
+    }
+    found = [column for column, seen in states.items() if "open" in seen and seen <= {"open", "none"}]
+    return found if len(found) < len(table.columns) else []
 
 
 def _both(cell: TableCell) -> str:

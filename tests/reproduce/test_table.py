@@ -60,6 +60,18 @@ def test_one_seed() -> None:
     assert verdicts["CIFAR-10, BYOL: w/ DSSL over repro."][2] == "not measured"
 
 
+def test_a_page_leaves_out_what_was_not_run_and_says_so() -> None:
+    made = _simsiam({"standard2": (42.5, "healthy"), "dssl": (45.9, "healthy")})
+    page = write.document(made, command="", outcomes=[])
+    (head,) = [line for line in page.splitlines() if line.startswith("|  |")][:1]
+    assert head == "|  | CIFAR-10, SimSiam |"
+    assert "- Not run: CIFAR-10, SimCLR; CIFAR-10, BYOL; ImageNet, SimCLR" in page
+    left = sum(one.verdict == "not measured" for one in made.comparisons)
+    assert f"{left} other differences of this table are not measured yet." in page
+    empty = build(MAIN, SCALE, seeds=(0,), outcomes={})  # keeps its columns
+    assert "CIFAR-10, BYOL |" in write.document(empty, command="", outcomes=[])
+
+
 def test_several_seeds() -> None:
     made = _simsiam({"standard2": (42.0, "healthy"), "dssl": (43.0, "healthy")}, seeds=(0, 1), shift=2.0)
     cell = made.cells["repro.", "CIFAR-10, SimSiam"]
