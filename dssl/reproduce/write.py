@@ -198,7 +198,7 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
             steps, values, errors = zip(*sorted(points), strict=True)
             axes.errorbar(
                 steps, values, yerr=errors, color=color, linestyle=style, marker="o", markersize=5, linewidth=2, capsize=3,
-                label=figures.label(f"{name} over {dict(target.compare_columns)[name]}"),
+                label=figures.label(f"{name} over {dict(target.compare_columns)[name].rpartition(', ')[2]}"),
             )  # fmt: skip
         axes.set_xscale("log")
         ticks = sorted({step for points in lines.values() for step, _, _ in points})
@@ -208,7 +208,7 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
         axes.set_ylabel(f"difference in {table.measure.partition(',')[0]}, points")
         axes.grid(axis="y", linewidth=0.8)
         axes.set_axisbelow(True)
-        figure.legend(loc="outside upper left", ncols=2)
+        figure.legend(loc="outside upper left", ncols=1)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
     return buffer.getvalue()
