@@ -199,9 +199,9 @@ def test_a_killed_rank_changes_no_bit(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
-    result = run(torchrun(command("simsiam", tmp_path / "run", "--batch-size", "15")))
-    assert result.returncode != 0
-    assert "batch_size is 15, the global one, and there are 2 processes" in result.stderr
+    agent = start_agent(command("simsiam", tmp_path / "run", "--batch-size", "15"), tmp_path / "log", port=free_port())
+    assert agent.wait() != 0
+    assert "batch_size is 15, the global one, and there are 2 processes" in agent.said()
     assert not (tmp_path / "run").exists()
 
 

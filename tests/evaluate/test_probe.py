@@ -20,7 +20,7 @@ def test_objective_and_accuracy_equal_scikit_learn(strength: float, count: int, 
     found = Problem(train, real.train_labels[:count], classes=6).solve(strength)
     scaled = ((train.double() - train.double().mean(0)) / found.scaling.scale).numpy()
     labels = real.train_labels[:count].numpy()
-    model = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-8, max_iter=20_000)
+    model = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-8, max_iter=20_000, solver="newton-cg")
     model.fit(scaled, labels)
 
     def objective(weight: np.ndarray, bias: np.ndarray) -> float:
