@@ -51,7 +51,7 @@ def _worker_that_counts_scans(words: list[str], folder: str) -> None:
                 file.write(path.rpartition(b"/")[2] + b"\n")
             return scan(path, **options)
 
-        module._scan = counted  # type: ignore[assignment]
+        module._scan = counted  # type: ignore[assignment]  # counts the calls of this process
     _worker(words, folder)
 
 
