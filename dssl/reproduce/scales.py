@@ -149,7 +149,7 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
     """The target with the rows that the paper lacks, if the scale adds them.
 
     First raw pixels, the untrained encoder and, where there is DSSL, two standard pairs: equal work in as many steps. After a
-    DSSL row with the paper's heavy policy, the same with ``HEAVY_WEIGHT``. Last the encoder trained with labels.
+    plain DSSL row with the paper's heavy policy, the same with ``HEAVY_WEIGHT``. Last the encoder trained with labels.
     """
     if not scale.adds_rows or target.complete or target.measure != "linear accuracy, %":
         return target
@@ -179,7 +179,7 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
         if one is None or one.graph not in ("dssl", "ablation-j"):
             continue
         compared.append((cell.row, EQUAL_WORK))
-        if one.heavy == PAPER_HEAVY:
+        if one.heavy == PAPER_HEAVY and not one.settings:  # one thing at a time
             row = f"{cell.row}, heavy edges {HEAVY_WEIGHT:g}"
             cells.append(added(row, cell.column, dataclasses.replace(one, graph=WEIGHTED)))
             compared.append((row, EQUAL_WORK))

@@ -229,6 +229,8 @@ def test_our_tables_change_one_thing_at_a_time() -> None:
     assert isinstance(dssl.method, SimSiamConfig)
     guarded = dataclasses.replace(dssl.method, guard=1.0)
     assert found["DSSL, guard 1", "SimSiam"] == dataclasses.replace(dssl, method=guarded)
+    # the lighter weight is no addition to an addition
+    assert {row for row, _ in found if "heavy edges" in row} == {f"DSSL, heavy edges {HEAVY_WEIGHT:g}"}
     longer = found["small crops, equal time", "SimCLR"]
     short = found["small crops", "SimCLR"]
     assert (longer.epochs, longer.optimizer.warmup_epochs) == (30, 1.5 * short.optimizer.warmup_epochs)
