@@ -1,6 +1,9 @@
 """What the README shows runs as printed."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,22 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
         views = {view.name: torch.randn(4, 3, 32, 32) for view in graph.views}
         assert Objective(method, graph)(views).total.isfinite()
 
-    monkeypatch.setitem(METHODS, declared.name, declared)  # the one line
+    # in its place, as the page says, in a copy of the program
+    copy = tmp_path / "copy" / "dssl"
+    shutil.copytree(README.parent / "dssl", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "methods" / "margin.py").write_text(snippet)
+    listing = copy / "methods" / "__init__.py"
+    listing.write_text(
+        listing.read_text()
+        .replace("import barlowtwins, byol,", "import barlowtwins, byol, margin,")
+        .replace("barlowtwins.METHOD)", "barlowtwins.METHOD, margin.METHOD)")
+    )
+    words = [sys.executable, "-m", "dssl", "graph", "dssl"]
+    found = subprocess.run(words, cwd=copy.parent, capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "margin" in found.stdout
+
+    monkeypatch.setitem(METHODS, declared.name, declared)
     out = tmp_path / "run"
     words = [
         "train",

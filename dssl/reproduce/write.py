@@ -43,8 +43,8 @@ def document(
             "",
             f"![kNN accuracy and spread of each run by epoch]({table.name}.png)",
             "",
-            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the dashed lines a run has partly and "
-            "wholly collapsed.",
+            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has partly "
+            "collapsed, below the lower one wholly.",
         ]
     if table.comparisons:
         lines += ["", f"## {'What agrees with the paper, and what does not' if table.label else 'Differences'}", ""]
