@@ -57,6 +57,10 @@ class World:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX)
         return bool(votes.item())
 
+    def found(self, value: T | None) -> T | None:
+        """What the first process that has something has, on all of them."""
+        return next((one for one in self._gather(value) if one is not None), None) if self.size > 1 else value
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()

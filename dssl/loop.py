@@ -5,6 +5,7 @@ remembers how a run got to a step: inputs, learning rate and random numbers are 
 "start at step k".
 """
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -174,12 +175,16 @@ def run(
             round_ends = last or (step + 1) % pace.round == 0
             if step % settings.look_every == 0 or round_ends:
                 sight = watch.look(step, loss, first_bad=int(bad_step))
-                log.look(sight, rate=rate)
                 verdict = sight.opinion.verdict
                 hopeless = verdict == "diverged" or (settings.stop_collapsed and verdict == "collapsed")
-                if world.any(
-                    hopeless
-                ):  # each rank sees its own part of the batch; one that stopped alone would hang the rest
+                # each rank sees its own part of the batch: one that stopped alone would hang the rest, and what it saw
+                # is the verdict of all
+                stops = world.any(hopeless)
+                if stops and (theirs := world.found(sight.opinion if hopeless else None)) is not None:
+                    watch.opinion = theirs
+                    sight = dataclasses.replace(sight, opinion=theirs)
+                log.look(sight, rate=rate)
+                if stops:
                     break
             if round_ends:
                 task.after_round(step + 1, log)

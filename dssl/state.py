@@ -78,8 +78,7 @@ class Sight:
 class Watch(Protocol[Report_contra]):
     """Looks at a run every few steps and judges it; its memory is saved in the checkpoint."""
 
-    @property
-    def opinion(self) -> Opinion: ...
+    opinion: Opinion
 
     @property
     def close(self) -> bool:

@@ -283,3 +283,17 @@ def test_nonsense_from_python_is_refused_too() -> None:
         View(name="s", policy="ra(2,5")
     with pytest.raises(DsslError, match="normalize is 'mean'"):
         ViewGraph((view,), (edge,), "mean")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("policy", "heavy"),
+    [
+        ("standard", False),
+        ("standard-cifar", False),
+        ("heavy", True),
+        ("standard-cifar > ra(2,9)", True),
+        ("crop(0.05,0.3)", True),
+    ],
+)
+def test_what_counts_as_heavy(policy: str, heavy: bool) -> None:
+    assert View(name="v1", policy=policy).is_heavy == heavy

@@ -56,6 +56,10 @@ class Normalization:
         """As JSON holds it."""
         return {"mean": list(self.mean), "std": list(self.std)}
 
+    def gray(self) -> "Normalization":
+        """For the gray value, a weighted sum of the channels: their plain mean is close enough."""
+        return Normalization((float(np.mean(self.mean)),), (float(np.mean(self.std)),))
+
     def scale_and_offset(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The factor for a byte and the offset added afterwards, for each channel."""
         mean, std = np.array(self.mean), np.array(self.std)

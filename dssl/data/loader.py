@@ -61,7 +61,8 @@ class Batches(Piped):
     """The batches of a training run, from any step on: `for batch in batches`, or `batches.at(step)`.
 
     Order and views depend on seed, epoch and step alone, so that neither the number of threads, nor the start step, nor the
-    number of ranks changes an image. `batch_size` is the global one; a rank gets its slice of it.
+    number of ranks changes an image. `batch_size` is the global one; a rank gets its slice of it. An unreadable image is replaced
+    by another, of the same label where there are `labels`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Batches(Piped):
         world_size: int = 1,
         ahead: int = 2,
         quarantine: Quarantine | None = None,
+        labels: NDArray[np.int64] | None = None,
         pinned: bool = False,
         shuffle: Shuffle | None = None,
         window: int | None = None,
@@ -104,7 +106,7 @@ class Batches(Piped):
         count = batch_size // world_size
         allocate = partial(maker.allocate, count, pinned=True) if pinned else partial(maker.allocate, count)
         self._pool = pool = Pool(maker.names, allocate, keep=ahead + 2)
-        reader = Reader(source, seed=seed, quarantine=self.quarantine)
+        reader = Reader(source, seed=seed, quarantine=self.quarantine, labels=labels)
 
         def start(step: int) -> tuple[_Content, int]:
             position = order.at(step)

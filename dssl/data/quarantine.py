@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -107,10 +107,15 @@ class Quarantine:
 
 
 class Reader:
-    """Reads images by index; an unreadable one is replaced by another, chosen by seed and index alone."""
+    """Reads images by index; an unreadable one is replaced by another, chosen by seed and index alone.
 
-    def __init__(self, source: Source, *, seed: int, quarantine: Quarantine) -> None:
-        self.source, self.quarantine = source, quarantine
+    Where ``labels`` are given, the other one has the same label.
+    """
+
+    def __init__(
+        self, source: Source, *, seed: int, quarantine: Quarantine, labels: NDArray[np.int64] | None = None
+    ) -> None:
+        self.source, self.quarantine, self.labels = source, quarantine, labels
         self._stream = rng.key(seed, "replacement")
 
     def images(self, indices: list[int]) -> Iterator[Image]:
@@ -122,8 +127,11 @@ class Reader:
             yield self._replacement(index) if image is None else image
 
     def _replacement(self, index: int) -> Image:
+        alike: Sequence[int] = range(len(self.source))
+        if self.labels is not None:
+            alike = np.flatnonzero(self.labels == self.labels[index]).tolist()
         for draw in rng.bits(self._stream, np.array([index], np.int64), _ATTEMPTS)[0].tolist():
-            other = draw % len(self.source)
+            other = alike[draw % len(alike)]
             if other not in self.quarantine:
                 image = self._checked(other, next(read_many(self.source, [other])))
                 if image is not None:

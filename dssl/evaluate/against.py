@@ -18,11 +18,12 @@ from dssl.evaluate.protocols import PROTOCOLS, Task, supervised
 from dssl.evaluate.result import Result, frozen
 from dssl.evaluate.store import FeatureStore
 from dssl.models import build_encoder
+from dssl.models.for_cpus import WhitenedEncoder
 from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import LoadedEncoder, open_weights
 from dssl.weights.match import MatchReport
-from dssl.weights.pretrained import WORD, load_imagenet
+from dssl.weights.pretrained import WORD, imagenet_normalization, load_imagenet
 
 SUPERVISED = "supervised"
 WORDS = {
@@ -107,12 +108,20 @@ def _made(word: str, like: LoadedEncoder, *, seed: int) -> LoadedEncoder:
         torch.manual_seed(rng.key(seed, "untrained") % 2**63)
         encoder = build_encoder(like.name, image_size=like.image_size, channels=like.channels)
     note = f"random weights of seed {seed}"
+    if isinstance(encoder, WhitenedEncoder) and isinstance(like.encoder, WhitenedEncoder):
+        # measured before the first step and never trained: with others it would not be what the run began with
+        encoder.filters.copy_(like.encoder.filters)
+        encoder.shift.copy_(like.encoder.shift)
+        note += ", the filters of its first layer as in the other"
+    normalization = like.normalization
     if word == WORD:
         note = load_imagenet(encoder, like.name, image_size=like.image_size, channels=like.channels)
+        normalization = imagenet_normalization(like.name, channels=like.channels) or normalization
     count = len(encoder.state_dict())
     return dataclasses.replace(
         like,
         encoder=encoder.eval(),
+        normalization=normalization,
         path=Path(word),
         sha256=content_hash(word, encoder.state_dict()),
         report=MatchReport(path=Path(word), prefix="", names=note, loaded=count, total=count, ignored=()),

@@ -179,7 +179,7 @@ class _Fitting(loop.Trainable[Batch]):
         )
         return Batches(
             self.source, maker, batch_size=self.training.batch_size, seed=self.seed, steps=self.total,
-            start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes,
+            start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes, labels=self.labels.numpy(),
         )  # fmt: skip
 
     def place(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ from dssl.errors import DsslError
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+FEWEST = 6
+"""Images that must change sides before a difference can be shown: five tosses of a coin fall on one side in 6 % of cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,12 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``better`` or ``worse`` where the interval excludes zero, else ``no difference shown``."""
+        """``better`` or ``worse`` where neither the interval nor McNemar's test allows for zero, else ``no difference shown``."""
         low, high = self.interval
+        # resampled, a few images that changed the same way exclude zero, which proves nothing yet
+        changed = len(self.won_rows) + len(self.lost_rows)
+        if changed < FEWEST or (self.p_value is not None and self.p_value >= 1 - LEVEL):
+            return "no difference shown"
         return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
 

@@ -53,11 +53,12 @@ def alignment(first: Tensor, second: Tensor) -> float:
 def uniformity(features: Tensor, *, block: int = 512) -> float:
     """Wang and Isola's: log of the mean over all pairs of different rows of exp(-2 squared distance)."""
     unit = F.normalize(features.double(), dim=1)
+    norms = unit.square().sum(dim=1)  # 1, or 0 for a feature of zeros
     count = len(unit)
     total = 0.0
     for start in range(0, count, block):
         part = unit[start : start + block]
-        squared = (2 - 2 * part @ unit.T).clamp(min=0)
+        squared = (norms[start : start + block, None] + norms - 2 * part @ unit.T).clamp(min=0)
         total += float((-2 * squared).exp().sum())
     # a row paired with itself has distance zero and does not count
     return math.log((total - count) / (count * (count - 1)))

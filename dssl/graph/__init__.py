@@ -23,6 +23,7 @@ NORMALIZATIONS: tuple[Normalize, ...] = ("similarity", "all", "sum")
 RESERVED_NAMES = ("image", "normalize", "mean", "teacher")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STANDARD = re.compile(r"standard(-[a-z]+)?")
 _VERTEX = re.compile(r"(?P<teacher>teacher\()?(?P<view>[A-Za-z_][A-Za-z0-9_]*)(?(teacher)\))")
 
 
@@ -60,7 +61,7 @@ class View:
     @property
     def is_heavy(self) -> bool:
         """Whether it is anything but a standard view: heavy, or with a policy of its own."""
-        return not self.policy.startswith("standard")
+        return not _STANDARD.fullmatch(self.policy)
 
     def __str__(self) -> str:
         size = "" if self.size is None else f"@{self.size}"

@@ -47,6 +47,12 @@ def invariance(z: Embedding, y: Embedding) -> Scalar:
     return (wide(z) - wide(y)).square().mean()
 
 
+def deviation(z: Embedding, y: Embedding) -> Scalar:
+    """``invariance`` with the mean over the global batch taken from z and from y: a shift of either changes nothing."""
+    difference = distributed.gather_rows(wide(z) - wide(y))
+    return (difference - difference.mean(dim=0)).square().mean()
+
+
 def variance(z: Embedding) -> Scalar:
     """VICReg's v(z): what each dimension's standard deviation over the global batch lacks to 1, averaged over the dimensions."""
     rows = distributed.gather_rows(wide(z))

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from dssl.methods.heads import mlp
-from dssl.methods.losses import covariance, invariance, variance
+from dssl.methods.losses import covariance, deviation, invariance, variance
 from dssl.methods.method import Declaration, Defaults, Prediction, WithoutPredictor, attached_cost
 from dssl.settings import LARGEST, MethodSettings, between, finite
 from dssl.types import Embedding, Scalar
@@ -58,8 +58,13 @@ class VICReg(WithoutPredictor):
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
         return self.invariance * invariance(prediction.projection, target)
 
-    align = similarity
-    """An alignment is the same pull; what it lacks are the terms of the view."""
+    def align(self, prediction: Prediction, target: Embedding) -> Scalar:
+        """The same pull between deviations from the mean.
+
+        A pair pulls both ways, and what shifts all views alike cancels. One way only, it adds up: heavy views would run after the
+        mean of the standard ones and, by the shared encoder, take it along, and no term of VICReg would hold it.
+        """
+        return self.invariance * deviation(prediction.projection, target)
 
     def regularise(self, prediction: Prediction) -> Scalar:
         """Both directions of a pair have half the loss, in which the original counts variances half and covariances whole."""

@@ -137,7 +137,7 @@ class RunData:
         # it remembers a collapse, so it sees every look, and begins to judge where the run's own did
         first = next(int(look["step"]) for look in self.looks if look["verdict"] != "too early")
         judged_from = declaration_of(self.config.method).predictions_judged_from
-        health = Health(named_graph(self.config.graph), patience=first + 1, predictions_from=judged_from)
+        health = Health(named_graph(self.config.graph), patience=first, predictions_from=judged_from)
         for record in self.looks:
             opinion = health.judge(_look(record))
         if last["verdict"] == "diverged":
@@ -162,7 +162,7 @@ class RunData:
     def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
         """By view; the lower of the spreads of projection and prediction where the health check judges both."""
         judged_from = declaration_of(self.config.method).predictions_judged_from
-        both = name == "spread" and judged_from is not None and int(record["step"]) >= judged_from
+        both = name == "spread" and judged_from is not None and int(record["step"]) > judged_from
         others = record["source"] if both else {}
         return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
 

@@ -232,7 +232,11 @@ def cluster_script(
     commands = [_cluster_command(job, place, gpus=gpus, path=folder / f"{job.name}.json") for job in jobs]
     after = f"# when all have ended, this measures them and writes the tables:\n#   {again}\n"
     if style == "torchrun":
-        head = "#!/bin/sh\n# one after the other; the same command resumes a run that was stopped\nset -e\n"
+        head = (
+            "#!/bin/sh\n# one after the other; the same command resumes a run that was stopped\n"
+            "# a run that ends with an error or a collapse, which may be its result, does not hold up the next\n"
+            "trap 'exit 130' INT\ntrap 'exit 143' TERM\n"
+        )
         return head + "\n".join([*commands, after])
     cases = "\n".join(f"  {number}) set -- {command} ;;" for number, command in enumerate(commands))
     return f"""\

@@ -8,7 +8,7 @@ from typing import Literal
 
 from dssl.report.page import Colour
 from dssl.reproduce.outcome import Outcome
-from dssl.reproduce.paper import OURS, PaperCell, Target
+from dssl.reproduce.paper import BASELINES, OURS, PaperCell, Target
 from dssl.reproduce.scales import Scale, job_of, with_our_rows
 
 Agreement = Literal["agrees", "disagrees", "higher", "lower", "cannot be told", "not measured"]
@@ -27,7 +27,10 @@ class TableCell:
     """For people."""
     mean: float | None = None
     error: float | None = None
-    """Half of the 95 % interval of the mean: from the test images, and from the seeds where the table has several."""
+    """Half of the 95 % interval of the mean: from the test images, and from the seeds where the table has several.
+
+    None where a seed diverged: the mean of those that remain has no interval.
+    """
     knn: float | None = None
     seeds: int = 0
 
@@ -100,12 +103,12 @@ def runs_of(
 
 
 def _seed_error(cells: Sequence[Sequence[Outcome]]) -> float:
-    """Half of the 95 % interval of one run by its seed alone, pooled over the healthy cells; 0 where none has two seeds."""
+    """Half of the 95 % interval of one run by its seed alone, pooled over healthy pretraining; 0 where none has two seeds."""
     squares, freedom = 0.0, 0
     # a run may serve several cells, and counts once
     for found in {tuple(one.name for one in found): found for found in cells}.values():
         values = [one.main.accuracy for one in found if one.main is not None]
-        if len(values) > 1 and not any(one.collapsed for one in found):
+        if len(values) > 1 and not any(one.collapsed or one.verdict in BASELINES for one in found):
             squares += (len(values) - 1) * variance(values)
             freedom += len(values) - 1
     return student_95(freedom) * math.sqrt(squares / freedom) if freedom else 0.0
@@ -126,21 +129,24 @@ def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, 
     chance = fmean([(one.interval[1] - one.interval[0]) / 2 for one in measured])
     text = f"{mean:.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
     collapsed = [one for one in found if one.collapsed]
+    diverged = len(found) - len(measured)
     if collapsed:
         word = "collapse" if any(one.verdict == "collapsed" for one in collapsed) else "partial collapse"
         some = "" if len(collapsed) == len(found) else f" in {len(collapsed)} of {len(found)}"
         text = f"{word}{some} ({text})"
-    if diverged := sum(one.verdict == "diverged" for one in found):
+    if diverged:
         text += f", {diverged} of {len(found)} diverged"
     if len(found) < asked:
         text += f" [{len(found)} of {asked} seeds]"
     knns = [one.accuracies["knn"].accuracy for one in found if "knn" in one.accuracies]
     return TableCell(
         paper=cell.paper,
-        state="collapse" if collapsed else "measured",
+        # one run of several that breaks down is a property of that run; half of them is one of the cell
+        state="collapse" if 2 * (len(collapsed) + diverged) >= len(found) else "measured",
         ours=text,
         mean=mean,
-        error=math.hypot(chance / runs, seed_error / runs),
+        # all seeds are measured on the same test images, so that more of them do not make that chance smaller
+        error=None if diverged else math.hypot(chance, seed_error / runs),
         knn=fmean(knns) if knns else None,
         seeds=len(found),
     )
@@ -181,21 +187,23 @@ def _comparisons(target: Target, cells: Mapping[tuple[str, str], TableCell]) -> 
 
 
 def _compare(first: TableCell, second: TableCell, where: str) -> PaperDifference:
-    """The sign of a difference; a collapse counts as lower than any number, and two of them as equal."""
+    """The sign of a difference; a cell that broke down counts as lower than any number, and two of them as equal."""
     paper_sign, paper = _paper_difference(first.paper, second.paper)
-    if first.mean is None or second.mean is None:
+    broken = [{"collapse": "collapsed", "diverged": "diverged"}.get(cell.state) for cell in (first, second)]
+    if any(cell.mean is None and not how for cell, how in zip((first, second), broken, strict=True)):
         return PaperDifference(where=where, paper=paper, ours="–", verdict="not measured")
-    broken = (first.state == "collapse", second.state == "collapse")
-    difference = first.mean - second.mean
-    error = math.hypot(first.error or 0.0, second.error or 0.0)
-    ours = f"{difference:+.1f} (chance: ±{error:.1f})"
-    if broken[0] != broken[1]:
-        sign: int | None = -1 if broken[0] else 1
-        ours = f"{'first' if broken[0] else 'second'} collapsed; {ours}"
-    elif all(broken):
-        sign, ours = 0, f"both collapsed; {ours}"
-    else:
-        sign = None if abs(difference) <= error else (1 if difference > 0 else -1)
+    sign, ours = None, ""
+    if first.mean is not None and second.mean is not None:
+        difference = first.mean - second.mean
+        ours = f"{difference:+.1f}"
+        if first.error is not None and second.error is not None:
+            error = math.hypot(first.error, second.error)
+            sign = None if abs(difference) <= error else (1 if difference > 0 else -1)
+            ours += f" (chance: ±{error:.1f})"
+    if any(broken):
+        sign = 0 if all(broken) else -1 if broken[0] else 1
+        told = "; ".join(f"{which} {how}" for which, how in zip(("first", "second"), broken, strict=True) if how)
+        ours = "; ".join(filter(None, (told, ours)))
     verdict: Agreement = "cannot be told"
     if paper == OURS and sign:
         verdict = "higher" if sign > 0 else "lower"
@@ -233,12 +241,16 @@ def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCe
             "which is in brackets."
         )
     if any(cell.seeds == 1 for cell in cells.values()):
-        notes.append("Where there is no ±, there is one seed; chance is that of the choice of test images alone.")
+        several = any(cell.seeds > 1 for cell in cells.values())
+        notes.append(
+            "Where there is no ±, there is one seed; its part in chance is "
+            + ("taken from the cells with several." if several else "not known, and left out.")
+        )
     if any(cell.seeds > 1 for cell in cells.values()):
         notes.append(
             "± is the standard deviation over seeds; another seed also takes other training images where the scale limits "
-            "them. Chance is the 95 % interval from the choice of test images and from the seeds, whose variance is pooled "
-            "over the healthy cells of the table."
+            "them. Chance is the 95 % interval from the choice of test images, the same for all seeds, and from the seeds, whose "
+            "variance is pooled over the healthy pretrained cells of the table."
         )
     return (*notes, *(f"Reading: {text}" for text in target.readings), *(f"Missing: {text}" for text in target.missing))
 

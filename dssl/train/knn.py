@@ -10,6 +10,7 @@ from dssl.data import Quarantine, Source, Subset
 from dssl.data.source import range_of
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
+from dssl.evaluate.runner import aligned_labels
 from dssl.models import device_of
 from dssl.train.prepare import Parts, evaluation_size, open_test_data
 
@@ -31,6 +32,7 @@ class OnlineKnn:
             if test is not None:
                 self._bank = _at_most(parts.source, BANK, config.seed)
                 self._queries = _at_most(test, QUERIES, config.seed)
+                self._labels = aligned_labels(self._bank, self._queries)
 
     def due(self, epoch: int) -> bool:
         return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
@@ -48,13 +50,11 @@ class OnlineKnn:
                 channels=self.config.channels,
                 autocast=self.autocast,
                 threads=self.config.threads,
-                quarantine=Quarantine(source, max_share=1.0) if source is self._bank else None,
+                quarantine=Quarantine(source, max_share=1.0),  # a curve is no reason to stop a run
             )
             for source in (self._bank, self._queries)
         )
-        bank_labels, labels = self._bank.labels, self._queries.labels
-        assert bank_labels is not None
-        assert labels is not None
+        bank_labels, labels, classes = self._labels
         accuracy = 100 * knn_accuracy(
             bank.values,
             torch.from_numpy(bank_labels[bank.rows]),
@@ -62,7 +62,7 @@ class OnlineKnn:
             torch.from_numpy(labels[queries.rows]),
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
-            classes=int(max(bank_labels.max(), labels.max())) + 1,
+            classes=len(classes),
             device=device_of(self.parts.method.encoder),
         )
         self.last = accuracy

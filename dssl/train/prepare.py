@@ -5,7 +5,6 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -61,10 +60,7 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         allowed = Quarantine(source, max_share=config.bad_share)
         return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
-    if config.channels == 1:
-        # the gray value is a weighted sum of the channels; their plain mean is close enough for normalisation
-        return Normalization((float(np.mean(known.mean)),), (float(np.mean(known.std)),))
-    return known
+    return known.gray() if config.channels == 1 else known
 
 
 def evaluation_size(config: RunConfig) -> int:

@@ -250,10 +250,10 @@ class Pretraining(loop.Trainable[Batch]):
             log.gallery(self.gallery(self.parts.source, maker, self.folder.views_file))
 
     def after_round(self, step: int, log: Log) -> None:
-        if self.knn is not None and self.knn.due(step // self.steps_per_epoch):
-            log.knn(step, self.knn.measure())
         if self.config.adapt is not None and step == self.total:
             self._settle(log)
+        if self.knn is not None and self.knn.due(step // self.steps_per_epoch):
+            log.knn(step, self.knn.measure())
         if self.config.init is not None:
             self.watch.stand(self.world.told(lambda: self._against_start(step, log)))
 

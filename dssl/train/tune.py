@@ -65,8 +65,10 @@ def tune(
     if holds(config.data, folder.path):
         raise DsslError(f"--out is {folder.path}, inside the images of {config.data}: name a folder outside it")
     graph = named_graph(config.graph)
-    if not any(view.is_heavy for view in graph.made):
-        raise DsslError(f"the graph {config.graph} has no heavy view, so that there is no policy to choose: use dssl")
+    if not any(view.policy == "heavy" for view in graph.made):
+        raise DsslError(
+            f"the graph {config.graph} has no view with the policy heavy, so that there is none to choose: use dssl"
+        )
     candidates = tuple(text if text == NONE else show(parse(text)) for text in policies)
     build_method(config)  # an encoder that cannot be built is refused before anything is written
     with open_run(
@@ -186,7 +188,7 @@ class _Tuning:
         """The shared start, trained where it is not finished."""
         folder = self.opened.folder
         ending = self._run(self.first, self.parts, steps=plan.start, resumed=self.opened.resumed, kept=True)
-        if ending.step < plan.start or ending.opinion.verdict == "collapsed":
+        if ending.step < plan.start or ending.opinion.verdict in ("collapsed", "diverged"):
             raise DsslError(
                 f"the shared start of standard pairs {ending.opinion.verdict}, so that policies cannot be compared: "
                 "lower --rate by half, or use --method simclr"

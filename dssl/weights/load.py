@@ -125,6 +125,11 @@ def open_weights(
     channels = int(header.get("channels") or config.get("channels") or (fallback.channels if fallback else 3))
     if normalization is None and (known := header.get("normalization")):
         normalization = Normalization.of(known)
+    if normalization is None:
+        normalization = CIFAR10 if small else IMAGENET
+        # what a file of dssl says of its own images does not hold for other weights; what its user said does
+        if fallback is not None and (channels != 3 or "normalization" not in fallback.header):
+            normalization = fallback.normalization
     built = build_encoder(name, image_size=size, channels=channels)
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
@@ -138,7 +143,7 @@ def open_weights(
         name=name,
         image_size=size,
         channels=channels,
-        normalization=normalization or (fallback.normalization if fallback else CIFAR10 if small else IMAGENET),
+        normalization=normalization,
         path=path,
         sha256=digest,
         report=report,

@@ -9,6 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
+from dssl.augment import IMAGENET, Normalization
 from dssl.errors import DsslError, one_line
 from dssl.models import FOR_CPUS, size_arguments, split_name
 from dssl.weights.load import load_weights_into
@@ -31,6 +32,17 @@ def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: i
     if name.startswith("timm:"):
         return _load_timm(encoder, name, image_size=image_size, channels=channels)
     return load_weights_into(encoder, torchvision_file(name)).text()
+
+
+def imagenet_normalization(name: str, *, channels: int) -> Normalization | None:
+    """How the images were normalised that made these weights; None where there are neither 3 channels nor 1."""
+    known = IMAGENET
+    if name.startswith("timm:"):
+        import timm
+
+        about = timm.get_pretrained_cfg(name.removeprefix("timm:"))
+        known = known if about is None else Normalization(tuple(about.mean), tuple(about.std))
+    return {3: known, 1: known.gray()}.get(channels)
 
 
 def torchvision_file(name: str) -> Path:

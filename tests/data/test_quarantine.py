@@ -53,6 +53,20 @@ def test_replacements_depend_on_seed_and_index_alone():
     ]
 
 
+def test_a_replacement_has_the_label_of_the_image():
+    bad = {3, 50, 51, 99}
+    source = Numbers(100, bad)
+    labels = np.arange(100) % 10
+    reader = Reader(source, seed=1, quarantine=Quarantine(source, max_share=1), labels=labels)
+    shown = [int(image[0, 0, 0]) for image in reader.images(list(range(100)))]
+    assert [labels[index] for index in shown] == labels.tolist()
+    assert all((shown[index] == index) == (index not in bad) for index in range(100))
+    alone = Numbers(3, {1})
+    lonely = Reader(alone, seed=1, quarantine=Quarantine(alone, max_share=1), labels=np.arange(3))
+    with pytest.raises(DsslError, match=r"1\.jpg: unreadable, and so are"):
+        next(lonely.images([1]))
+
+
 def test_each_file_is_listed_once_also_after_a_restart(tmp_path):
     path = tmp_path / "quarantine.txt"
     for _ in range(2):

@@ -15,7 +15,8 @@ from dssl.data import index
 from dssl.distributed import World, join_world
 from dssl.errors import DsslError
 from dssl.run import OpenRun, RunFolder
-from dssl.train import prepare
+from dssl.train import prepare, train
+from dssl.train.health import Health, Look, Opinion
 from tests.train.running import fork
 from tests.train.test_train import TINY
 
@@ -66,6 +67,32 @@ def test_the_first_process_scans_and_measures_for_all(tmp_path: Path) -> None:
     assert first[:3] == [1, 1, 8]
     assert second[:3] == [0, 0, 8]
     assert first[3] == second[3]
+
+
+def judging(world: World, folder: Path) -> None:
+    """The second process sees a collapse that the first does not."""
+    judge = Health.judge
+
+    def judge_badly(self: Health, now: Look) -> Opinion:
+        judge(self, now)
+        if world.rank == 1 and now.step >= 1:
+            self.opinion = Opinion("collapsed", now.step, "h1", "h1->s1", "all of them are one point")
+        return self.opinion
+
+    Health.judge = judge_badly  # type: ignore[method-assign]
+    health = replace(TINY.health, every=1, stop=True)
+    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
+    dist.destroy_process_group()  # train joins for itself
+    result = train(config, folder / "run")
+    print(json.dumps([result.step, result.exit_code, result.opinion.reason]), flush=True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_what_one_process_sees_is_the_verdict_of_all(tmp_path: Path) -> None:
+    said = [json.loads(text.splitlines()[-1]) for text in ranks(judging, tmp_path)]
+    assert said == [[2, 3, "all of them are one point"]] * 2
+    looks = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [look["verdict"] for look in looks if "verdict" in look] == ["too early", "collapsed"]
 
 
 def differing(world: World, folder: Path) -> None:

@@ -1,18 +1,24 @@
 """Encoders side by side: the same images, the same labels, a difference with its interval, and a page."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
+from dssl.augment import IMAGENET, Normalization
 from dssl.commands.evaluate import Arguments, run
 from dssl.errors import DsslError
 from dssl.evaluate import against
-from dssl.weights import checkpoint
-from dssl.weights.load import open_weights
+from dssl.models import build_encoder
+from dssl.models.for_cpus import whiten
+from dssl.weights import checkpoint, pretrained
+from dssl.weights.load import LoadedEncoder, open_weights
+from dssl.weights.match import MatchReport
 
 FEW = {"probe-1": 3, "probe-10": 2}
 
@@ -132,6 +138,36 @@ def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
         run(Arguments(weights=folder, against=("imagnet",), data="shapes:60", threads=1))
     with pytest.raises(DsslError, match="no ImageNet weights for small"):
         run(Arguments(weights=folder, against=("imagenet",), data="shapes:60", threads=1))
+
+
+def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The images of a run of dssl are normalised by its own constants, which are no other weights' business."""
+    torch.manual_seed(0)
+    original = torchvision.models.resnet18()
+    torch.save(original.state_dict(), tmp_path / "resnet18.pth")
+    monkeypatch.setattr(pretrained, "torchvision_file", lambda name: tmp_path / "resnet18.pth")
+    own = Normalization((0.1, 0.1, 0.1), (0.05, 0.05, 0.05))
+    as_told = open_weights(tmp_path / "resnet18.pth", normalization=own)
+    of_a_run = dataclasses.replace(as_told, header={"normalization": own.plain()})
+    for like, expected in ((of_a_run, IMAGENET), (as_told, own)):
+        assert against.open_other(str(tmp_path / "resnet18.pth"), like, seed=0).normalization == expected
+        assert against.open_other("imagenet", like, seed=0).normalization == IMAGENET
+        assert against.open_other("untrained", like, seed=0).normalization == own
+    gray = dataclasses.replace(of_a_run, channels=1)
+    assert against.open_other("imagenet", gray, seed=0).normalization == IMAGENET.gray()
+
+
+def test_an_untrained_encoder_has_the_filters_that_the_run_began_with() -> None:
+    encoder = build_encoder("whitened", image_size=32)
+    whiten(encoder, torch.randn(64, 3, 32, 32))
+    like = LoadedEncoder(
+        encoder=encoder, name="whitened", image_size=32, channels=3, normalization=IMAGENET, path=Path("run"), header={},
+        sha256="", report=MatchReport(path=Path("run"), prefix="", names="", loaded=1, total=1, ignored=()),
+    )  # fmt: skip
+    other = against.open_other("untrained", like, seed=0)
+    assert torch.equal(other.encoder.filters, encoder.filters)
+    assert torch.equal(other.encoder.shift, encoder.shift)
+    assert not torch.equal(other.encoder.groups[0].weight, encoder.groups[0].weight)
 
 
 def test_pictures_show_both_answers(compared: tuple[Path, Path]) -> None:

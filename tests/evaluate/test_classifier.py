@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dssl.augment import CIFAR10
+from dssl.data import UnreadableImage
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError, Stopped
 from dssl.evaluate import classifier
@@ -51,6 +52,33 @@ def reference_lars(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, 
     v *= training.momentum
     v += g
     w -= rate * v
+
+
+def test_an_unreadable_image_is_replaced_by_one_of_its_class(store: FeatureStore, memory: type[Any]) -> None:
+    """Every image is one colour, which is its class."""
+
+    class Broken(memory):  # type: ignore[misc, valid-type]
+        def image(self, index: int) -> np.ndarray:
+            if index in (3, 17):
+                raise UnreadableImage(f"{index}.png", "cut short")
+            return super().image(index)  # type: ignore[no-any-return]
+
+    labels = np.arange(40) % 4
+    images = np.ones((40, 32, 32, 3), np.uint8) * (60 * labels).astype(np.uint8)[:, None, None, None]
+    source = Broken(images, labels.tolist(), ("a", "b", "c", "d"))
+    head = nn.Linear(256, 4)
+    training = dataclasses.replace(classifier.SUPERVISED, epochs=3, batch_size=8, policy="crop(0.99,1)")
+    task = classifier._Fitting(
+        store.loaded.encoder, head, source, labels, training, store, seed=0, freeze=True, progress=None
+    )
+    seen = set()
+    with task.batches(0) as batches:
+        for batch in batches:
+            pixels, told = task.place(batch)
+            colours = pixels[:, 0, 0, 0] * CIFAR10.std[0] + CIFAR10.mean[0]
+            assert (colours * 255 / 60).round().long().tolist() == told.tolist()
+            seen |= set(batch.indices.tolist())
+    assert {3, 17} <= seen
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,26 @@ def test_verdict_follows_the_interval() -> None:
     assert compare(labels, before=right, after=right, classes=("only",)).verdict == "no difference shown"
 
 
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize(
+    ("won", "lost", "verdict"),
+    [(5, 0, "no difference shown"), (6, 0, "better"), (7, 1, "no difference shown"), (0, 5, "no difference shown")],
+)
+def test_a_few_images_that_change_show_nothing(won: int, lost: int, verdict: str, draws: int) -> None:
+    """Resampled, they exclude zero; a fair coin falls like this in more than 5 % of cases."""
+    labels = np.zeros(1000, np.int64)
+    before, after = np.zeros((draws, 1000), np.int64), np.zeros((draws, 1000), np.int64)
+    before[:, :won], after[:, won : won + lost] = 1, 1
+    found = compare(labels, before=before, after=after, classes=("only",))
+    low, high = found.interval
+    assert low > 0 or high < 0
+    if draws == 1:
+        assert found.verdict == verdict
+        assert (mcnemar(won, lost) < 0.05) == (verdict == "better")
+    elif won + lost < 6:
+        assert found.verdict == "no difference shown"
+
+
 def test_predictions_of_other_images_are_refused() -> None:
     labels = np.zeros(3, np.int64)
     with pytest.raises(DsslError, match="predictions after of shape"):

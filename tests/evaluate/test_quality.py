@@ -29,6 +29,7 @@ def test_uniformity_is_over_pairs_of_different_images(real: Any) -> None:
     pairs = [float((-2 * (unit[i] - unit[j]).square().sum()).exp()) for i in range(60) for j in range(60) if i != j]
     assert uniformity(real.test[:60], block=7) == pytest.approx(math.log(np.mean(pairs)), rel=1e-9)
     assert uniformity(torch.ones(5, 3)) == pytest.approx(0, abs=1e-9)
+    assert uniformity(torch.zeros(20, 3)) == pytest.approx(0, abs=1e-9)  # a dead encoder is a point too
 
 
 def test_alignment_and_spread_at_their_ends() -> None:

@@ -70,6 +70,18 @@ def test_a_collapsed_run_says_which_view_and_what_to_do(tmp_path: Path) -> None:
     assert (other.opinion.verdict, other.opinion.reason) == ("collapsed", "")
 
 
+def test_a_run_whose_last_look_is_the_first_that_counts_has_its_reason(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one", "heavy", floor=0.1, verdict="collapsed")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    looks = [record for record in lines if "spread" in record]
+    for record in looks[:-1]:
+        record["verdict"] = "too early"
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, looks)))
+    opinion = read_run(folder).opinion
+    assert (opinion.verdict, opinion.step) == ("collapsed", looks[-1]["step"] - 1)
+    assert "h1" in opinion.reason
+
+
 def test_a_run_in_the_middle_of_a_line_and_before_its_first_look(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "half", share=0.5)
     with (folder / "metrics.jsonl").open("a") as file:

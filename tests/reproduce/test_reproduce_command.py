@@ -108,6 +108,11 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
             config = config_io.load(Path(words[words.index("--config") + 1]))
             assert config.data in (f"cifar10:{cifar10}", str(tmp_path))
             assert config.epochs in (800, 100)
+    # a collapse, which may be what is expected, does not hold up the runs behind it; Ctrl-C does
+    for end, made in (("false", 19), ("kill -INT $$", 1)):
+        stand_in = "".join(f"{name}() {{ echo run; {end}; }}\n" for name in ("torchrun", "python"))
+        done = subprocess.run(["sh", "-c", stand_in + script], capture_output=True, text=True)
+        assert done.stdout.split() == ["run"] * made
     assert run(Arguments(**arguments, emit="slurm")) == 0
     script = capsys.readouterr().out
     assert "#SBATCH --array=0-18" in script

@@ -77,7 +77,8 @@ def test_several_seeds() -> None:
     cell = made.cells["repro.", "CIFAR-10, SimSiam"]
     assert cell.ours == "43.0 ± 1.4"  # 42 and 44: the deviation is the root of 2
     # two cells of two seeds: variance 2 with two degrees of freedom, Student's t 4.3027; the mean of two halves the variance
-    assert cell.error == pytest.approx(math.hypot(1 / math.sqrt(2), 4.302652729911275 * math.sqrt(2) / math.sqrt(2)))
+    # for the seeds alone: both are measured on the same test images
+    assert cell.error == pytest.approx(math.hypot(1, 4.302652729911275 * math.sqrt(2) / math.sqrt(2)))
     verdicts = {one.where: one.verdict for one in made.comparisons}
     assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == "cannot be told"
     only_one = dataclasses.replace(made, seeds=(0,))
@@ -119,6 +120,50 @@ def test_seeds_that_disagree_about_collapse_and_one_that_diverged() -> None:
     del outcomes[jobs[0].name]
     cell = build(MAIN, SCALE, seeds=(1,), outcomes=outcomes).cells["w/ T^", "CIFAR-10, SimSiam"]
     assert (cell.ours, cell.state, cell.mean) == ("diverged", "diverged", None)
+
+
+def _seeds(
+    values: dict[str, list[tuple[float | None, str]]], where: str, *, kind: str = "cifar10-simsiam"
+) -> tuple[str, str]:
+    """What is said of a difference of the main table: by graph, accuracy and verdict of each seed."""
+    seeds = tuple(range(len(next(iter(values.values())))))
+    outcomes = {}
+    for job in jobs_of([MAIN], SCALE, seeds=seeds):
+        if job.name.startswith(kind) and job.config.graph in values:
+            accuracy, verdict = values[job.config.graph][job.config.seed]
+            outcomes[job.name] = _outcome(job, accuracy, verdict=verdict)
+    made = build(MAIN, SCALE, seeds=seeds, outcomes=outcomes)
+    (found,) = [one for one in made.comparisons if one.where == f"CIFAR-10, SimSiam: {where}"]
+    return found.ours, found.verdict
+
+
+def test_one_broken_seed_of_three_does_not_decide_and_the_survivors_of_many_do_not_either() -> None:
+    good, where = [(60.0, "healthy"), (61.0, "healthy"), (60.5, "healthy")], "w/ DSSL over repro."
+    better = [(70.0, "healthy"), (71.0, "partial collapse"), (70.5, "healthy")]
+    ours, verdict = _seeds({"standard2": good, "dssl": better}, where)
+    assert ours.startswith("+10.0 (chance: ±")
+    assert verdict == "agrees"
+    lost = (None, "diverged")
+    assert _seeds({"standard2": good, "dssl": [lost, (63.0, "healthy"), (63.0, "healthy")]}, where) == (
+        "+2.5",
+        "cannot be told",
+    )
+    ours, verdict = _seeds({"standard2": good, "dssl": [lost, lost, (63.0, "healthy")]}, where)
+    assert (ours, verdict) == ("first collapsed; +2.5", "disagrees")
+    # the paper has a collapse there, and a run whose loss is no number is no better
+    assert _seeds({"heavy2": [lost, lost, lost], "standard2": good}, "w/ T^ over repro.") == (
+        "first diverged",
+        "agrees",
+    )
+
+
+def test_raw_pixels_say_nothing_about_the_chance_of_a_seed() -> None:
+    outcomes = {}
+    for job in jobs_of([MAIN], SCALE, seeds=(0, 1)):
+        if job.kind in ("pixels", "untrained"):
+            outcomes[job.name] = _outcome(job, 40.0 + job.config.seed, verdict=job.kind)
+    table = build(MAIN, SCALE, seeds=(0, 1), outcomes=outcomes)
+    assert table.cells["raw pixels", "CIFAR-10, SimSiam"].error == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

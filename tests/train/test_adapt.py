@@ -19,6 +19,7 @@ from dssl.report import run_report
 from dssl.report.run_data import read_run
 from dssl.train import train
 from dssl.train.adaptation import rate_shares, settle
+from dssl.train.knn import OnlineKnn
 from dssl.train.prepare import build_method
 from dssl.train.start import Standing, Start
 from dssl.weights import checkpoint
@@ -192,6 +193,22 @@ def test_knn_on_the_test_split_is_measured_at_the_start_too(
     assert run.curve("knn")[0][1] == run.curve("knn")[1][1]  # only the heads have learned
     board = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("events.out.tfevents.*"))
     assert all(f"start/{name}".encode() in board for name in ("drift", "feature_rank", "kNN", "probe"))
+
+
+def test_the_last_knn_is_that_of_the_weights_that_are_saved(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def measure(self: OnlineKnn) -> dict[str, Any]:
+        measured.append({name: value.clone() for name, value in self.parts.method.encoder.state_dict().items()})
+        return {"knn": 50.0, "knn_protocol": {"queries": 1}}
+
+    monkeypatch.setattr(OnlineKnn, "measure", measure)
+    train(config(weights, knn_every=1, adapt={"most_drift": 1e-9}), tmp_path / "run")  # it ends on its start
+    saved = encoder_at(tmp_path / "run", EPOCHS * STEPS)
+    assert all(torch.equal(measured[-1][name], value) for name, value in saved.items())
+    assert any(not torch.equal(measured[-2][name], value) for name, value in saved.items())
 
 
 def test_layers_further_from_the_output_learn_more_slowly() -> None:

@@ -36,6 +36,29 @@ TINY = RunConfig(
 )
 
 
+def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_test_image(tmp_path: Path) -> None:
+    colours = {"bird": (200, 0, 0), "cat": (0, 200, 0), "dog": (0, 0, 200)}
+    for split, count in (("train", 8), ("val", 3)):
+        for number, (name, colour) in enumerate(colours.items()):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for place in range(count):
+                Image.new("RGB", (16, 16), colour).save(folder / f"{place}.png")
+            if split == "val":
+                (folder / f"{number}.png").write_bytes(b"not an image")
+    (tmp_path / "data" / "train" / "ape").mkdir()  # without images: the labels of the splits count differently
+    config = replace(
+        TINY, data=str(tmp_path / "data"), batch_size=8, epochs=1, normalization="imagenet", standard="crop(0.8,1) > flip",
+        optimizer=OptimizerConfig(rate=1e-6, warmup_epochs=0),
+    )  # fmt: skip
+    result = train(config, tmp_path / "run")
+    assert result.knn == 100.0
+    (record,) = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "knn" in line
+    ]
+    assert record["knn_protocol"]["queries"] == 6
+
+
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     result = train(TINY, tmp_path / "run", gallery=draw_gallery)
     assert result.step == result.total == 8

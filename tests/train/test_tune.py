@@ -335,10 +335,25 @@ def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number(whole: 
     )
 
 
+@pytest.mark.parametrize("verdict", ["collapsed", "diverged"])
+def test_a_start_that_broke_down_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+    real = tune.short_run
+
+    def breaking(*arguments: Any, **options: Any) -> loop.Ending:
+        ending = real(*arguments, **options)
+        return replace(ending, opinion=Opinion(verdict, 1)) if options["kept"] else ending
+
+    monkeypatch.setattr(tune, "short_run", breaking)
+    with pytest.raises(DsslError, match=f"the shared start of standard pairs {verdict}"):
+        search(tmp_path / "run")
+
+
 def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None:
     config = configuration(ARGUMENTS)
-    with pytest.raises(DsslError, match="has no heavy view"):
-        tune.tune(replace(config, graph="standard2"), tmp_path / "a", minutes=1)
+    # small crops count as heavy elsewhere, but the policy to be chosen would be used nowhere
+    for graph in ("standard2", "s1<->s2, l1->s1, l1 = crop(0.05,0.3)@16(image)"):
+        with pytest.raises(DsslError, match="has no view with the policy heavy"):
+            tune.tune(replace(config, graph=graph), tmp_path / "a", minutes=1)
     with pytest.raises(DsslError, match="expected at least 160 for a batch of 128"):
         tune.tune(replace(config, batch_size=128), tmp_path / "b", minutes=1)
     with pytest.raises(DsslError, match="2 steps per trial, and --steps is 3"):
