@@ -197,8 +197,8 @@ _TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
     "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
     "vicreg": (128, 0.002, _ADAMW, VICRegConfig(hidden=512, output=512)),
 }
-_ALL, _FEW = 50_000, 5_000
-"""Images of the two regimes; ``few`` makes as many steps in ten times as many epochs."""
+_ALL, _FEW, _FEWEST = 50_000, 5_000, 1_000
+"""Images of the regimes; with a tenth and a fiftieth of them, as many steps in ten and fifty times as many epochs."""
 _EPOCHS = 2
 """Of ``cpu``; ``hour`` has ten times as many. DSSL then makes 400,000 views: about 430 CPU-seconds on one core."""
 
@@ -250,6 +250,7 @@ SCALES: dict[str, Scale] = {
     for scale in (
         _small_scale("cpu", "all of CIFAR-10, minutes per cell on two cores", images=_ALL, epochs=_EPOCHS),
         _small_scale("cpu-few", "5,000 images, as many steps as cpu", images=_FEW, epochs=10 * _EPOCHS),
+        _small_scale("cpu-1000", "1,000 images, about as many steps as cpu", images=_FEWEST, epochs=50 * _EPOCHS),
         _small_scale(
             "hour",
             "all of CIFAR-10, up to an hour per cell on two cores",
