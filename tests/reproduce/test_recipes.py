@@ -46,7 +46,7 @@ def test_every_cell_has_settings(scale: str) -> None:
         assert shared & {one.name for one in jobs_of([targets()[second]], SCALES[scale], seeds=(0,))}
 
 
-@pytest.mark.parametrize("scale", ["cpu", "cpu-few", "hour", "hour-few"])
+@pytest.mark.parametrize("scale", ["cpu", "cpu-few", "cpu-1000", "hour", "hour-few"])
 def test_all_cells_of_a_method_share_their_settings_and_all_methods_their_work(scale: str) -> None:
     for data in ("cifar10", "imagenet"):
         shared = set()
