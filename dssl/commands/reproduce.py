@@ -32,7 +32,7 @@ class Arguments:
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
     """The table or figure, such as table2 or ablation."""
     scale: Literal["cpu", "cpu-few", "cpu-1000", "hour", "hour-few", "paper"] = "cpu"
-    """cpu: minutes per cell on two cores; hour: up to an hour; -few: on 5,000 images; paper: the paper's settings, for GPUs."""
+    """cpu: minutes per cell on two cores; hour: up to an hour; -few and -1000: on 5,000 and 1,000 images; paper: the paper's."""
     seeds: tuple[int, ...] = (0,)
     """One run per seed; the table gives mean and standard deviation."""
     cifar10: Path = Path("data/cifar10")
