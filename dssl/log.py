@@ -7,8 +7,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -63,6 +63,13 @@ class Log:
         self._waited += waited
         if self.active:
             self._bar.update(1)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Measuring and saving are not training: their seconds count neither in its rate nor in its share of waiting."""
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
 
     def look(self, now: Sight, *, rate: float) -> None:
         """Record what was seen, and print a changed verdict."""

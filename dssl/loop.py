@@ -150,7 +150,8 @@ def run(
         Stop() as stop,
     ):
         log.say(*keeper.complaints, *greeting, *_where(state.step, total))
-        task.begin(log)
+        with log.aside():
+            task.begin(log)
         for step in range(state.step, total):
             # -- the step
             started = time.perf_counter()
@@ -187,7 +188,8 @@ def run(
                 if stops:
                     break
             if round_ends:
-                task.after_round(step + 1, log)
+                with log.aside():
+                    task.after_round(step + 1, log)
                 log.round(step + 1)
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
@@ -197,16 +199,18 @@ def run(
                     # not saved, or a resumed run would start from it; the next look stops all processes together
                     watch.divergence(step, loss, first_bad=int(bad_step))
                 elif world.first:
-                    keeper.save()
+                    with log.aside():
+                        keeper.save()
                 else:
                     keeper.begin_again()
 
             # -- the stop
             if leaving:
                 break
-        _farewell(log, keeper, watch.opinion, state.step, total, stop)
+        signal = world.found(stop.signal)  # one node may be preempted and the others not
+        _farewell(log, keeper, watch.opinion, state.step, total, signal)
     world.wait()  # for the last save: a process that ends takes the others with it
-    return Ending(state.step, total, watch.opinion, keeper.newest(), stop.signal)
+    return Ending(state.step, total, watch.opinion, keeper.newest(), signal)
 
 
 def take_step(
@@ -243,11 +247,11 @@ def _should_stop(stop: Stop, step: int, world: World, *, every: int) -> bool:
     return step % every == 0 and world.any(stop.signal is not None)
 
 
-def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int, stop: Stop) -> None:
-    if opinion.verdict == "diverged" or (step < total and stop.signal is None):
+def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int, signal: int | None) -> None:
+    if opinion.verdict == "diverged" or (step < total and signal is None):
         reasons = opinion.lines() if opinion.verdict != log.verdict else []
         log.say(*reasons, f"stopped at step {step} of {total}: {keeper.last_healthy_line()}")
-    elif stop.signal is not None:
+    elif signal is not None:
         kept = "" if keeper.folder is None else " and saved; the same command resumes it"
         log.say(f"stopped at step {step} of {total}{kept}")
     elif opinion.verdict in ("collapsed", "partial collapse"):

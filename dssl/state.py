@@ -197,7 +197,6 @@ class Keeper:
         self.last_healthy: int | None = None
         self.complaints: list[str] = []
         self._saved_at = time.monotonic()
-        self._rounds_since = 0
 
     def restore(self, resumed: Resumed, *, data: str) -> None:
         path, saved, complaints = resumed
@@ -214,17 +213,19 @@ class Keeper:
     def due(self, *, round_ends: bool, last: bool, leaving: bool) -> bool:
         if self.folder is None:
             return False
-        self._rounds_since += round_ends
+        # by the step alone: neither a save for the minutes nor a resume moves the rounds that are saved
+        rounds = self.state.step // self.pace.round
+        periods = (self.config.every_epochs, self.config.keep_every or self.config.every_epochs)
         return (
             last
             or leaving
-            or self._rounds_since >= self.config.every_epochs
+            or (round_ends and any(rounds % period == 0 for period in periods))
             or time.monotonic() - self._saved_at > 60 * self.config.every_minutes
         )
 
     def begin_again(self) -> None:
-        """Restart the countdown to the next save; processes that do not save call this when the first one saves."""
-        self._saved_at, self._rounds_since = time.monotonic(), 0
+        """Restart the minutes to the next save; processes that do not save call this when the first one saves."""
+        self._saved_at = time.monotonic()
 
     def save(self) -> Path:
         """Write the state as it is now."""

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from dssl.cli import _parse, main
-from dssl.commands import module_name
+from dssl.commands import evaluate, module_name, train
 from dssl.commands.arguments import command_line, with_home
+from dssl.commands.completion import flags
+from dssl.recipes import recipe
 
 
 @pytest.mark.parametrize(
@@ -119,3 +121,19 @@ def test_flags_of_nested_arguments_and_those_that_are_told_always_or_never() -> 
     assert command_line("x", given) == "dssl x --inner.no-on --inner.many --no-on --many 3 --place None"
     told = command_line("x", Outer(inner=Inner(on=False)), always=("inner.many", "on"), leave_out=("inner.on",))
     assert told == "dssl x --inner.many 1 2 --on"
+
+
+def test_the_home_folder_is_expanded_in_nested_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of/mine")
+    arguments = train.Arguments(config=recipe("adapt", data="shapes", init=Path("~/w.pth")))
+    assert with_home(arguments).config.init == Path("/home/of/mine/w.pth")
+
+
+def test_completion_offers_what_the_parser_takes() -> None:
+    for command in ("views", "data", "evaluate"):
+        offered = {*flags(importlib.import_module(f"dssl.commands.{command}").Arguments)}
+        assert not offered & {"--source", "--action", "--place", "--weights-path"}
+    assert "--weights" not in flags(evaluate.Arguments)
+    offered = {*flags(train.Arguments)}
+    assert {"--adapt.head-epochs", "--optimizer.rate", "--method.temperature"} <= offered
+    assert "--adapt" not in offered

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 
+from dssl.commands import doctor
 from dssl.commands.doctor import Arguments, run, verdict
 from dssl.errors import DsslError
 from dssl.recipes import recipe
@@ -91,8 +93,10 @@ def test_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch, capsys) -> None
     assert "11.0 GiB per GPU, counted (128 images each, bf16)" in lines["memory"]
     assert "up to 622 images a second" in lines["A100"]
     assert "not measured" in lines["A100"]
+    # the loader gives 311 images a second: 100 epochs of ImageNet
+    assert lines["a"] == "a run        100 epochs of 1,281,167 images on 2 GPUs: at least 4.8 days"
     assert lines["verdict"] == (
-        "verdict      fits on 2 x A100: 12.1 of 74.5 GiB; the loader gives 311 of 1,243 images a second: it would wait for data "
+        "verdict      fits on 2 x A100: 12.1 of 79.2 GiB; the loader gives 311 of 1,243 images a second: it would wait for data "
         "up to 75% of the time; pack the images (dssl data) or add cores"
     )
 
@@ -138,3 +142,22 @@ def test_an_unknown_recipe_is_refused_in_one_line() -> None:
     with pytest.raises(DsslError, match="cifar10") as caught:
         run(Arguments(recipe="cifar11"))
     assert "\n" not in str(caught.value)
+
+
+def test_options_that_would_do_nothing_and_counts_that_mean_nothing_are_refused() -> None:
+    for arguments in (Arguments(gpus=2, device="cpu"), Arguments(data="shapes", device="cpu")):
+        with pytest.raises(DsslError, match="are about a GPU"):
+            run(arguments)
+    with pytest.raises(DsslError, match="--images is -5"):
+        run(Arguments(images=-5))
+
+
+def test_a_module_under_another_name_of_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnxruntime-gpu and pillow-simd have."""
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", missing)
+    assert doctor._version("numpy") == "installed, version unknown"
+    assert doctor._version("no_such_module") == "not installed"

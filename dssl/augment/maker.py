@@ -213,7 +213,8 @@ class ViewMaker:
         if out.block.dtype != (np.float32 if as_float else np.uint8) or not 0 <= out_row <= out.block.shape[1] - count:
             raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
         kernel, program, scratch = _loader()().run, self._program, self._scratch
-        scratch.reserve(self.channels * self.size * int(places[:, 1:].max()))
+        # a second crop works on a view, which may be larger than its image
+        scratch.reserve(self.channels * self.size * max(self.size, int(places[:, 1:].max())))
         bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
         # a custom operation stops the kernel, so such programs go image by image
         for first in range(0, count, 1 if plan.custom else count):

@@ -132,4 +132,6 @@ def _words(value: Any) -> list[str]:
 def _expanded(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_expanded(one) for one in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return with_home(value)
     return Path(os.path.expanduser(value)) if isinstance(value, Path) else value  # noqa: PTH111 (unknown users stay)

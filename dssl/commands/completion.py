@@ -33,13 +33,15 @@ def flags(kind: Any, prefix: str = "--") -> Iterator[str]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name = prefix + field.name.replace("_", "-")
-        if hints[field.name] is MethodSettings:
+        hint = hints[field.name]
+        nested = [one for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]
+        if hint is MethodSettings:
             for method in METHODS.values():
                 yield from flags(method.settings, f"{name}.")
-        elif dataclasses.is_dataclass(hints[field.name]):
-            yield from flags(hints[field.name], prefix if field.name == "config" else f"{name}.")
-        else:
-            yield name
+        elif nested:
+            yield from flags(nested[0], prefix if field.name == "config" else f"{name}.")
+        elif field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING:
+            yield name  # what has no default is given without a flag
 
 
 def script(shell: str) -> str:

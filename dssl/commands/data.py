@@ -9,6 +9,7 @@ import tyro
 
 from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
+from dssl.files import printable
 
 if TYPE_CHECKING:
     from dssl.data import Quarantine, Source
@@ -141,6 +142,10 @@ def _pack(arguments: Arguments) -> int:
     with suppress(NoSplitError):
         known = range_of(splits[0][1])
         splits.append(("test", open_source(arguments.place, split="test", channels=channels, value_range=known)))
+    if len(splits) == 1 and (left := _test_split(arguments.out)) is not None:
+        raise DsslError(
+            f"{arguments.out} already holds {printable(left.name)}, the test split of other images: name a new or empty folder"
+        )
     for split, source in splits:
         quarantine = Quarantine(source, max_share=arguments.max_bad)
         if form != "pixels":
@@ -172,6 +177,12 @@ def _pack(arguments: Arguments) -> int:
         _unreadable(quarantine)
     print(f"use it as {'packed:' if form == 'pixels' else ''}{arguments.out}")
     return 0
+
+
+def _test_split(folder: Path) -> Path | None:
+    """A file of a test split, packed or in shards."""
+    found = (path for form in ("test.pack", "test-*.tar", "test-*.parquet") for path in sorted(folder.glob(form)))
+    return next(found, None)
 
 
 def _cifar10(arguments: Arguments) -> int:

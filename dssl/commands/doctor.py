@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dssl.commands.arguments import check_counts
+from dssl.data.pipeline import default_threads
 from dssl.errors import DsslError, choices
 from dssl.methods import declaration_of
 from dssl.recipes import recipe
@@ -18,7 +20,7 @@ from dssl.version import VERSION
 if TYPE_CHECKING:
     import torch
 
-    from dssl.config import RunConfig
+    from dssl.config import Precision, RunConfig
     from dssl.train.budget import Budget
 
 _PACKAGES = (
@@ -75,7 +77,7 @@ def run(arguments: Arguments) -> int:
     device = pick_device("cpu" if arguments.device == "cpu" else "auto")
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     print(f"device       {device}{': ' + ', '.join(names) if names else ''}")
-    print(f"threads      {os.cpu_count()} cores, torch uses {torch.get_num_threads()}")
+    print(f"threads      {default_threads()} cores, torch uses {torch.get_num_threads()}")
     place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
     writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
     print(f"disk         {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}{writable}")
@@ -84,6 +86,8 @@ def run(arguments: Arguments) -> int:
     if device.type == "cuda" or arguments.device == "cuda":
         _gpu(arguments, config, device)
     else:
+        if arguments.data is not None or arguments.gpus > 1:
+            raise DsslError("--data and --gpus are about a GPU, which this machine does not have: add --device cuda")
         _measure(arguments, config, device)
     return 0
 
@@ -94,6 +98,7 @@ def _configuration(arguments: Arguments) -> "RunConfig":
         changes["encoder"] = arguments.encoder
     if arguments.batch_size is not None:
         changes["batch_size"] = arguments.batch_size
+    check_counts(arguments, ("images", "batch_size"))
     config = recipe(arguments.recipe, method=arguments.method, **changes)
     if arguments.gpus < 1 or config.batch_size % arguments.gpus or config.batch_size // arguments.gpus < 2:
         raise DsslError(
@@ -117,25 +122,27 @@ def _measure(
     )
     print(f"training     {speed.images_per_second:,.0f} images a second ({speed.precision})")
     print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
-    count = (
-        arguments.images
-        or {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000}[
-            arguments.recipe
-        ]
-    )
-    seconds = count * config.epochs / speed.images_per_second
-    print(f"a run        {config.epochs} epochs of {count:,} images: about {duration(seconds)}")
+    print(_length(arguments, config, arguments.gpus * speed.images_per_second, "about"))
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
         print(
             f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "
             "cores threads wait for each other; set OMP_NUM_THREADS=1, or wait until the machine is idle"
         )
-    bound = speed.views_per_second * (os.cpu_count() or 1) / len(speed.views)
+    bound = speed.views_per_second * default_threads() / len(speed.views)
     if device.type != "cuda" and bound < 1.2 * speed.images_per_second:
         print(
             f"warning      views for only {bound:,.0f} images a second: the processor would wait for data; add cores or --threads"
         )
     return speed.images_per_second
+
+
+def _length(arguments: Arguments, config: "RunConfig", rate: float, word: str) -> str:
+    usual = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000}
+    count = arguments.images or usual[arguments.recipe]
+    on = f" on {arguments.gpus} GPUs" if arguments.gpus > 1 else ""
+    return (
+        f"a run        {config.epochs} epochs of {count:,} images{on}: {word} {duration(count * config.epochs / rate)}"
+    )
 
 
 def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> None:
@@ -149,9 +156,10 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
     if arguments.card not in known:
         raise choices("card", arguments.card, known)
     card = known[arguments.card]
-    budget = step_budget(config, gpus=arguments.gpus)
+    precision: Precision = "bf16" if config.precision == "auto" else config.precision
+    budget = step_budget(config, gpus=arguments.gpus, precision=precision)
     print(
-        f"memory       {budget.peak / 2**30:.1f} GiB per GPU, counted ({budget.images} images each, bf16); "
+        f"memory       {budget.peak / 2**30:.1f} GiB per GPU, counted ({budget.images} images each, {precision}); "
         f"{budget.needed / 2**30:.1f} GiB with {ON_TOP:.0%} for workspaces"
     )
     given = loader_rate(config, arguments.data)
@@ -161,11 +169,13 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
         name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
         asked = _measure(arguments, config, device, batch_size=max(2, min(budget.images, budget.most(memory))))
     else:
-        asked, name, memory = budget.rate(card), card.name, card.memory * 10**9
+        # sold as GB, counted as GiB, of which the driver keeps about a hundredth
+        asked, name, memory = budget.rate(card), card.name, int(0.99 * card.memory * 2**30)
         print(
             f"{card.name:<12} asks for up to {asked:,.0f} images a second: {card.rate:,.0f} of ResNet-50 at 224 px "
             f"({card.source}), scaled by arithmetic; not measured"
         )
+        print(_length(arguments, config, min(given, arguments.gpus * asked), "at least"))
     print(f"verdict      {verdict(budget, memory, name=name, gpus=arguments.gpus, asked=asked, given=given)}")
 
 
@@ -192,4 +202,7 @@ def _version(package: str) -> str:
     name = {"pillow": "PIL"}.get(package, package)
     if importlib.util.find_spec(name) is None:
         return "not installed"
-    return metadata.version(package)
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # onnxruntime-gpu and pillow-simd have the module under another name
+        return "installed, version unknown"

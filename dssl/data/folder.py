@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
 from dssl.data.index import Index, endings_of, open_index
 from dssl.data.scale import Range
-from dssl.data.source import NoSplitError, Split, expanded
+from dssl.data.source import NoSplitError, Split, expanded, stamp_of_files
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -69,6 +69,10 @@ class Folder:
     def content(self, index: int) -> bytes:
         """The bytes of one file."""
         return Path(os.fsdecode(self.index.path(index))).read_bytes()
+
+    def stamp(self) -> str:
+        """Of all files, as they are now."""
+        return stamp_of_files(map(self.index.path, range(len(self))))
 
     def label_of(self, index: int) -> str:
         """The path below the folder, printable."""
@@ -125,6 +129,10 @@ class ListFile:
     def content(self, index: int) -> bytes:
         """The bytes of one file."""
         return Path(os.fsdecode(self._path(index))).read_bytes()
+
+    def stamp(self) -> str:
+        """Of all files, as they are now."""
+        return stamp_of_files(map(self._path, range(len(self))))
 
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""

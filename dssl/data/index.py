@@ -27,6 +27,8 @@ RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
 ends; it begins where that of the record before it ends."""
 _DIGEST = 16
+_LOOKED_AT = 1000
+"""Files of a folder whose sizes are compared with those of its kept index."""
 YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
@@ -238,6 +240,12 @@ def _is_current(index: Index) -> bool:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
             status = os.stat(index.container(number))  # noqa: PTH116 (bytes)
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
+                return False
+        # a file that is overwritten in place leaves its folder's time as it was
+        for row in (
+            () if index.lengths else np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
+        ):
+            if os.stat(index.path(row)).st_size != index.records["size"][row]:  # noqa: PTH116 (bytes)
                 return False
     except OSError:
         return False

@@ -242,6 +242,9 @@ class EvaluationBatches(Piped):
                 if is_stopped():
                     return
                 index = int(content.indices[row])
+                if quarantine is not None and index in quarantine:  # not tried again: it may be readable now
+                    content.good[row] = False
+                    continue
                 try:
                     image = source.image(index)
                 except UnreadableImage as error:

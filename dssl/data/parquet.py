@@ -44,7 +44,7 @@ class Parquet(Shards):
     ) -> None:
         columns = _columns_of(shards)
         scan = partial(_scan, columns=columns)
-        named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
+        self.options = named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
         super().__init__(
             shards,
             lambda paths: open_shards(paths, scan, options=named, sized=False, cache=cache),

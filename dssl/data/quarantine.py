@@ -45,6 +45,9 @@ class Quarantine:
         self.reasons: dict[str, str] = {}
         self._bad_indices: set[int] = set()
         self._lock = threading.Lock()
+        self._before = _names_in(path)
+        self._listed = 0
+        """How many names all processes of this run have added to the file."""
         skipped = skipped_files(source)
         self.total = len(source) + len(skipped)
         """Everything in the source that looks like an image, readable or not."""
@@ -85,7 +88,8 @@ class Quarantine:
             with suppress(OSError):  # some network disks have no locks, and a line may be repeated there
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            known = {line.partition(b"\t")[0] for line in file.read().split(b"\n")}
+            known = {line.partition(b"\t")[0] for line in file.read().split(b"\n")} - {b""}
+            self._listed = len((known | {name.encode()}) - self._before)
             if name.encode() not in known:
                 file.write(f"{name}\t{reason}\n".encode())
                 file.flush()
@@ -93,8 +97,9 @@ class Quarantine:
 
     def _check(self) -> None:
         """Stop the run when the known bad files alone are too many."""
-        if len(self) > self.max_share * self.total:
-            raise self.too_many(len(self), self.total)
+        found = max(len(self), self._listed)
+        if found > self.max_share * self.total:
+            raise self.too_many(found, self.total)
 
     def too_many(self, bad: int, of: int) -> DsslError:
         """The one line for a data set with too many unreadable files."""
@@ -104,6 +109,14 @@ class Quarantine:
             f"{bad:,} of {of:,} images cannot be read, more than the allowed share of {self.max_share:.1%}: "
             f"the first is {name}: {reason}{where}"
         )
+
+
+def _names_in(path: Path | None) -> set[bytes]:
+    try:
+        lines = b"" if path is None else path.read_bytes()
+    except OSError:
+        lines = b""
+    return {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
 
 
 class Reader:

@@ -19,6 +19,7 @@ from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.find import Found
 from dssl.data.index import RECORD, YOUNG, Index, fingerprint, kept_index
 from dssl.data.scale import Range
+from dssl.data.source import stamp_of_files
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -32,6 +33,8 @@ class Shards(ABC):
     name: str
     bounds: NDArray[np.int64]
     """Where the images of each shard of the order begin, and where the last one's end."""
+    options: tuple[bytes, ...] = ()
+    """What tells one way to read the same shards from another."""
 
     def __init__(
         self,
@@ -54,6 +57,10 @@ class Shards(ABC):
     def __len__(self) -> int:
         """The number of images."""
         return len(self.index)
+
+    def stamp(self) -> str:
+        """Of all shards, as they are now."""
+        return stamp_of_files(map(self.index.container, range(len(self.index.containers))))
 
     def image(self, index: int) -> Image:
         """One image, decoded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -229,6 +229,42 @@ def earlier_fingerprints(source: Source) -> tuple[str, ...]:
     """The fingerprints that earlier versions gave the same images, so that their runs resume."""
     found: tuple[str, ...] = source.earlier_fingerprints() if isinstance(source, _Renamed) else ()
     return found
+
+
+def reading_of(source: Source) -> str:
+    """How the images are read, where that can differ for one fingerprint: the columns of Parquet, the range of values."""
+    if isinstance(source, Subset):
+        return reading_of(source.source)
+    options: tuple[bytes, ...] = getattr(source, "options", ())
+    known = range_of(source)
+    return " ".join([*(option.decode() for option in options), *([] if known is None else [known.text()])])
+
+
+def stamp_of(source: Source) -> str:
+    """Sizes and times of the files: for results that are kept, since a copy elsewhere shares the fingerprint.
+
+    Empty for images that are in no files of their own.
+    """
+    if isinstance(source, Subset):
+        return stamp_of(source.source)
+    return source.stamp() if isinstance(source, _Stamped) else ""
+
+
+def stamp_of_files(paths: Iterable[bytes]) -> str:
+    """A digest of the sizes and times of files; of one that cannot be read, that it cannot."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        try:
+            status = os.stat(path)  # noqa: PTH116 (bytes)
+            digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
+        except OSError:
+            digest.update(b"-\n")
+    return digest.hexdigest()
+
+
+@runtime_checkable
+class _Stamped(Protocol):
+    def stamp(self) -> str: ...
 
 
 @runtime_checkable

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +20,11 @@ from PIL import Image as Pillow
 
 from dssl import rng
 from dssl.data.decode import UnreadableImage, ending_of, naming
+from dssl.data.order import ShardOrder
+from dssl.data.parquet import Parquet
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
+from dssl.data.shards import Shards
 from dssl.data.source import InFiles, Source, Split
 from dssl.errors import DsslError
 from dssl.files import is_partial, printable, replacing
@@ -54,13 +58,20 @@ def write_shards(
     """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
     if shard < 1:
         raise DsslError(f"a shard of {shard} images: expected at least 1")
+    # a random order would read a row group of Parquet for each image
     order = rng.permutation(rng.key(0, "pack"), len(source))
+    if isinstance(source, Parquet):
+        order = ShardOrder(source.bounds, batch_size=len(source), seed=0, window=source.window).at(0).indices
     count = -(-len(source) // shard)
     paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
     written = done = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
         known = {path.name for path in paths}
+        read = _shards_of(source)
+        for path in paths:
+            if path.resolve() in read:
+                raise DsslError(f"{printable(str(path))} is one of the shards that are read: name another folder")
         for other in folder.iterdir():
             mine = other.name.startswith(f"{split}-") and other.suffix in (".tar", ".parquet")
             if mine and other.name not in known:
@@ -90,6 +101,15 @@ def write_shards(
             path.unlink()
         raise DsslError(f"{source.name}: no readable image to pack")
     return count, written
+
+
+def _shards_of(source: Source) -> set[Path]:
+    """The files that the images are read from, where they are shards."""
+    if not isinstance(source, Shards):
+        return set()
+    return {
+        Path(os.fsdecode(source.index.container(number))).resolve() for number in range(len(source.index.containers))
+    }
 
 
 def _samples(source: Source, indices: list[int], first: int, quarantine: Quarantine) -> Iterator[_Sample]:

@@ -10,8 +10,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data import Source
+from dssl.data import Source, UnreadableImage
 from dssl.data.quarantine import Quarantine
+from dssl.data.source import read_many, reading_of
 from dssl.errors import DsslError
 from dssl.evaluate.features import NothingReadable
 from dssl.evaluate.store import FeatureStore
@@ -51,13 +52,16 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
         )
     folder.mkdir(parents=True, exist_ok=True)
     _check_manifest(manifest, about)
+    again = _to_complete(source, folder, shard)
+    if again:
+        (folder / "unreadable.txt").unlink(missing_ok=True)
     quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
     computed = images = 0
     shape: tuple[int, ...] = ()
     for number in range(about["shards"]):
         indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
-        if not (values.is_file() and names.is_file()):
+        if not (values.is_file() and names.is_file()) or number in again:
             rows, titles, _ = _rows(store, source, indices, quarantine)
             with replacing(values) as temporary, temporary.open("wb") as file:
                 np.save(file, rows, allow_pickle=False)
@@ -169,6 +173,7 @@ def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
         "precision": store.precision,
         "source": source.fingerprint,
         "images": len(source),
+        "reading": reading_of(source),
     }
 
 
@@ -183,10 +188,27 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
     before: Any = None
     with suppress(OSError, ValueError):
         before = json.loads(manifest.read_text(encoding="utf-8"))
+    if isinstance(before, dict):
+        before.setdefault("reading", about["reading"])  # not in those of an earlier version
     if before != about:
         known = before if isinstance(before, dict) else {}
         changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
         raise DsslError(f"{manifest.parent} holds other embeddings ({', '.join(changed)} differ): name another folder")
+
+
+def _to_complete(source: Source, folder: Path, shard: int) -> set[int]:
+    """The shards that lack images, if any of these can be read now: a disk that was away is no reason to lose them."""
+    lacking: dict[int, list[int]] = {}
+    for number, begin in enumerate(range(0, len(source), shard)):
+        names = folder / f"names-{number:05d}.txt"
+        if names.is_file():
+            known = set(names.read_text(encoding="utf-8").splitlines())
+            indices = range(begin, min(begin + shard, len(source)))
+            if missing := [index for index in indices if source.label_of(index) not in known]:
+                lacking[number] = missing
+    missing = [index for indices in lacking.values() for index in indices]
+    readable = any(not isinstance(image, UnreadableImage) for image in read_many(source, missing))
+    return set(lacking) if readable else set()
 
 
 def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:

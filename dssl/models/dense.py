@@ -37,11 +37,20 @@ def last_map(encoder: nn.Module, images: Tensor) -> Tensor:
         if isinstance(found, Tensor) and getattr(encoder, "output_fmt", "NCHW") == "NHWC":
             found = found.permute(0, 3, 1, 2)
         return _laid_out(found, prefix, encoder)
-    seen: list[tuple[Tensor, bool]] = []
+    # no more than these: every output of a ResNet-50 would be 90 MB for an image of 224 px
+    last: Tensor | None = None
+    pooled: Tensor | None = None
 
     def keep(module: nn.Module, _inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and output.dim() in (3, 4):
-            seen.append((output, isinstance(module, nn.AdaptiveAvgPool2d)))
+        nonlocal last, pooled
+        if not isinstance(output, Tensor) or output.dim() not in (3, 4):
+            return
+        # what follows the pooling of the whole map is not a map; squeeze-and-excitation pools, too, and maps follow it
+        if isinstance(module, nn.AdaptiveAvgPool2d):
+            pooled = last
+        elif output.dim() == 4 and output.shape[2:].numel() > 1:
+            pooled = None
+        last = output
 
     handles = [module.register_forward_hook(keep) for module in encoder.modules()]
     try:
@@ -49,15 +58,10 @@ def last_map(encoder: nn.Module, images: Tensor) -> Tensor:
     finally:
         for handle in handles:
             handle.remove()
-    for number in reversed(range(len(seen))):
-        found, is_pooled = seen[number]
-        # what follows the pooling of the whole map is not a map; squeeze-and-excitation pools, too, and maps follow it
-        if is_pooled and not any(one.shape[2:].numel() > 1 for one, _ in seen[number + 1 :] if one.dim() == 4):
-            del seen[number:]
-            break
-    if not seen:
+    found = last if pooled is None else pooled
+    if found is None:
         raise DsslError(f"{type(encoder).__name__} has no feature map: dense features need a network with one")
-    return _laid_out(seen[-1][0], 1, encoder)  # torchvision's transformers have one token for the class
+    return _laid_out(found, 1, encoder)  # torchvision's transformers have one token for the class
 
 
 def _laid_out(found: Any, prefix: int, encoder: nn.Module) -> Tensor:

@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from torch import Tensor
 
 from dssl import rng
-from dssl.data import Subset
+from dssl.data import Quarantine, Subset
 from dssl.errors import DsslError
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import neighbours
@@ -144,12 +144,14 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
             continue
         first, classes = source.fingerprint, source.classes
         chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
+        shown = Subset(source, chosen)
         features = compute_features(
             loaded.encoder,
-            Subset(source, chosen),
+            shown,
             image_size=loaded.image_size,
             normalization=loaded.normalization,
             channels=loaded.channels,
+            quarantine=Quarantine(shown, max_share=1.0),
         )
         points = pca(features.values)
         total = float(_centred(features.values).square().sum())

@@ -33,6 +33,8 @@ def percent(share: float) -> str:
 
 def rate(number: float) -> str:
     """A rate with three significant digits and a space between thousands: 124 000."""
+    if abs(number) < 100:
+        return f"{number:.3g}"
     digits = max(0, len(str(int(abs(number)))) - 3)
     return exact(round(number / 10**digits) * 10**digits)
 

@@ -173,8 +173,9 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     if not folder.has_run:
         raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
     about = folder.read_config()
-    if "task" in about:
-        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
+    if (task := about.get("task")) is not None:
+        command, page = {"tune": ("tune", "tune.html")}.get(task, ("evaluate-coco", EVALUATION_PAGE))
+        raise DsslError(f"{path} is a run of dssl {command}: its page is {path / page}")
     config = config_io.from_dict(about["config"], where=str(folder.config_file))
     try:
         images, precision = int(about["images"]), str(about["precision"])
@@ -196,6 +197,8 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
         # a glob, because it skips folders that may not be read
         one = RunFolder(folder)
         inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
+        if folder not in inside:  # searches and detectors beside the runs have pages of their own
+            inside = [path for path in inside if "task" not in RunFolder(path).read_config()]
         if not inside:
             raise DsslError(f"{folder} holds no run (no {one.config_file.name} in it or one level below)")
         paths += [path for path in inside if path not in paths]

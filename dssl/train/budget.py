@@ -33,7 +33,7 @@ class Card:
 
     name: str
     memory: int
-    """GB, as it is sold."""
+    """GiB, sold as GB."""
     rate: float
     source: str
 

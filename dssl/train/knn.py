@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dssl import rng
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, Subset
 from dssl.data.source import range_of
+from dssl.errors import DsslError
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.knn import knn_accuracy
 from dssl.evaluate.runner import aligned_labels
@@ -27,12 +30,22 @@ class OnlineKnn:
         self.last: float | None = None
         self._bank: Source | None = None
         self._queries: Source | None = None
+        self.obstacle = ""
+        """Why there is no curve, where labels and a test split seem to be there: no reason to refuse a run."""
         if config.knn_every and parts.source.labels is not None:
-            test = open_test_data(config, value_range=range_of(parts.source))
-            if test is not None:
-                self._bank = _at_most(parts.source, BANK, config.seed)
-                self._queries = _at_most(test, QUERIES, config.seed)
-                self._labels = aligned_labels(self._bank, self._queries)
+            try:
+                self._open(config, parts.source)
+            except DsslError as error:
+                self.obstacle = f"no kNN accuracy while training: {error}"
+
+    def _open(self, config: RunConfig, source: Source) -> None:
+        test = open_test_data(config, value_range=range_of(source))
+        if test is not None:
+            labels, of_test, self._classes = aligned_labels(source, test)
+            bank, queries = _at_most(len(source), BANK, config.seed), _at_most(len(test), QUERIES, config.seed)
+            self._labels = labels[bank], of_test[queries]
+            self._bank = source if len(bank) == len(source) else Subset(source, bank)
+            self._queries = test if len(queries) == len(test) else Subset(test, queries)
 
     def due(self, epoch: int) -> bool:
         return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
@@ -54,7 +67,7 @@ class OnlineKnn:
             )
             for source in (self._bank, self._queries)
         )
-        bank_labels, labels, classes = self._labels
+        bank_labels, labels = self._labels
         accuracy = 100 * knn_accuracy(
             bank.values,
             torch.from_numpy(bank_labels[bank.rows]),
@@ -62,7 +75,7 @@ class OnlineKnn:
             torch.from_numpy(labels[queries.rows]),
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
-            classes=len(classes),
+            classes=len(self._classes),
             device=device_of(self.parts.method.encoder),
         )
         self.last = accuracy
@@ -77,7 +90,6 @@ class OnlineKnn:
         }
 
 
-def _at_most(source: Source, count: int, seed: int) -> Source:
-    if len(source) <= count:
-        return source
-    return Subset(source, rng.sample(rng.key(seed, "knn"), len(source), count))
+def _at_most(images: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Which images are used: all, or some of many."""
+    return np.arange(images) if images <= count else rng.sample(rng.key(seed, "knn"), images, count)

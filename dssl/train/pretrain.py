@@ -234,6 +234,8 @@ class Pretraining(loop.Trainable[Batch]):
 
     def begin(self, log: Log) -> None:
         new, finished = self.first_step == 0, self.first_step >= self.total
+        if self.knn is not None and self.knn.obstacle:
+            log.say(self.knn.obstacle)
         # a run of an earlier version did not keep its start
         known = self.config.init is not None and (new or self.folder.start_file.is_file())
         if known and self.world.first and not finished:

@@ -72,6 +72,7 @@ class Start:
         self._rows = np.sort(rng.permutation(rng.key(config.seed, "start"), len(source))[:SAMPLE])
         self._quarantine = Quarantine(source, max_share=1.0)
         self._features, rows = self._of(encoder)
+        self._readable = rows
         unit = F.normalize(self._features, dim=1)
         count = len(unit)
         cosine = (float(unit.sum(dim=0).square().sum()) - count) / max(1, count * (count - 1))
@@ -83,11 +84,20 @@ class Start:
         self.standing = self._standing(self._features)
 
     def drift(self, encoder: nn.Module) -> float:
-        return self._drift(self._of(encoder)[0])
+        return self._drift(self._as_before(encoder))
 
     def measure(self, encoder: nn.Module) -> Standing:
-        self.standing = self._standing(self._of(encoder)[0])
+        self.standing = self._standing(self._as_before(encoder))
         return self.standing
+
+    def _as_before(self, encoder: nn.Module) -> Tensor:
+        """Features of the same images as at the start; one that can no longer be read counts as unchanged."""
+        values, rows = self._of(encoder)
+        if len(rows) == len(self._readable):
+            return values
+        features = self._features.clone()
+        features[torch.from_numpy(np.searchsorted(self._readable, rows))] = values
+        return features
 
     def judge(self, step: int, best: str) -> Opinion | None:
         """Whether the run is below where it started; ``best`` says which weights to take instead."""

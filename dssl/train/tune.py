@@ -69,7 +69,9 @@ def tune(
         raise DsslError(
             f"the graph {config.graph} has no view with the policy heavy, so that there is none to choose: use dssl"
         )
-    candidates = tuple(text if text == NONE else show(parse(text)) for text in policies)
+    if not math.isfinite(minutes):
+        raise DsslError(f"--minutes is {minutes:g}: expected a number of minutes")
+    candidates = tuple(dict.fromkeys(text if text == NONE else show(parse(text)) for text in policies))
     build_method(config)  # an encoder that cannot be built is refused before anything is written
     with open_run(
         folder, config, default=RunConfig, task=TASK, device=config.device, batch_size=config.batch_size
@@ -133,22 +135,32 @@ class _Tuning:
             self.say(f"{count} finished trial{'s' if count > 1 else ''} found")
         while True:
             trials = self.kept[1:]
-            wanted = len(policies) or affordable(minutes, start, trials)
+            wanted = self._wanted(minutes, policies)
             policy = next_policy(trials, wanted=wanted, policies=policies)
             slowest = max((trial.seconds for trial in trials), default=0.0)
-            if policy is None or (trials and sum(one.seconds for one in self.kept) + slowest > 60 * minutes):
+            if policy is None:  # nothing is left to try
+                wanted = len(trials)
+                break
+            if trials and sum(one.seconds for one in self.kept) + slowest > 60 * minutes:
                 break
             self.began = self.clock()
             now = self._trial(policy, saved, plan)
             number = len(self.kept) - 1
-            of = f" of {len(policies) or affordable(minutes, start, self.kept[1:])}"
+            of = self._wanted(minutes, policies)
             self.say(
-                f"trial {number}{of}: {now.policy}, score {100 * now.score:.1f}, {now.verdict}, {now.seconds:.0f} s"
+                f"trial {number} of {of}: {now.policy}, score {100 * now.score:.1f}, {now.verdict}, {now.seconds:.0f} s"
             )
         return Search(
             config=self.config, plan=plan, start=start, trials=tuple(trials), wanted=wanted,
             images=len(self.parts.source), judges=self.judges,
         )  # fmt: skip
+
+    def _wanted(self, minutes: float, policies: tuple[str, ...]) -> int:
+        """How many trials there will be, those of earlier sessions included."""
+        start, *trials = self.kept
+        if policies:
+            return len({*policies, *(trial.policy for trial in trials)})
+        return max(len(trials), affordable(minutes, start, trials))
 
     def _plan(self, minutes: float, steps: int | None) -> Plan:
         """The one that the search began with, or one that fits the minutes by the time of a few real steps."""

@@ -10,6 +10,9 @@ from dssl.version import VERSION
 from dssl.weights.formats import Exported
 from dssl.weights.load import LoadedEncoder
 
+_SAME = ("sha256", "image_size", "normalization")
+"""What must be equal for a number to be about the exported model."""
+
 
 def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None) -> str:
     """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights."""
@@ -52,18 +55,24 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
                 f"{one['accuracy']:.2f} %",
                 "{:.2f} to {:.2f}".format(*one["interval_95"]),
                 f"{one['protocol']['train_images']} / {one['protocol']['test_images']}",
+                str(one["protocol"].get("test_data", "unknown")),
                 one["protocol"]["backbone"],
             )
             for one in evaluation["results"]
         ]
-        lines += markdown(("protocol", "top-1", "95 % interval", "train / test images", "backbone"), rows)
+        heads = ("protocol", "top-1", "95 % interval", "train / test images", "test set", "backbone")
+        lines += markdown(heads, rows)
     return "\n".join(lines) + "\n"
 
 
 def evaluation_of(loaded: LoadedEncoder, path: Path) -> dict[str, Any] | None:
-    """What `dssl evaluate` wrote, if it is about these weights."""
+    """What `dssl evaluate` wrote, if it is about these weights on images as they are prepared here."""
+    here = loaded.protocol()
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return found if found["checkpoint"]["sha256"] == loaded.sha256 else None
+        measured = found["checkpoint"]
+        # JSON has no tuples
+        same = all(json.dumps(measured.get(name)) == json.dumps(here[name]) for name in _SAME)
+        return found if same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import ENCODER_KEY, LoadedEncoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
 from dssl.weights.rebuild import base_name, classifier_path, rebuild_lines, refuse_unless_held
+
+_RESNET = re.compile(r"resnet(18|34|50|101|152)")
+"""Those of torchvision: timm's relatives have other stems, names or blocks."""
 
 TOLERANCE = {"onnx": 1e-4, "torch": 1e-6}
 """How far features may differ; all other formats must give the same bits."""
@@ -116,7 +120,7 @@ def _timm(loaded: LoadedEncoder, path: Path) -> Exported:
 
 def _features_only(loaded: LoadedEncoder, path: Path, name: str) -> str:
     """timm's pyramid of feature maps, for detection and segmentation; only ResNets have the same names there."""
-    if not name.startswith("resnet"):
+    if not _RESNET.fullmatch(name):
         return ""
     import timm
 
@@ -134,7 +138,7 @@ def _features_only(loaded: LoadedEncoder, path: Path, name: str) -> str:
 def _detectron2(loaded: LoadedEncoder, path: Path) -> Exported:
     refuse_unless_held(loaded, "Detectron2")
     name = base_name(loaded)
-    if not name.startswith("resnet"):
+    if not _RESNET.fullmatch(name):
         raise DsslError(
             f"Detectron2 has names only for ResNets, not for {name}: use --formats torchvision, timm or onnx"
         )

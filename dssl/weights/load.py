@@ -130,6 +130,12 @@ def open_weights(
         # what a file of dssl says of its own images does not hold for other weights; what its user said does
         if fallback is not None and (channels != 3 or "normalization" not in fallback.header):
             normalization = fallback.normalization
+    if len(normalization.mean) != channels and channels == 1:
+        normalization = normalization.gray()
+    if len(normalization.mean) != channels:
+        raise DsslError(
+            f"{path} takes images of {channels} channels, and the normalisation has {len(normalization.mean)}: leave it out"
+        )
     built = build_encoder(name, image_size=size, channels=channels)
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):

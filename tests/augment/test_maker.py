@@ -343,3 +343,10 @@ def test_views_of_several_sizes_are_those_of_makers_for_each_size() -> None:
 def test_a_maker_refuses_a_view_of_another_size() -> None:
     with pytest.raises(DsslError, match="view l1 has 16 px and this maker makes 32"):
         ViewMaker([View(name="l1", policy="standard", size=16)], size=32, seed=0)
+
+
+def test_a_second_crop_of_an_image_smaller_than_the_view():
+    maker = ViewMaker([View(name="s1", policy="crop > rotate(5) > crop")], size=32, seed=0, channels=3)
+    out = maker.allocate(1)
+    maker.apply(maker.plan(np.arange(1), epoch=0), 0, np.full((16, 16, 3), 90, np.uint8), out, 0)
+    assert out["s1"].shape[1:] == (32, 32, 3)

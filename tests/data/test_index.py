@@ -263,3 +263,12 @@ def test_many_processes_build_one_index(tmp_path, cache):
     answers = {run.communicate()[0] for run in runs}
     assert answers == {open_index(root).fingerprint + "\n"}
     assert len(list((cache / "dssl" / "index").iterdir())) == 1
+
+
+def test_a_file_that_was_overwritten_in_place_is_noticed(tmp_path, scans):
+    fill(tmp_path, ["a/1.jpg", "a/2.jpg"])
+    age(tmp_path)
+    before = open_index(tmp_path).fingerprint
+    with (tmp_path / "a" / "2.jpg").open("r+b") as file:  # the folder keeps its time stamp
+        file.write(b"a longer content than before")
+    assert open_index(tmp_path).fingerprint != before

@@ -153,3 +153,18 @@ def test_a_list_that_cannot_be_written_is_one_line(tmp_path):
 def test_shares_out_of_range(share):
     with pytest.raises(DsslError, match="from 0 to 1"):
         Quarantine(Numbers(3), max_share=share)
+
+
+def test_processes_that_share_a_file_share_the_limit(tmp_path):
+    path = tmp_path / "quarantine.txt"
+    path.write_text("/data/of an earlier session.jpg\tit was bad\n")
+    source = Numbers(100, set(range(20)))
+    readers = [Reader(source, seed=0, quarantine=Quarantine(source, path=path, max_share=0.05)) for _ in range(4)]
+
+    def read() -> None:
+        for index in range(20):
+            next(readers[index % 4].images([index]))
+
+    with pytest.raises(DsslError, match="6 of 100 images"):
+        read()
+    assert len(path.read_text().splitlines()) == 1 + 6

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dssl.commands.data import Arguments, run
-from dssl.data import Quarantine, UnreadableImage, open_source
+from dssl.data import Quarantine, UnreadableImage, open_source, parquet
 from dssl.data import write as module
 from dssl.data.jpeg import decode_together
 from dssl.data.write import write_shards
@@ -202,3 +202,36 @@ def test_the_tar_is_an_ordinary_one(photos, tmp_path):
         assert [one.name.partition(".")[2] for one in members[1:3]] == ["cls", "json"]
         assert members[0].name.partition(".")[0] == members[2].name.partition(".")[0]
         Image.open(io.BytesIO(archive.extractfile(members[0]).read())).load()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_shards_are_not_written_over_those_that_are_read(photos, tmp_path, form):
+    pack(photos, tmp_path / "shards", form)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
+    with pytest.raises(DsslError, match="is one of the shards that are read: name another folder"):
+        pack(tmp_path / "shards", tmp_path / "shards", form)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()} == before
+
+
+@pytest.mark.parametrize("form", [None, *FORMATS])
+def test_the_test_split_of_other_images_is_not_left_beside_new_ones(photos, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    assert run(Arguments(action="pack", place=str(photos), out=tmp_path / "out", format=form)) == 0
+    other = Arguments(action="pack", place=str(photos / "train" / "bee"), out=tmp_path / "out", format=form)
+    with pytest.raises(DsslError, match="the test split of other images: name a new or empty folder"):
+        run(other)
+
+
+def test_row_groups_are_read_once_when_shards_are_written_anew(photos, tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(module, "_ROWS", 2)
+    pack(photos, tmp_path / "first", "parquet")
+    monkeypatch.setattr(parquet, "_WINDOW", 1)
+    source = open_source(str(tmp_path / "first"))
+    write_shards(source, tmp_path / "second", split="train", form="tar", shard=100, quarantine=Quarantine(source))
+    place = {source.label_of(number): number for number in range(len(source))}
+    written = [place[name] for name in original_names(open_source(str(tmp_path / "second")))]
+    groups = np.searchsorted(source.bounds, written, side="right")
+    assert (np.diff(groups) != 0).sum() == len(source.bounds) - 2  # each is left once
+    assert written != sorted(written)

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from dssl.errors import DsslError
 from dssl.run import OpenRun, RunFolder
 from dssl.train import prepare, train
 from dssl.train.health import Health, Look, Opinion
+from dssl.train.pretrain import Pretraining
 from tests.train.running import fork
 from tests.train.test_train import TINY
 
@@ -114,3 +116,26 @@ def test_what_differs_between_processes_is_one_line_on_both(tmp_path: Path) -> N
     assert run.startswith("process 1 has in run step 1, process 0 has step 0")
     assert images.startswith("process 1 has images with the fingerprint 1abcdef, process 0 has 0abcdef")
     assert not (tmp_path / "run").exists()
+
+
+def preempting(world: World, folder: Path) -> None:
+    """The second process is told to stop; the first is not."""
+    after_step = Pretraining.after_step
+
+    def note(self: Pretraining, step: int) -> None:
+        after_step(self, step)
+        if world.rank == 1 and step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Pretraining.after_step = note  # type: ignore[method-assign]
+    health = replace(TINY.health, every=1)
+    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
+    dist.destroy_process_group()
+    result = train(config, folder / "run")
+    print(json.dumps([result.step < result.total, result.exit_code]), flush=True)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def test_a_signal_to_one_process_is_the_exit_code_of_all(tmp_path: Path) -> None:
+    said = [json.loads(text.splitlines()[-1]) for text in ranks(preempting, tmp_path)]
+    assert said == [[True, 128 + signal.SIGTERM]] * 2

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,3 +199,42 @@ def test_the_map_is_the_one_that_is_pooled_and_in_its_place() -> None:
         assert row >= shape[1] // 2, name
         assert column < shape[2] // 2, name
         assert DenseEncoder(encoder, image_size=128, channels=3).shape == shape
+
+
+def test_images_that_were_away_are_embedded_when_they_are_back(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos").mkdir()
+    for number in range(6):
+        Pillow.effect_noise((32, 32), 20 + number).convert("RGB").save(tmp_path / "photos" / f"{number}.png")
+    (tmp_path / "list.txt").write_text("".join(f"photos/{number}.png\n" for number in range(6)))
+    arguments = Arguments(
+        weights=run_folder(), data=str(tmp_path / "list.txt"), out=tmp_path / "out", shard=2, threads=1
+    )
+    (tmp_path / "photos").rename(tmp_path / "away")
+    (tmp_path / "photos").mkdir()
+    for number in (0, 1, 2):
+        (tmp_path / "photos" / f"{number}.png").hardlink_to(tmp_path / "away" / f"{number}.png")
+    for found in (3, 3, 6):
+        if found == 6:
+            for number in (3, 4, 5):
+                (tmp_path / "photos" / f"{number}.png").hardlink_to(tmp_path / "away" / f"{number}.png")
+        run(arguments)
+        assert sum(len(np.load(path)) for path in (tmp_path / "out").glob("*.npy")) == found
+        assert (tmp_path / "out" / "unreadable.txt").is_file() == (found == 3)
+    said = capsys.readouterr().out.splitlines()
+    assert "(3 were there already)" in said[-5] or any("(3 were there already)" in line for line in said)
+
+
+def test_no_more_than_a_map_or_two_are_held() -> None:
+    """Every output of a network would be 90 MB for one image of ResNet-50."""
+    encoder = build_encoder("resnet18", image_size=64).eval()
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    for module in encoder.modules():
+        module.register_forward_hook(lambda _module, _inputs, output: outputs.append(weakref.ref(output)))
+    encoder.avgpool.register_forward_pre_hook(lambda *_: alive.append(sum(one() is not None for one in outputs)))
+    with torch.no_grad():
+        last_map(encoder, torch.zeros(1, 3, 64, 64))
+    assert len(outputs) > 50
+    assert alive[0] <= 4

@@ -1,5 +1,6 @@
 """Every image has its row; the encoder is left as it was."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ from PIL import Image as Pillow
 from torch import nn
 
 from dssl.augment import CIFAR10
-from dssl.data import Quarantine, open_source
+from dssl.data import Quarantine, UnreadableImage, open_source
 from dssl.data.device import Feed
 from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.evaluate.features import compute_features
 from dssl.evaluate.result import weights_hash
+from dssl.evaluate.store import FeatureStore
+from dssl.weights.load import LoadedEncoder
+from dssl.weights.match import MatchReport
 
 
 class Mean(nn.Module):
@@ -121,3 +125,71 @@ def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: 
 def test_an_encoder_that_gives_no_vectors_is_one_line() -> None:
     with pytest.raises(DsslError, match="one vector for each"):
         compute_features(nn.Conv2d(3, 2, 3), Shapes(4), image_size=32, normalization=CIFAR10)
+
+
+def test_an_image_that_can_be_read_again_is_not_counted_twice() -> None:
+    """Readable or not, it was left out the first time, and stays so."""
+    source = Shapes(6)
+    read, broken = source.image, True
+
+    def image(index: int) -> Any:
+        if index == 2 and broken:
+            raise UnreadableImage("2.png", "the disk is away")
+        return read(index)
+
+    source.image = image  # type: ignore[method-assign]
+    quarantine = Quarantine(source, max_share=1.0)
+    for broken in (True, False):  # noqa: B007 (what an image does)
+        found = compute_features(Mean(), source, image_size=32, normalization=CIFAR10, quarantine=quarantine)
+        assert found.rows.tolist() == [0, 1, 3, 4, 5]
+
+
+def loaded_mean() -> LoadedEncoder:
+    report = MatchReport(path=Path("w"), prefix="", names="", loaded=1, total=1, ignored=())
+    return LoadedEncoder(
+        encoder=Mean(), name="mean", image_size=8, channels=3, normalization=CIFAR10, path=Path("w"), sha256="", header={},
+        report=report,
+    )  # fmt: skip
+
+
+def test_kept_features_are_of_these_files_and_complete(tmp_path: Path) -> None:
+    """Lists, and folders of files of equal sizes, have equal fingerprints where names are equal."""
+    for folder, level in (("clean", 200), ("blurred", 100)):
+        (tmp_path / folder).mkdir()
+        for name in ("a", "b", "c"):
+            Pillow.new("RGB", (8, 8), (level, level, level)).save(tmp_path / folder / f"{name}.bmp")
+        (tmp_path / folder / "list.txt").write_text("a.bmp\nb.bmp\nc.bmp\n")
+    for kind in ("list.txt", ""):
+        clean, blurred = (open_source(str(tmp_path / folder / kind)) for folder in ("clean", "blurred"))
+        assert clean.fingerprint == blurred.fingerprint or kind == ""
+        store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+        first, other = (store.of(one, allow_unreadable=True).values for one in (clean, blurred))
+        assert store.computed == 6
+        assert float(first.mean()) > float(other.mean())
+        again = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+        assert torch.equal(again.of(clean, allow_unreadable=True).values, first)
+        assert again.computed == 0
+    # an image that could not be read for a while
+    content = (tmp_path / "clean" / "b.bmp").read_bytes()
+    times = (tmp_path / "clean" / "b.bmp").stat()
+    source = open_source(str(tmp_path / "clean" / "list.txt"))
+    shutil.rmtree(tmp_path / "kept")
+    read = source.read_many
+    away = UnreadableImage("b.bmp", "the disk is away")
+    source.read_many = lambda indices: iter([away if one == 1 else next(read([one])) for one in indices])  # type: ignore[attr-defined]
+    image = source.image
+
+    def unreadable(index: int) -> Any:
+        if index == 1:
+            raise away
+        return image(index)
+
+    source.image = unreadable  # type: ignore[method-assign]
+    for _ in range(2):
+        store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+        assert store.of(source, allow_unreadable=True).rows.tolist() == [0, 2]
+    assert store.computed == 0  # it is still away
+    assert (content, times.st_size) == ((tmp_path / "clean" / "b.bmp").read_bytes(), len(content))
+    back = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+    whole = open_source(str(tmp_path / "clean" / "list.txt"))
+    assert back.of(whole, allow_unreadable=True).rows.tolist() == [0, 1, 2]

@@ -1,5 +1,6 @@
 """Every format, loaded by its real client in the way that its own lines of code say."""
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from dssl.weights import formats
 from dssl.weights.formats import FORMATS, export, probe_images
 from dssl.weights.load import LoadedEncoder, load_encoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
-from dssl.weights.rebuild import rebuild_lines
+from dssl.weights.rebuild import base_name, rebuild_lines
 
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).mul(37).sin()
 
@@ -263,14 +264,26 @@ def test_the_command_prints_what_was_verified_and_writes_a_card(
 
 def test_the_card_holds_the_numbers_of_the_same_weights_only(small_checkpoint: Path) -> None:
     folder = small_checkpoint.parent.parent
-    digest = open_weights(folder).sha256
     result = {
         "name": "knn k=20", "accuracy": 41.5, "interval_95": [40.0, 43.0],
         "protocol": {"train_images": 300, "test_images": 100, "backbone": "frozen: verified"},
     }  # fmt: skip
     (folder / "evaluation").mkdir()
-    for sha256, shown in ((digest, True), ("0" * 64, False)):
-        content = {"checkpoint": {"sha256": sha256}, "results": [result]}
+    about = json.loads(json.dumps(open_weights(folder).protocol()))
+    changes = (({}, True), ({"sha256": "0" * 64}, False), ({"image_size": 64}, False))
+    for change, shown in (*changes, ({"normalization": {"mean": [0.5] * 3, "std": [0.5] * 3}}, False)):
+        content = {"checkpoint": about | change, "results": [result]}
         (folder / "evaluation" / "evaluation.json").write_text(json.dumps(content))
         run(Arguments(weights=folder))
         assert ("41.50 %" in (folder / "export" / "README.md").read_text()) == shown
+
+
+@pytest.mark.parametrize("name", ["timm:resnet26d", "timm:resnetv2_50"])
+def test_relatives_of_resnets_have_no_names_in_detectron2(
+    name: str, small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = dataclasses.replace(open_weights(small_checkpoint), name=name)
+    monkeypatch.setattr(formats, "refuse_unless_held", lambda *_: None)
+    with pytest.raises(DsslError, match="Detectron2 has names only for ResNets"):
+        formats._detectron2(loaded, tmp_path / "x.pkl")
+    assert formats._features_only(loaded, tmp_path / "x", base_name(loaded)) == ""

@@ -3,6 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dssl.augment import CIFAR10
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights.files import infer_encoder, read_tensors
@@ -312,3 +314,22 @@ def test_a_checkpoint_of_another_encoder_than_asked_for(
 ) -> None:
     path = write_checkpoint(tmp_path / "step-000000001.safetensors", small, encoder="small")
     assert "does not fit the encoder" in refused(path, encoder="resnet18")
+
+
+def test_a_normalisation_fits_the_channels(tmp_path: Path) -> None:
+    for channels in (1, 5):
+        torch.save(
+            build_encoder("resnet18", image_size=32, channels=channels).state_dict(), tmp_path / f"{channels}.pth"
+        )
+    path = tmp_path / "1.pth"
+    like = replace(open_weights(weights_file(tmp_path)), channels=1)
+    for normalization in (None, CIFAR10):
+        loaded = open_weights(path, normalization=normalization, fallback=like)
+        assert len(loaded.normalization.mean) == 1
+    with pytest.raises(DsslError, match="takes images of 5 channels, and the normalisation has 3"):
+        open_weights(tmp_path / "5.pth", normalization=CIFAR10, fallback=replace(like, channels=5))
+
+
+def weights_file(folder: Path) -> Path:
+    torch.save(build_encoder("resnet18", image_size=32).state_dict(), folder / "colour.pth")
+    return folder / "colour.pth"

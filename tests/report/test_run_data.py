@@ -149,3 +149,15 @@ def test_the_log_is_read_line_by_line_and_only_whole_lines_survive_a_resume(tmp_
     assert folder.metrics_file.read_text().splitlines() == whole, "as they were written"
     folder.drop_metrics_after(1)
     assert folder.metrics_file.read_text().splitlines() == whole[:1]
+
+
+def test_searches_and_detectors_beside_runs_are_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "mine", "dssl")
+    for name, task in (("search", "tune"), ("detector", "coco")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"task": task, "config": {}}))
+    assert [run.name for run in find_runs([tmp_path])] == ["mine"]
+    with pytest.raises(DsslError, match=r"a run of dssl tune: its page is .*search/tune\.html"):
+        find_runs([tmp_path / "search"])
+    with pytest.raises(DsslError, match=r"a run of dssl evaluate-coco: its page is .*detector/evaluation\.html"):
+        find_runs([tmp_path / "detector"])

@@ -4,11 +4,16 @@ import json
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from dssl import state
+from dssl.config import CheckpointConfig
+from dssl.run import RunFolder
+from dssl.state import Keeper, Pace
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import CheckpointError
 
@@ -142,3 +147,23 @@ def test_metadata_can_be_read_by_anybody(saved: Path) -> None:
 
     with safe_open(saved, framework="pt") as file:
         assert json.loads(file.metadata()["dssl"])["config"] == {"seed": 1}
+
+
+def test_what_is_saved_by_epochs_depends_on_the_epoch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves for the minutes, or a resume, do not move them; epochs that are to be kept are saved."""
+    now = 0.0
+    monkeypatch.setattr(state.time, "monotonic", lambda: now)
+    config = CheckpointConfig(every_epochs=5, every_minutes=15, keep_every=2)
+    at = SimpleNamespace(step=0)
+    pace = Pace(total=400, steps_per_epoch=10, round=10, counted="epoch")
+    keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})  # type: ignore[arg-type]
+    found = set()
+    for step in range(1, 201):
+        at.step, now = step, now + 24  # an epoch takes 4 minutes
+        if step == 35:  # resumed
+            keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})  # type: ignore[arg-type]
+        if keeper.due(round_ends=step % 10 == 0, last=False, leaving=False):
+            found.add(step)
+            keeper.begin_again()
+    assert {step for step in range(10, 201, 10) if step % 50 == 0 or step % 20 == 0} <= found
+    assert 30 not in found

@@ -17,7 +17,9 @@ from dssl.data.packed import pack
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.methods import SimSiamConfig
+from dssl.report.map import embedding_maps
 from dssl.report.pictures import draw_gallery
+from dssl.report.run_data import read_run
 from dssl.train.prepare import open_test_data
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
@@ -57,6 +59,34 @@ def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_tes
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "knn" in line
     ]
     assert record["knn_protocol"]["queries"] == 6
+    maps, classes, problems = embedding_maps([read_run(tmp_path / "run")], images=9)
+    assert ([len(one.points) for one in maps], problems) == ([6], [])
+    assert set(colours) <= set(classes)
+
+
+@pytest.mark.parametrize("layout", ["one class", "a class that train lacks"])
+def test_labels_that_cannot_give_a_curve_do_not_stop_a_run(
+    layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classes = {"train": ["images"], "val": ["images"]}
+    if layout != "one class":
+        classes = {"train": ["bird", "cat"], "val": ["bird", "dog"]}
+    for split, names in classes.items():
+        for name in names:
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for place in range(8):
+                Image.effect_noise((16, 16), 20 + place).convert("RGB").save(folder / f"{place}.png")
+    config = replace(TINY, data=str(tmp_path / "data"), batch_size=8, epochs=1, normalization="imagenet")
+    with caplog.at_level(logging.INFO, logger="dssl"):
+        result = train(config, tmp_path / "run")
+    assert (result.exit_code, result.knn) == (0, None)
+    assert "no kNN accuracy while training: " in caplog.text
+
+
+def test_a_rare_class_outside_of_the_bank_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dssl.train.knn.BANK", 3)
+    assert train(replace(TINY, data="shapes:64", epochs=1), tmp_path / "run").knn is not None
 
 
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:

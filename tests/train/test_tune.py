@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import shlex
 import signal
@@ -421,3 +422,13 @@ def test_every_method_has_a_configuration() -> None:
     for method in ("simclr", "simsiam", "byol", "vicreg", "barlowtwins"):
         assert configuration(replace(ARGUMENTS, method=method)).encoder == "small"
     assert asdict(configuration(Arguments(source="x")))["method"]["temperature"] == 0.2
+
+
+def test_a_policy_given_twice_is_tried_once_and_minutes_are_a_number(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = search(tmp_path / "run", policies=("jigsaw(2)", "jigsaw(2)"), say=said.append)
+    assert (len(found.trials), found.wanted) == (1, 1)
+    assert any(line.startswith("trial 1 of 1: ") for line in said)
+    assert not any("fit into the minutes" in note for note in report.notes(found))
+    with pytest.raises(DsslError, match="--minutes is inf: expected a number"):
+        tune.tune(configuration(ARGUMENTS), tmp_path / "b", minutes=math.inf)
