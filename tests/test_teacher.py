@@ -21,6 +21,10 @@ def test_the_loss_is_the_cosine_between_the_mapped_prediction_and_its_features()
     method_again = taught("simsiam", GRAPH)
     prediction = method_again.predict(views["s1"]).prediction
     features = method_again.teacher(views["s1"])
+    raw = method_again.teacher._frozen[0](views["s1"])
+    # by hand: each dimension over the batch
+    deviation = (raw - raw.mean(dim=0)).square().mean(dim=0).add(1e-5).sqrt()
+    torch.testing.assert_close(features, (raw - raw.mean(dim=0)) / deviation, rtol=1e-12, atol=1e-12)
     expected = -F.cosine_similarity(method_again.teacher.map(prediction), features).mean()
     assert report.edges["s1->teacher(s1)"].item() == pytest.approx(expected.item(), rel=1e-12)
     assert torch.equal(report.targets["teacher(s1)"], features)
@@ -49,14 +53,27 @@ def test_equal_widths_need_no_map() -> None:
 
 
 def test_it_sees_pixels_in_its_own_normalisation() -> None:
-    pixels = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    pixels = torch.rand(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
 
     def normalised(by: object) -> torch.Tensor:
         return (pixels - torch.tensor(by.mean).view(1, 3, 1, 1)) / torch.tensor(by.std).view(1, 3, 1, 1)  # type: ignore[attr-defined]
 
-    teacher = Teacher(nn.Flatten(), width=48, features=48, normalization=IMAGENET)
+    network = nn.Sequential(nn.Flatten(), nn.ReLU())  # what is straight, standardised, forgets how it was normalised
+    unaware = Teacher(network, width=48, features=48)
+    teacher = Teacher(network, width=48, features=48, normalization=IMAGENET)
     teacher.expect(CIFAR10)
-    torch.testing.assert_close(teacher(normalised(CIFAR10)), normalised(IMAGENET).flatten(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(teacher(normalised(CIFAR10)), unaware(normalised(IMAGENET)), rtol=1e-4, atol=1e-4)
+    assert (teacher(normalised(CIFAR10)) - unaware(normalised(CIFAR10))).abs().max() > 0.1
+
+
+def test_a_mean_that_all_features_share_is_no_target() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))
+    torch.manual_seed(0)
+    images = torch.randn(32, 3, 4, 4)
+    plain = Teacher(network, width=8, features=8)(images)
+    with torch.no_grad():
+        network[1].bias += 100
+    torch.testing.assert_close(Teacher(network, width=8, features=8)(images), plain, rtol=1e-3, atol=1e-3)
 
 
 def test_a_graph_and_a_method_must_agree_on_a_teacher() -> None:

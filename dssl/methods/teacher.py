@@ -4,9 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dssl import distributed
 from dssl.augment import Normalization
+from dssl.methods.losses import wide
 from dssl.types import Embedding, Images
 
 
@@ -47,8 +50,15 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Images) -> Embedding:
-        features: Embedding = self._frozen[0](images * self.scale + self.offset)
-        return features
+        """Each dimension with mean 0 and variance 1 over the global batch.
+
+        Features of networks that end in a ReLU have a mean far longer than what tells images apart: a cosine with them is
+        satisfied by the mean alone.
+        """
+        features: Embedding = wide(self._frozen[0](images * self.scale + self.offset))
+        rows = F.batch_norm(distributed.gather_rows(features), None, None, training=True)
+        first = distributed.rank() * len(features)
+        return rows[first : first + len(features)]
 
     def _apply(self, function: Callable[..., Any], recurse: bool = True) -> "Teacher":
         """What moves or casts the method moves the frozen encoder too; torch gives this method no types."""
