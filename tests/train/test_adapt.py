@@ -12,15 +12,17 @@ import pytest
 import torch
 
 from dssl.config import AdaptConfig, CheckpointConfig, OptimizerConfig, RunConfig
+from dssl.data import UnreadableImage
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.report import run_report
 from dssl.report.run_data import read_run
+from dssl.run import RunFolder
 from dssl.train import train
 from dssl.train.adaptation import rate_shares, settle
 from dssl.train.knn import OnlineKnn
-from dssl.train.prepare import build_method
+from dssl.train.prepare import build_method, prepare
 from dssl.train.start import Standing, Start
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
@@ -349,3 +351,22 @@ def test_the_verdict(now: dict[str, float], p_values: dict[str, float], drift: f
 def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DsslError, match=message.replace(".", r"\.")):
         recipe("adapt", adapt=AdaptConfig(**changes))
+
+
+def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(weights)
+    parts = prepare(settings, build_method(settings), normalization=None, new=True)
+    start = Start(settings, parts, RunFolder(tmp_path), header={"fingerprint": ""})
+    whole = start.drift(parts.method.encoder)
+    read = parts.source.image
+
+    def image(index: int) -> Any:
+        if index == 7:
+            raise UnreadableImage("7.png", "it is gone")
+        return read(index)
+
+    monkeypatch.setattr(parts.source, "image", image)
+    assert start.drift(parts.method.encoder) == pytest.approx(whole, abs=1e-6)
+    assert start.measure(parts.method.encoder).drift == pytest.approx(whole, abs=1e-6)

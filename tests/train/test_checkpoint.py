@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dssl import state
+from dssl import log, state
 from dssl.config import CheckpointConfig
 from dssl.run import RunFolder
-from dssl.state import Keeper, Pace
+from dssl.state import Keeper, Opinion, Pace, Sight
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import CheckpointError
 
@@ -167,3 +167,19 @@ def test_what_is_saved_by_epochs_depends_on_the_epoch_alone(tmp_path: Path, monk
             keeper.begin_again()
     assert {step for step in range(10, 201, 10) if step % 50 == 0 or step % 20 == 0} <= found
     assert 30 not in found
+
+
+def test_measuring_and_saving_are_no_part_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, written = 0.0, []
+    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(log.Log, "write", lambda self, record: written.append(record))
+    pace = Pace(total=40, steps_per_epoch=10, round=10, counted="epoch")
+    with log.Log(None, start=0, pace=pace, batch_size=32, active=True) as one:
+        for step in range(20):
+            now += 1.0
+            one.step(0.25)
+            if step % 10 == 9:
+                one.look(Sight(step=step, loss=1.0, record={}, text="", opinion=Opinion("healthy", step)), rate=0.1)
+                with one.aside():
+                    now += 100.0  # kNN
+    assert [(record["images_per_second"], record["data_share"]) for record in written] == [(32.0, 0.25)] * 2
