@@ -132,7 +132,7 @@ def test_the_home_folder_is_expanded_in_nested_settings(monkeypatch: pytest.Monk
 def test_completion_offers_what_the_parser_takes() -> None:
     for command in ("views", "data", "evaluate"):
         offered = {*flags(importlib.import_module(f"dssl.commands.{command}").Arguments)}
-        assert not offered & {"--source", "--action", "--place", "--weights-path"}
+        assert not offered & {"--source", "--action", "--place"}
     assert "--weights" not in flags(evaluate.Arguments)
     offered = {*flags(train.Arguments)}
     assert {"--adapt.head-epochs", "--optimizer.rate", "--method.temperature"} <= offered

@@ -45,7 +45,9 @@ class Quarantine:
         self.reasons: dict[str, str] = {}
         self._bad_indices: set[int] = set()
         self._lock = threading.Lock()
-        self._before = _names_in(path)
+        self._before: set[bytes] = set()
+        with suppress(OSError):
+            self._before = set() if path is None else _names_in(path.read_bytes())
         self._listed = 0
         """How many names all processes of this run have added to the file."""
         skipped = skipped_files(source)
@@ -88,7 +90,7 @@ class Quarantine:
             with suppress(OSError):  # some network disks have no locks, and a line may be repeated there
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            known = {line.partition(b"\t")[0] for line in file.read().split(b"\n")} - {b""}
+            known = _names_in(file.read())
             self._listed = len((known | {name.encode()}) - self._before)
             if name.encode() not in known:
                 file.write(f"{name}\t{reason}\n".encode())
@@ -111,11 +113,7 @@ class Quarantine:
         )
 
 
-def _names_in(path: Path | None) -> set[bytes]:
-    try:
-        lines = b"" if path is None else path.read_bytes()
-    except OSError:
-        lines = b""
+def _names_in(lines: bytes) -> set[bytes]:
     return {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
 
 

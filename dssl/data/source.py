@@ -284,6 +284,11 @@ def read_many(source: Source, indices: list[int]) -> Iterator[Image | Unreadable
             yield error
 
 
+def any_readable(source: Source, indices: list[int]) -> bool:
+    """Whether one of these images can be read now, though it could not be before: the disk may have been away."""
+    return any(not isinstance(image, UnreadableImage) for image in read_many(source, indices))
+
+
 @runtime_checkable
 class _ReadsMany(Protocol):
     def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]: ...

@@ -10,9 +10,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data import Source, UnreadableImage
+from dssl.data import Source
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import read_many, reading_of
+from dssl.data.source import any_readable, reading_of
 from dssl.errors import DsslError
 from dssl.evaluate.features import NothingReadable
 from dssl.evaluate.store import FeatureStore
@@ -207,8 +207,7 @@ def _to_complete(source: Source, folder: Path, shard: int) -> set[int]:
             if missing := [index for index in indices if source.label_of(index) not in known]:
                 lacking[number] = missing
     missing = [index for indices in lacking.values() for index in indices]
-    readable = any(not isinstance(image, UnreadableImage) for image in read_many(source, missing))
-    return set(lacking) if readable else set()
+    return set(lacking) if any_readable(source, missing) else set()
 
 
 def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:

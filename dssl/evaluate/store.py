@@ -12,10 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from dssl.data import Source, UnreadableImage
+from dssl.data import Source
 from dssl.data.loader import CROP_RATIO
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import read_many, reading_of, stamp_of
+from dssl.data.source import any_readable, reading_of, stamp_of
 from dssl.evaluate.features import Features, Progress, compute_features
 from dssl.files import replacing
 from dssl.weights.checkpoint import content_hash
@@ -53,8 +53,9 @@ class FeatureStore:
         if key not in self._known:
             path = None if self.folder is None else self.folder / f"features-{key}.safetensors"
             found = None if path is None else _read(path, about)
-            if found is not None and found.unreadable and _any_readable(source, found.rows):
-                found = None  # what could not be read then can be now: a disk that was away
+            if found is not None and found.unreadable:
+                missing = np.setdiff1d(np.arange(len(source)), found.rows)
+                found = None if any_readable(source, missing.tolist()) else found
             if found is None:
                 found = self.compute(source, quarantine=Quarantine(source, max_share=1.0) if allow_unreadable else None)
                 self.computed += len(found.rows)
@@ -106,12 +107,6 @@ class FeatureStore:
             "files": stamp_of(source),
         }
         return json.dumps(about, sort_keys=True)
-
-
-def _any_readable(source: Source, rows: NDArray[np.int64]) -> bool:
-    """Whether an image outside of these rows can be read."""
-    missing = np.setdiff1d(np.arange(len(source)), rows).tolist()
-    return any(not isinstance(image, UnreadableImage) for image in read_many(source, missing))
 
 
 def _write(path: Path, about: str, features: Features) -> None:

@@ -81,7 +81,7 @@ def judging(world: World, folder: Path) -> None:
             self.opinion = Opinion("collapsed", now.step, "h1", "h1->s1", "all of them are one point")
         return self.opinion
 
-    Health.judge = judge_badly  # type: ignore[method-assign]
+    Health.judge = judge_badly
     health = replace(TINY.health, every=1, stop=True)
     config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
     dist.destroy_process_group()  # train joins for itself
@@ -127,7 +127,7 @@ def preempting(world: World, folder: Path) -> None:
         if world.rank == 1 and step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    Pretraining.after_step = note  # type: ignore[method-assign]
+    Pretraining.after_step = note
     health = replace(TINY.health, every=1)
     config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
     dist.destroy_process_group()

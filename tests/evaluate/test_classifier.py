@@ -57,11 +57,11 @@ def reference_lars(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, 
 def test_an_unreadable_image_is_replaced_by_one_of_its_class(store: FeatureStore, memory: type[Any]) -> None:
     """Every image is one colour, which is its class."""
 
-    class Broken(memory):  # type: ignore[misc, valid-type]
+    class Broken(memory):
         def image(self, index: int) -> np.ndarray:
             if index in (3, 17):
                 raise UnreadableImage(f"{index}.png", "cut short")
-            return super().image(index)  # type: ignore[no-any-return]
+            return super().image(index)
 
     labels = np.arange(40) % 4
     images = np.ones((40, 32, 32, 3), np.uint8) * (60 * labels).astype(np.uint8)[:, None, None, None]

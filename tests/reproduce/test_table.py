@@ -150,7 +150,7 @@ def test_one_broken_seed_of_three_does_not_decide_and_the_survivors_of_many_do_n
     )
     ours, verdict = _seeds({"standard2": good, "dssl": [lost, lost, (63.0, "healthy")]}, where)
     assert (ours, verdict) == ("first collapsed; +2.5", "disagrees")
-    # the paper has a collapse there, and a run whose loss is no number is no better
+    # the paper has a collapse there, and a run that diverged is no better
     assert _seeds({"heavy2": [lost, lost, lost], "standard2": good}, "w/ T^ over repro.") == (
         "first diverged",
         "agrees",

@@ -156,12 +156,12 @@ def test_what_is_saved_by_epochs_depends_on_the_epoch_alone(tmp_path: Path, monk
     config = CheckpointConfig(every_epochs=5, every_minutes=15, keep_every=2)
     at = SimpleNamespace(step=0)
     pace = Pace(total=400, steps_per_epoch=10, round=10, counted="epoch")
-    keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})  # type: ignore[arg-type]
+    keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})
     found = set()
     for step in range(1, 201):
         at.step, now = step, now + 24  # an epoch takes 4 minutes
         if step == 35:  # resumed
-            keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})  # type: ignore[arg-type]
+            keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})
         if keeper.due(round_ends=step % 10 == 0, last=False, leaving=False):
             found.add(step)
             keeper.begin_again()
