@@ -145,7 +145,7 @@ class RunConfig:
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
-    """Pixel normalisation: cifar10, imagenet, or measure (mean and standard deviation of the data itself)."""
+    """Pixel normalisation: cifar10, imagenet (with --init imagenet that of the weights), or measure (that of the data)."""
     bad_share: float = 0.01
     """Stop if more than this share of the images is unreadable; fewer are replaced by others and listed in quarantine.txt."""
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import urllib.error
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import timm
 import torch
 import torchvision
 
+from dssl.augment import IMAGENET, Normalization
+from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.models import build_encoder
+from dssl.train.prepare import normalization_of
 from dssl.weights.load import load_weights_into
 from dssl.weights.match import match
 from dssl.weights.pretrained import load_imagenet, torchvision_file
@@ -145,6 +149,20 @@ def test_the_positions_of_a_transformer_are_resized_as_timm_does(tmp_path: Path,
             build_encoder("timm:vit_tiny_patch16_224", image_size=64), tmp_path / "weights.pth"
         ).text()
     )
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "timm:test_resnet", "resnet18"])
+def test_a_run_from_imagenet_weights_normalises_as_they_were_trained(name: str, channels: int) -> None:
+    """Several of timm's weights were trained with a mean and a deviation of 0.5."""
+    config = RunConfig(data="photos", encoder=name, channels=channels, normalization="imagenet")
+    found = normalization_of(replace(config, init=Path("imagenet")), None)
+    expected = Normalization((0.5,) * 3, (0.5,) * 3) if name.startswith("timm:") else IMAGENET
+    assert found == (expected if channels == 3 else expected.gray())
+    # other weights keep the constants that were asked for
+    known = IMAGENET if channels == 3 else IMAGENET.gray()
+    assert normalization_of(replace(config, init=Path("own.pth")), None) == known
+    assert normalization_of(config, None) == known
 
 
 def test_the_positions_of_torchvisions_transformers_are_resized_too() -> None:

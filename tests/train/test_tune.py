@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
-from torch import Tensor, nn
 
 from dssl import loop
 from dssl.augment import parse, show
@@ -24,12 +22,12 @@ from dssl.commands.tune import Arguments, configuration, train_line
 from dssl.config import RunConfig
 from dssl.data import Source, Subset, open_source
 from dssl.errors import DsslError
-from dssl.evaluate.quality import Turned, retrieval, rotation_accuracy
 from dssl.report import tune as report
 from dssl.state import Opinion, Verdict
 from dssl.train import prepare, trials, tune
 from dssl.train.trials import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
 from tests.train.running import launch
+from tests.train.searching import trial
 
 TRIED = (NONE, "ra(2,5)", "0.9*ra(2,5) | 0.1*jigsaw(4)")
 WORDS = [
@@ -55,65 +53,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tune") / "whole"
     assert main([*WORDS, "--out", str(out)]) == 0
     return out
-
-
-def trial(policy: str, score: float, *, verdict: Verdict = "healthy", seconds: float = 10.0) -> Trial:
-    reason = "" if verdict == "healthy" else "embeddings of view h1 have a spread of 0.05"
-    return Trial(
-        policy=policy,
-        retrieval=score,
-        error=0.01,
-        rotation=0.4,
-        rank=9.0,
-        verdict=verdict,
-        reason=reason,
-        seconds=seconds,
-    )
-
-
-# -- the rotation probe
-
-
-class Corners(nn.Module):
-    """The means of the four quarters: from these a bright corner tells the turn."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(images, 2).flatten(1)
-
-
-def test_turned_images_are_the_four_quarter_turns() -> None:
-    image = torch.zeros(1, 1, 4, 4)
-    image[:, :, 0, 0] = 4
-    found = Turned(Corners())(image).reshape(4, 4)
-    assert found.argmax(dim=1).tolist() == [0, 2, 3, 1]  # counter-clockwise, beginning at the top left
-
-
-def test_a_probe_reads_every_turn_off_a_bright_corner_and_none_off_the_mean() -> None:
-    images = 0.1 * torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    images[:, :, :3, :3] += 1
-    assert rotation_accuracy(Turned(Corners())(images)) == 1
-    mean = images.mean(dim=(1, 2, 3))[:, None].repeat(1, 4)
-    assert rotation_accuracy(mean) == 0.25  # equal features: one answer for all four turns
-
-
-def test_the_rotation_probe_is_a_logistic_regression_on_one_half_judged_on_the_other() -> None:
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(120, 4, 6, generator=generator) + 1.2 * torch.eye(4, 6)
-    found = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
-    fit, judge = features[:60].reshape(-1, 6), features[60:].reshape(-1, 6)
-    mean = fit.mean(dim=0)
-    scale = (fit - mean).square().sum(dim=1).mean().sqrt()
-    turns = torch.arange(4).repeat(60)
-    theirs = LogisticRegression(C=1 / (1e-2 * 240), tol=1e-10, max_iter=1000).fit((fit - mean) / scale, turns)
-    assert 0.4 < found < 0.95
-    assert found == pytest.approx(theirs.score((judge - mean) / scale, turns), abs=1 / 240)
-
-
-def test_retrieval_counts_the_views_that_find_their_own_image() -> None:
-    first = torch.tensor([[2.0, 0.1], [0.1, 3.0], [-1.0, 0.2], [0.2, 1.0]])
-    second = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-5.0, 0.0], [1.0, 0.2]])
-    assert retrieval(first, second) == 0.75  # the last one is nearest to another
-    assert retrieval(first, first.flip(0)) == 0
 
 
 # -- time
@@ -290,50 +229,6 @@ def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monke
     made = report.html(both, line="dssl train", command="dssl tune")
     assert "one point" in made
     assert ">collapsed<" in made
-
-
-def test_policies_that_the_score_does_not_tell_apart_are_named(whole: Path) -> None:
-    found = search(whole)
-    trials = (trial("jigsaw(4)", 0.5), trial("ra(2,5)", 0.48), trial("ua", 0.4), trial("ta", 0.49, verdict="collapsed"))
-    told = replace(found, trials=(*trials, trial(NONE, 0.499)))
-    assert [one.policy for one in told.as_good] == ["ra(2,5)"]  # 2 points apart, each with an error of 1
-    assert report.answer(told).startswith(
-        "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. It cannot be told apart from 1 of the 2 others"
-    )
-    assert "have 49.9 ± 1.0: the score does not show that heavy views help here." in report.answer(told)
-    beside = {line.split("  ")[0]: line for line in report.summary(told, line=None).splitlines()[:6]}
-    assert "  best  " in beside["jigsaw(4)"]
-    assert "  not told apart  " in beside["ra(2,5)"]
-    assert "  below  " in beside["ua"]
-    assert beside["ta"].split() == ["ta", "49.0", "±", "1.0", "40", "%", "9.0", "collapsed", "10"]
-    page = report.html(told, line="dssl train", command="dssl tune")
-    assert page.count(">not told apart<") == 2  # ra(2,5) and no heavy views
-    assert "every trial collapsed" in report.answer(replace(told, trials=trials[3:]))
-
-
-def test_the_answer_says_when_the_score_decides_nothing_and_when_it_does(whole: Path) -> None:
-    found = search(whole)
-    alike = replace(found, trials=(trial("ua", 0.5), trial("ta", 0.49), trial("jigsaw(4)", 0.475)))
-    assert report.answer(alike).startswith(
-        "The score cannot tell these 3 heavy policies apart: from the best, ua with 50.0 ± 1.0, to the lowest, jigsaw(4)"
-    )
-    apart = (trial("ua", 0.5), trial("ta", 0.4), trial("jigsaw(4)", 0.3))
-    for control, end in ((0.6, "by this score heavy views do not help here."), (0.4, "below the best heavy policy.")):
-        text = report.answer(replace(found, trials=(*apart, trial(NONE, control))))
-        assert "The 2 others are more than two standard errors below." in text
-        assert text.endswith(end)
-    assert "ua is the only heavy policy" in report.answer(replace(found, trials=apart[:1]))
-
-
-def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number(whole: Path) -> None:
-    none = trial(NONE, 0.5, seconds=100)
-    found = replace(search(whole), start=trial("", 0.3, seconds=250), trials=(none,))
-    assert found.minutes_for_more == 13  # 250 s and 4 trials of 100 s are 90 % of it
-    assert affordable(13, found.start, [none]) == 4
-    assert report.answer(found) == (
-        "No heavy policy was tried: a trial takes 2 minutes here, and the minutes are over. "
-        "Rerun the command with --minutes 13: the search resumes."
-    )
 
 
 @pytest.mark.parametrize("verdict", ["collapsed", "diverged"])
