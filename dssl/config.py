@@ -145,7 +145,7 @@ class RunConfig:
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
-    """Pixel normalisation: cifar10, imagenet (with --init imagenet that of the weights), or measure (that of the data)."""
+    """Pixel normalisation: cifar10, imagenet (with --init that of the weights), or measure (that of the data)."""
     bad_share: float = 0.01
     """Stop if more than this share of the images is unreadable; fewer are replaced by others and listed in quarantine.txt."""
 
@@ -240,9 +240,12 @@ class RunConfig:
             self.channels in (1, 3) or self.normalization == "measure",
             "normalization", self.normalization, f"measure for images of {self.channels} channels",
         )  # fmt: skip
-        own = [view.policy for view in graph.views if view.policy not in ("standard", "heavy")]
-        for policy in (self.standard, self.heavy, *own):
-            check_channels(parse(policy), self.channels)
+        meanings = {"standard": parse(self.standard)}
+        meanings["heavy"] = parse(self.heavy, names=meanings)
+        for policy in ("standard", "heavy", *(view.policy for view in graph.views)):
+            check_channels(parse(policy, names=meanings), self.channels)
+        if self.adapt is not None and self.init is None:
+            raise DsslError("adapt keeps what weights know, and init is None: name them, such as --init imagenet")
         if self.head_epochs >= self.epochs:
             raise DsslError(
                 f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"

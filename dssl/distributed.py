@@ -22,6 +22,7 @@ from dssl.errors import DsslError
 
 T = TypeVar("T")
 _PATIENCE = datetime.timedelta(minutes=30)
+_LAUNCH = "start several processes with torchrun, and one with WORLD_SIZE unset"
 """How long a rank waits for the others: the first one measures kNN while they wait."""
 _POLL = 0.02
 """Seconds between looks for processes that have started."""
@@ -144,7 +145,10 @@ def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
 @contextmanager
 def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
     """One process, or one of those that torchrun started (it sets RANK, WORLD_SIZE, LOCAL_RANK)."""
-    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    try:
+        size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    except ValueError as error:
+        raise DsslError(f"WORLD_SIZE and RANK of the environment are not numbers ({error}): {_LAUNCH}") from None
     if size == 1:
         yield World(0, 1, pick_device(device_name))
         return
@@ -153,6 +157,8 @@ def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
             f"batch_size is {batch_size}, the global one, and there are {size} processes: expected a multiple of {size} "
             f"with at least 2 images each, such as {max(2, round(batch_size / size)) * size}"
         )
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise DsslError(f"WORLD_SIZE is {size} in the environment, without {' and '.join(missing)}: {_LAUNCH}")
     if torch.cuda.is_available() and device_name in ("auto", "cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = pick_device(device_name)
@@ -338,12 +344,35 @@ class BatchNorm2dAcrossRanks(_AcrossRanks, nn.BatchNorm2d):  # type: ignore[misc
     pass
 
 
+class _ThenActs(_AcrossRanks):
+    """Of timm's BatchNorm, which is followed by a dropout and an activation of its own."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, values: Tensor) -> Tensor:
+        normalised = super().forward(values)
+        if not self.training or world_size() == 1:  # timm's own forward has done it all
+            return normalised
+        acted: Tensor = self.act(self.drop(normalised))
+        return acted
+
+
 def batchnorm_across_ranks(module: nn.Module) -> nn.Module:
     """Make every BatchNorm see the global batch; names in the state dict stay."""
+    plain: dict[type, type] = {nn.BatchNorm1d: BatchNorm1dAcrossRanks, nn.BatchNorm2d: BatchNorm2dAcrossRanks}
     for child in module.modules():
+        kind = type(child)
+        if not isinstance(child, nn.modules.batchnorm._BatchNorm) or issubclass(kind, _AcrossRanks):
+            continue
         # changing the class keeps parameters, buffers and every reference to the module as they are
-        if type(child) is nn.BatchNorm1d:
-            child.__class__ = BatchNorm1dAcrossRanks
-        elif type(child) is nn.BatchNorm2d:
-            child.__class__ = BatchNorm2dAcrossRanks
+        if kind in plain:
+            child.__class__ = plain[kind]
+        elif isinstance(child, nn.BatchNorm2d) and {"drop", "act"} <= child._modules.keys():
+            child.__class__ = type(f"{kind.__name__}AcrossRanks", (_ThenActs, kind), {})
+        else:
+            raise DsslError(
+                f"the encoder has a {kind.__name__}, whose statistics several processes cannot share: train it with one process, "
+                "or choose an encoder with torch's BatchNorm"
+            )
     return module

@@ -47,7 +47,7 @@ class Log:
         if not active:
             return
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
-        self._board = Board(None if folder is None else folder.tensorboard, purge_step=start or None)
+        self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
         # without a terminal (a pipe, a batch system) one line per epoch is enough
         self._bar = tqdm(
             total=pace.total,
@@ -103,11 +103,11 @@ class Log:
             self.say(*now.opinion.lines())
         self.verdict = verdict
 
-    def round(self, step: int) -> None:
+    def round(self, step: int, verdict: str) -> None:
         """One line per round, unless there is a progress bar."""
         if self.active and self._bar.disable and (now := self._seen) is not None:
             where = self.pace.position(step)
-            self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {self.verdict}{self._measured}")
+            self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {verdict}{self._measured}")
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:
         if not self.active:
@@ -176,7 +176,7 @@ class Board:
     This one writes in the caller's thread: a failing disk is reported once and costs the curves, never the run.
     """
 
-    def __init__(self, folder: Path | None, *, purge_step: int | None) -> None:
+    def __init__(self, folder: Path | None, *, purge_step: int) -> None:
         """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
         self._writer: Any = None
         if folder is None:
@@ -195,8 +195,7 @@ class Board:
         except OSError as error:
             self._give_up(error)
         self._write(file_version="brain.Event:2")
-        if purge_step is not None:
-            self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+        self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
     def scalar(self, name: str, value: float, step: int) -> None:
         if self._writer is not None:

@@ -137,7 +137,7 @@ def run(
         keeper.restore(resumed, data=settings.data)
     if world.first and folder is not None:
         # the steps after the checkpoint are made again, and so are their lines; without one, all of them
-        folder.drop_metrics_after(state.step)
+        folder.drop_metrics_after(-1 if resumed is None else state.step)
     wrapped = task.objective
     if world.size > 1:
         # BatchNorm across ranks keeps the buffers equal everywhere; where it is off, those of rank 0 are saved
@@ -190,7 +190,7 @@ def run(
             if round_ends:
                 with log.aside():
                     task.after_round(step + 1, log)
-                log.round(step + 1)
+                log.round(step + 1, watch.opinion.verdict)
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
             leaving = _should_stop(stop, step, world, every=min(settings.look_every, _VOTE_EVERY))

@@ -252,7 +252,7 @@ class Keeper:
             self.state.tensors(),
         )
         self.begin_again()
-        checkpoint.prune(self.folder.checkpoints, keep=self.config.keep, protected=self._protected())
+        checkpoint.prune(self.folder.checkpoints, newest=step, keep=self.config.keep, protected=self._protected())
         return path
 
     def _protected(self) -> set[int]:

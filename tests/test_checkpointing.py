@@ -82,6 +82,21 @@ def test_blocks_of_known_encoders(name: str, blocks: int) -> None:
     assert sum(type(module).__name__.startswith("Checkpointed") for module in encoder.modules()) == blocks
 
 
+@pytest.mark.parametrize("name", ["timm:beit_base_patch16_224", "timm:eva02_tiny_patch14_224"])
+def test_blocks_that_take_options_keep_them(name: str) -> None:
+    """BEiT's blocks share a bias of positions, and EVA's rotate theirs."""
+    size = 28 if "14" in name else 32
+    encoder = build_encoder(name, image_size=size)
+    encoder.blocks = encoder.blocks[:2]
+    images = torch.randn(2, 3, size, size)
+    expected = encoder.eval()(images)
+    checkpoint_activations(encoder)
+    found = encoder(images)
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    assert all(block.attn.proj.weight.grad is not None for block in encoder.blocks)
+
+
 def test_an_encoder_without_blocks_is_refused() -> None:
     with pytest.raises(DsslError, match="Sequential has no blocks to checkpoint; leave it off"):
         checkpoint_activations(nn.Sequential(nn.Flatten(), nn.Linear(12, 4)))

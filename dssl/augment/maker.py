@@ -121,7 +121,9 @@ class ViewMaker:
                     f"view {view.name} has {view.size} px and this maker makes {size}: use a SizedViewMaker of one for each size"
                 )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
-        meanings = {name: parse(text) for name, text in {**DEFAULT_POLICIES, **(policies or {})}.items()}
+        texts = {**DEFAULT_POLICIES, **(policies or {})}
+        meanings = {"standard": parse(texts.pop("standard"))}
+        meanings |= {name: parse(text, names=meanings) for name, text in texts.items()}
         ordered = _in_order(views)
         position = {view.name: index for index, view in enumerate(ordered)}
         self._program = Program.of(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any
 
 from dssl.errors import DsslError
 from dssl.files import printable
+
+THINNEST = 0.01
+"""Pixels of a box's side inside its image: scaled and in float32 a thinner one may have none, which torchvision refuses."""
 
 Segmentation = list[list[float]] | dict[str, Any]
 """Polygons (x, y, x, y, ... in pixels), or a run-length encoding."""
@@ -150,8 +154,12 @@ def _instances(
             raise DsslError(f"{where} has iscrowd {crowd!r}: expected 0 or 1")
         size = height, width = sizes[one["image_id"]]
         left, top, wide, high = map(float, box)
-        if min(left + wide, width) - max(left, 0) <= 0 or min(top + high, height) - max(top, 0) <= 0:
+        inside = min(left + wide, width) - max(left, 0), min(top + high, height) - max(top, 0)
+        if min(inside) <= 0:
             left_out["whose box has no area inside its image"] += 1
+            continue
+        if min(inside) < THINNEST:
+            left_out[f"whose box is thinner than {THINNEST:g} pixels"] += 1
             continue
         segmentation = _segmentation(one.get("segmentation"), size, where)
         if not segmentation:
@@ -186,6 +194,12 @@ def _segmentation(given: Any, size: tuple[int, int], where: str) -> Segmentation
     for polygon in given:
         if not isinstance(polygon, list) or len(polygon) % 2 or not all(map(_is_number, polygon)):
             raise DsslError(f"{where} has a polygon that is not a list of numbers x, y, x, y, ...")
+        # pycocotools' memory grows with the coordinates, and it does not notice when there is none
+        if any(not -max(size) <= value <= 2 * max(size) for value in polygon):
+            raise DsslError(
+                f"{where} has a polygon with a corner far outside of its image of {size[1]} x {size[0]} pixels: "
+                "expected corners in pixels"
+            )
     return [polygon for polygon in given if len(polygon) >= 6]
 
 
@@ -235,4 +249,5 @@ def _check_ids(entries: list[Any], file: Path, what: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # an integer too large for a float is no number of pixels
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dssl import rng
 from dssl.augment import IMAGENET, Normalization
@@ -131,7 +132,25 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
         box_batch_size_per_image=config.samples,
         _skip_resize=True,
     )
+    keep_boxes_wide(network)
     return Detector(network), origin
+
+
+def keep_boxes_wide(network: Any) -> None:
+    """Let autocast halve the convolutions and nothing about boxes, scores and masks.
+
+    torchvision computes boxes in the type of its heads' outputs. bf16 places a corner to 4 pixels at 1,000, and its
+    suppression of duplicates, which moves the classes apart by adding thousands, loses them.
+    """
+    network.rpn.anchor_generator.register_forward_pre_hook(_in_wide_maps)
+    for head in (network.rpn.head, network.roi_heads.box_predictor, network.roi_heads.mask_predictor):
+        head.register_forward_hook(lambda module, inputs, output: tree_map(Tensor.float, output))
+
+
+def _in_wide_maps(module: nn.Module, inputs: tuple[Any, Sequence[Tensor]]) -> tuple[Any, list[Tensor]]:
+    """Anchors take their type, and but for the shape nothing else, from the feature maps."""
+    images, maps = inputs
+    return images, [one.new_empty((), dtype=torch.float32).expand(one.shape) for one in maps]
 
 
 def verify_backbone(body: nn.Module, config: CocoConfig) -> int:

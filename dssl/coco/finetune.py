@@ -120,7 +120,8 @@ def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
     if not world.first:
         return CocoResult(ending=ending)
     scores = score(test, results)
-    protocol = _protocol(config, train, test, origin, ending)
+    arithmetic = {"precision": precision, "processes": world.size}
+    protocol = _protocol(config, train, test, origin, ending) | arithmetic
     write_text(folder.path / "results.json", json.dumps(results) + "\n")
     written = {"scores": scores.plain(), "protocol": protocol}
     write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")

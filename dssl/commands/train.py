@@ -1,5 +1,7 @@
 """``dssl train``: from images to a pretrained encoder."""
 
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
 from dssl.methods import METHODS, declaration_of
 from dssl.recipes import RECIPES, recipe
+
+logger = logging.getLogger("dssl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,10 @@ def run(arguments: Arguments) -> int:
     from dssl.train.pretrain import train
 
     show_messages()
+    if _chosen_in_vain(config):
+        logger.warning(
+            f"--heavy {config.heavy!r} has no effect: no view of the graph {config.graph} is heavy; see --graph dssl"
+        )
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     with memory_for(needed, "lower one of them; checkpoints that were written stay"):
         result = train(config, arguments.out, gallery=draw_gallery)
@@ -87,6 +95,14 @@ def run(arguments: Arguments) -> int:
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
         print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
     return result.exit_code
+
+
+def _chosen_in_vain(config: RunConfig) -> bool:
+    """Whether a heavy policy was named, other than that of a recipe, and no view uses it."""
+    from dssl.presets import named_graph
+
+    used = any(re.search(r"\bheavy\b", view.policy) for view in named_graph(config.graph).made)
+    return not used and config.heavy not in {recipe(name).heavy for name in RECIPES}
 
 
 def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:

@@ -66,6 +66,8 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     if not arguments.minutes > 0:
         raise DsslError(f"--minutes is {arguments.minutes:g}: expected a number above 0")
+    if set(arguments.policies) == {"none"}:
+        raise DsslError("--policies none leaves no heavy policy to try: name some, or leave it out")
     check_counts(arguments, ("steps", "image_size", "batch_size", "threads"))
     began = time.perf_counter()
     from dssl.report import tune as report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,9 +70,9 @@ class Folder:
         """The bytes of one file."""
         return Path(os.fsdecode(self.index.path(index))).read_bytes()
 
-    def stamp(self) -> str:
-        """Of all files, as they are now."""
-        return stamp_of_files(map(self.index.path, range(len(self))))
+    def stamp(self, indices: Iterable[int]) -> str:
+        """Of the files of these images, as they are now."""
+        return stamp_of_files(map(self.index.path, indices))
 
     def label_of(self, index: int) -> str:
         """The path below the folder, printable."""
@@ -130,9 +130,9 @@ class ListFile:
         """The bytes of one file."""
         return Path(os.fsdecode(self._path(index))).read_bytes()
 
-    def stamp(self) -> str:
-        """Of all files, as they are now."""
-        return stamp_of_files(map(self._path, range(len(self))))
+    def stamp(self, indices: Iterable[int]) -> str:
+        """Of the files of these images, as they are now."""
+        return stamp_of_files(map(self._path, indices))
 
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,8 +58,8 @@ class Shards(ABC):
         """The number of images."""
         return len(self.index)
 
-    def stamp(self) -> str:
-        """Of all shards, as they are now."""
+    def stamp(self, indices: Iterable[int]) -> str:
+        """Of all shards, as they are now, whichever hold these images."""
         return stamp_of_files(map(self.index.container, range(len(self.index.containers))))
 
     def image(self, index: int) -> Image:

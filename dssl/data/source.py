@@ -245,9 +245,11 @@ def stamp_of(source: Source) -> str:
 
     Empty for images that are in no files of their own.
     """
-    if isinstance(source, Subset):
-        return stamp_of(source.source)
-    return source.stamp() if isinstance(source, _Stamped) else ""
+    indices: Iterable[int] = range(len(source))
+    while isinstance(source, Subset):
+        chosen = source.indices
+        source, indices = source.source, [int(chosen[index]) for index in indices]
+    return source.stamp(indices) if isinstance(source, _Stamped) else ""
 
 
 def stamp_of_files(paths: Iterable[bytes]) -> str:
@@ -264,7 +266,7 @@ def stamp_of_files(paths: Iterable[bytes]) -> str:
 
 @runtime_checkable
 class _Stamped(Protocol):
-    def stamp(self) -> str: ...
+    def stamp(self, indices: Iterable[int]) -> str: ...
 
 
 @runtime_checkable

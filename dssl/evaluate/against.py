@@ -23,7 +23,8 @@ from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import LoadedEncoder, open_weights
 from dssl.weights.match import MatchReport
-from dssl.weights.pretrained import WORD, imagenet_normalization, load_imagenet
+from dssl.weights.pretrained import WORD, load_imagenet
+from dssl.weights.published import imagenet_normalization
 
 SUPERVISED = "supervised"
 WORDS = {
@@ -116,7 +117,10 @@ def _made(word: str, like: LoadedEncoder, *, seed: int) -> LoadedEncoder:
     normalization = like.normalization
     if word == WORD:
         note = load_imagenet(encoder, like.name, image_size=like.image_size, channels=like.channels)
-        normalization = imagenet_normalization(like.name, channels=like.channels) or normalization
+        # of another number of channels nothing is known
+        normalization = (
+            imagenet_normalization(like.name, channels=like.channels) if like.channels in (1, 3) else normalization
+        )
     count = len(encoder.state_dict())
     return dataclasses.replace(
         like,

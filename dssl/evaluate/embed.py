@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data import Source
+from dssl.data import Source, Subset
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import any_readable, reading_of
+from dssl.data.source import any_readable, reading_of, stamp_of
 from dssl.errors import DsslError
 from dssl.evaluate.features import NothingReadable
 from dssl.evaluate.store import FeatureStore
@@ -51,8 +52,8 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
             f"{folder} is a file: name a folder for the shards, or a name that ends in .npz, .csv or .parquet"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _check_manifest(manifest, about)
-    again = _to_complete(source, folder, shard)
+    stamps = _check_manifest(manifest, about)
+    again = _to_redo(source, folder, shard, stamps)
     if again:
         (folder / "unreadable.txt").unlink(missing_ok=True)
     quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
@@ -62,11 +63,16 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
         indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
         if not (values.is_file() and names.is_file()) or number in again:
+            names.unlink(missing_ok=True)
+            stamps[str(number)] = stamp_of(
+                Subset(source, indices)
+            )  # before they are read, in case they change meanwhile
             rows, titles, _ = _rows(store, source, indices, quarantine)
             with replacing(values) as temporary, temporary.open("wb") as file:
                 np.save(file, rows, allow_pickle=False)
+            write_text(manifest, json.dumps(about | {"files": stamps}, indent=2) + "\n")
             write_text(names, "".join(f"{title}\n" for title in titles))
-            computed += len(indices)
+            computed += len(rows)
         stored = np.load(values, mmap_mode="r", allow_pickle=False)
         images, shape = images + len(stored), stored.shape[1:]
     if images == 0:
@@ -177,37 +183,47 @@ def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
     }
 
 
-def _check_manifest(manifest: Path, about: dict[str, Any]) -> None:
-    """Refuse to mix embeddings of other weights or images with these."""
+def _check_manifest(manifest: Path, about: dict[str, Any]) -> dict[str, str]:
+    """Refuse to mix embeddings of other weights or images with these; returns the stamp of each shard's files."""
     if not manifest.exists():
         # a kill may have left the manifest under its temporary name
         if any(not entry.name.startswith(f".{manifest.name}.") for entry in manifest.parent.iterdir()):
             raise DsslError(f"{manifest.parent} contains other files and no embeddings: name a new or empty folder")
         write_text(manifest, json.dumps(about, indent=2) + "\n")
-        return
+        return {}
     before: Any = None
     with suppress(OSError, ValueError):
         before = json.loads(manifest.read_text(encoding="utf-8"))
+    stamps: dict[str, str] = {}
     if isinstance(before, dict):
         before.setdefault("reading", about["reading"])  # not in those of an earlier version
+        stamps = before.pop("files", {})
     if before != about:
         known = before if isinstance(before, dict) else {}
         changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
         raise DsslError(f"{manifest.parent} holds other embeddings ({', '.join(changed)} differ): name another folder")
+    return stamps
 
 
-def _to_complete(source: Source, folder: Path, shard: int) -> set[int]:
-    """The shards that lack images, if any of these can be read now: a disk that was away is no reason to lose them."""
+def _to_redo(source: Source, folder: Path, shard: int, stamps: Mapping[str, str]) -> set[int]:
+    """The shards whose images have been replaced since, and those that lack images, if any of these can be read now.
+
+    A disk that was away is no reason to lose images. All shards with gaps are redone, which keeps the list of them whole.
+    """
     lacking: dict[int, list[int]] = {}
+    replaced: set[int] = set()
     for number, begin in enumerate(range(0, len(source), shard)):
         names = folder / f"names-{number:05d}.txt"
         if names.is_file():
             known = set(names.read_text(encoding="utf-8").splitlines())
-            indices = range(begin, min(begin + shard, len(source)))
-            if missing := [index for index in indices if source.label_of(index) not in known]:
+            indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
+            stamp = stamp_of(Subset(source, indices))
+            if stamps.get(str(number), stamp) != stamp:
+                replaced.add(number)
+            if missing := [index for index in indices.tolist() if source.label_of(index) not in known]:
                 lacking[number] = missing
     missing = [index for indices in lacking.values() for index in indices]
-    return set(lacking) if any_readable(source, missing) else set()
+    return replaced | set(lacking) if replaced or any_readable(source, missing) else set()
 
 
 def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,8 +78,8 @@ def checkpoint_activations(encoder: nn.Module) -> None:
 
 
 class _Checkpointed:
-    def forward(self, *inputs: Any) -> Any:
-        forward = super().forward  # type: ignore[misc]  # the block's, which is the next base
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        forward = partial(super().forward, **options)  # type: ignore[misc]  # the block's, which is the next base
         if not torch.is_grad_enabled():
             return forward(*inputs)
         assert isinstance(self, nn.Module)

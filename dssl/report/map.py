@@ -72,6 +72,8 @@ def layouts(features: Tensor, *, seed: int) -> list[Layout]:
     if len(features) < 50:
         return found
     reduced = pca(features, dimensions=50)
+    if not np.isfinite(reduced).all() or np.ptp(reduced, axis=0).max() == 0:
+        return found  # one point for all images: scikit-learn's t-SNE would take the process with it
     state = rng.key(seed, "map") % 2**31
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of other libraries

@@ -1,5 +1,6 @@
 """A run as its folder describes it: configuration, curves and verdict, even while it is running."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Opinion
-from dssl.train.health import WINDOW, Health, Look
+from dssl.train.health import SAMPLE, WINDOW, Health, Look
 
+logger = logging.getLogger("dssl")
 Curve = Literal["loss", "knn", "spread", "rank"]
 _Curve = list[tuple[float, float]]
 
@@ -132,6 +134,11 @@ class RunData:
         if fine and self.starts and (below := self.starts[-1]["start"].get("below")):
             reason, remedies = below["reason"], tuple(below["remedies"])
             return Opinion("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
+        if fine and self.starts and int(self.starts[-1]["step"]) >= int(last["step"]):
+            # a look at the end of an epoch comes before the start is compared, which here found the run no longer below it
+            return Opinion(
+                "healthy" if last["verdict"] == "below where it started" else last["verdict"], int(last["step"])
+            )
         if last["verdict"] in ("healthy", "too early"):
             return Opinion(last["verdict"], int(last["step"]))
         # it remembers a collapse, so it sees every look, and begins to judge where the run's own did
@@ -197,12 +204,26 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
         # a glob, because it skips folders that may not be read
         one = RunFolder(folder)
         inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
-        if folder not in inside:  # searches and detectors beside the runs have pages of their own
-            inside = [path for path in inside if "task" not in RunFolder(path).read_config()]
+        if folder not in inside:
+            inside = [path for path in inside if _is_readable(path)]
         if not inside:
             raise DsslError(f"{folder} holds no run (no {one.config_file.name} in it or one level below)")
         paths += [path for path in inside if path not in paths]
     return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a folder beside runs is one, too: searches and detectors have pages of their own, and others are named."""
+    file = RunFolder(path).config_file
+    try:
+        about = RunFolder(path).read_config()
+        if "task" in about:
+            return False
+        config_io.from_dict(about["config"], where=str(file))
+    except (DsslError, KeyError) as error:
+        logger.warning(f"{file} is left out: {error}")
+        return False
+    return True
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -223,4 +244,5 @@ def _look(record: Mapping[str, Any]) -> Look:
         rank=record["rank"],
         source=record["source"],
         target=record["target"],
+        rows=record.get("rows", SAMPLE),
     )

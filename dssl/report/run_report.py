@@ -10,6 +10,7 @@ from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
 from dssl import config_io
+from dssl.files import printable
 from dssl.report import figures, page
 from dssl.report.figures import COLORS, SERIES, Plot
 from dssl.report.map import EmbeddingMap
@@ -87,7 +88,7 @@ def summary(runs: Sequence[RunData]) -> str:
         spread = "–" if run.spread is None else f"{run.spread:.2f}"
         rank = "–" if run.rank is None else f"{100 * run.rank:.0f} %"
         partly = "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
-        rows.append((run.name, knn, spread, rank, run.opinion.verdict + partly))
+        rows.append((printable(run.name), knn, spread, rank, run.opinion.verdict + partly))
     return "\n".join(columns(rows, align="<>>>"))
 
 

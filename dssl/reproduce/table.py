@@ -87,7 +87,7 @@ def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mappi
         columns=target.columns,
         cells=cells,
         comparisons=_comparisons(target, cells),
-        notes=_notes(target, scale, cells),
+        notes=_notes(target, scale, cells, seed_error=seed_error),
     )
 
 
@@ -227,7 +227,9 @@ def _paper_difference(first: str, second: str) -> tuple[int | None, str]:
     return (difference > 0) - (difference < 0), f"{difference:+.2f}".removesuffix("0")
 
 
-def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCell]) -> tuple[str, ...]:
+def _notes(
+    target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCell], *, seed_error: float
+) -> tuple[str, ...]:
     differs = "Not comparable with the paper in absolute terms" if target.label else "Not the paper's settings"
     notes = [f"{differs} ({scale.name}): {text}." for text in scale.differs]
     if target.label and any(cell.paper == OURS for cell in cells.values()):
@@ -241,10 +243,9 @@ def _notes(target: Target, scale: Scale, cells: Mapping[tuple[str, str], TableCe
             "which is in brackets."
         )
     if any(cell.seeds == 1 for cell in cells.values()):
-        several = any(cell.seeds > 1 for cell in cells.values())
         notes.append(
             "Where there is no ±, there is one seed; its part in chance is "
-            + ("taken from the cells with several." if several else "not known, and left out.")
+            + ("taken from the cells with several." if seed_error else "not known, and left out.")
         )
     if any(cell.seeds > 1 for cell in cells.values()):
         notes.append(

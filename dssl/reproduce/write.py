@@ -184,9 +184,10 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
     for first, second in target.compare_columns:
         for row in table.rows:
             one, other = table.cells[row, first], table.cells[row, second]
-            if one.mean is not None and other.mean is not None:
-                error = math.hypot(one.error or 0.0, other.error or 0.0)
-                lines.setdefault(first, []).append((runs[row, first][0].steps, one.mean - other.mean, error))
+            if one.mean is None or other.mean is None or one.error is None or other.error is None:
+                continue  # not run, or diverged, which has no interval
+            error = math.hypot(one.error, other.error)
+            lines.setdefault(first, []).append((runs[row, first][0].steps, one.mean - other.mean, error))
     if max(map(len, lines.values()), default=0) < 2:
         return None
     with figures.styled():

@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +90,9 @@ def measure_speed(
     batch = batch_size or min(config.batch_size, 64 if device.type == "cpu" else config.batch_size)
     graph = named_graph(config.graph)
     noise = _Noise(config, batch)
-    known = normalization_of(config, None) if config.normalization != "measure" else None
+    known = (
+        normalization_of(replace(config, init=None, adapt=None), None) if config.normalization != "measure" else None
+    )
     maker = view_maker(config, graph, known)
     buffers = maker.allocate(batch)
 

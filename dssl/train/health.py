@@ -27,6 +27,8 @@ PARTIAL, COLLAPSED = 0.35, 0.2
 """Below these the median spread of a view, of its projections or its predictions, counts as partly and as wholly collapsed."""
 RANK_SHARE = 0.04
 """Below this share of the largest possible effective rank a view counts as partly collapsed, whatever its spread."""
+LEAST_RANK = 1.28
+"""Below this effective rank, too: a rank is 1 at least, which of a few images is a large share of the largest possible."""
 WINDOW = 5
 """Looks over which the median is taken."""
 LASTING = 0.25
@@ -59,6 +61,8 @@ class Look:
     """Spread of the targets."""
     regularisers: dict[str, float] = field(default_factory=dict)
     """The method's term for each view that has one."""
+    rows: int = SAMPLE
+    """Images that the rank is of."""
 
 
 def rank_share(embedding: Tensor) -> float:
@@ -79,6 +83,7 @@ def look(step: int, report: LossReport) -> Look:
         source={name: float(spread(value)) for name, value in report.predictions.items()},
         target={name: float(spread(value)) for name, value in report.targets.items()},
         regularisers={name: float(value) for name, value in report.regularisers.items()},
+        rows=min((len(value) for value in report.projections.values()), default=SAMPLE),
     )
 
 
@@ -118,6 +123,8 @@ class Health:
 
     def judge(self, now: Look) -> Opinion:
         """Take one look into account and judge the run."""
+        if self.opinion.verdict == "diverged":  # nothing comes back from there, whatever the loss may say
+            return self.opinion
         values = [now.loss, *now.edges.values(), *now.spread.values()]
         if not all(value == value and abs(value) != float("inf") for value in values):
             return self.note_divergence(now, first=-1)
@@ -149,7 +156,7 @@ class Health:
     def look(self, step: int, report: LossReport, *, first_bad: int) -> Sight:
         now = look(step, report)
         opinion = self.judge(now)
-        if first_bad >= 0 or opinion.verdict == "diverged":
+        if first_bad >= 0:
             opinion = self.note_divergence(now, first=first_bad)
         lowest = min(self.judged(now).values())
         return Sight(step=now.step, loss=now.loss, record=asdict(now), text=f"spread {lowest:.2f}", opinion=opinion)
@@ -165,18 +172,21 @@ class Health:
     def _verdict(self, now: Look) -> Opinion:
         spread = {name: median(values) for name, values in self.spreads.items()}
         rank = {name: median(values) for name, values in self.ranks.items()}
-        # the view that is worst by its worse measure
-        worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / RANK_SHARE))
-        if spread[worst] < COLLAPSED:
+        least = max(RANK_SHARE, LEAST_RANK / max(now.rows, 2))
+        # the view that is worst by its worse measure, unless one has collapsed altogether
+        worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / least))
+        flattest = min(spread, key=lambda name: spread[name])
+        if spread[flattest] < COLLAPSED:
             verdict: Verdict = "collapsed"
-        elif spread[worst] < PARTIAL or rank[worst] < RANK_SHARE:
+            worst = flattest
+        elif spread[worst] < PARTIAL or rank[worst] < least:
             verdict = "partial collapse"
         else:
             return Opinion("healthy", now.step)
         cause = likely_cause(self.graph, worst, now.edges)
         reason = (
-            f"{self._judged_name} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), effective "
-            f"rank {rank[worst]:.0%} of the largest possible; likely cause: the edge {cause.name}"
+            f"{self._judged_name(now.step)} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), "
+            f"effective rank {rank[worst]:.0%} of the largest possible; likely cause: the edge {cause.name}"
         )
         self._note_spell(worst, cause.name, now.step, spread[worst])
         return Opinion(verdict, now.step, worst, cause.name, reason, remedies(self.graph, cause))
@@ -195,15 +205,14 @@ class Health:
             return found
         cause = next(edge for edge in self.graph.active_edges if edge.name == spell.edge)
         reason = (
-            f"{self._judged_name} of view {spell.view} have spread again, but they had collapsed (spread {spell.lowest:.2f}) "
-            f"between steps {spell.since} and {spell.until}, at {spell.looks / self.seen:.0%} of all looks, and what the encoder "
-            f"knew before may be lost; likely cause: the edge {spell.edge}"
+            f"{self._judged_name(spell.until)} of view {spell.view} have spread again, but they had collapsed "
+            f"(spread {spell.lowest:.2f}) between steps {spell.since} and {spell.until}, at {spell.looks / self.seen:.0%} of all "
+            f"looks, and what the encoder knew before may be lost; likely cause: the edge {spell.edge}"
         )
         return Opinion("partial collapse", found.step, spell.view, spell.edge, reason, remedies(self.graph, cause))
 
-    @property
-    def _judged_name(self) -> str:
-        return "embeddings" if self.predictions_from is None else "predictions"
+    def _judged_name(self, step: int) -> str:
+        return "embeddings" if self.predictions_from is None or step < self.predictions_from else "predictions"
 
     def state(self) -> dict[str, Any]:
         return {
@@ -257,11 +266,16 @@ def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
 def diverged(now: Look, *, step: int) -> Opinion:
     broken = [name for name, value in now.edges.items() if value != value or abs(value) == float("inf")]
     edge = broken[0] if broken else next(iter(now.edges))
+    number = now.loss == now.loss and abs(now.loss) != float("inf")
     return Opinion(
         "diverged",
         step,
         edge=edge,
-        reason=f"the loss is no longer a number (edge {edge})",
+        reason=(
+            "weights or the optimiser's state are no longer numbers, though the loss is one"
+            if number
+            else f"the loss is no longer a number (edge {edge})"
+        ),
         remedies=(
             "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
             "set --optimizer.clip 1",

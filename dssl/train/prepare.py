@@ -25,8 +25,9 @@ from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.presets import named_graph
 from dssl.train.adaptation import keep_most
-from dssl.weights.load import load_weights_into
-from dssl.weights.pretrained import imagenet_normalization, is_imagenet, load_imagenet
+from dssl.weights.load import load_weights_into, stated_normalization
+from dssl.weights.pretrained import is_imagenet, load_imagenet
+from dssl.weights.published import imagenet_normalization
 
 logger = logging.getLogger("dssl")
 
@@ -53,16 +54,15 @@ def open_test_data(config: RunConfig, *, value_range: Range | None = None) -> So
 
 
 def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
-    """Known constants, those of ImageNet weights that the run starts from, or mean and standard deviation of the data."""
+    """Known constants, those of the weights that the run starts from, or mean and standard deviation of the data itself."""
     if config.normalization == "measure":
         assert source is not None
         # what may be unreadable is for the configuration to say; the run's own quarantine names the files
         allowed = Quarantine(source, max_share=config.bad_share)
         return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
-    if config.normalization == "imagenet" and config.init is not None and is_imagenet(config.init):
-        own = imagenet_normalization(config.encoder, channels=config.channels)
-        assert own is not None  # the configuration admits 1 and 3 channels
-        return own
+    if config.normalization == "imagenet" and config.init is not None:
+        stated = None if is_imagenet(config.init) else stated_normalization(config.init, channels=config.channels)
+        return stated or imagenet_normalization(config.encoder, channels=config.channels)
     known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     return known.gray() if config.channels == 1 else known
 

@@ -239,7 +239,7 @@ class Pretraining(loop.Trainable[Batch]):
         # a run of an earlier version did not keep its start
         known = self.config.init is not None and (new or self.folder.start_file.is_file())
         if known and self.world.first and not finished:
-            self.start = Start(self.config, self.parts, self.folder, header=self.header)
+            self.start = Start(self.config, self.parts, self.folder, header=self.header, new=new)
             if new and self.knn is not None and self.knn.due(0):
                 log.knn(0, self.knn.measure())
             if new:

@@ -55,11 +55,16 @@ class Standing:
 class Start:
     """The features of the weights that a run started from, and what became of them."""
 
-    def __init__(self, config: RunConfig, parts: Parts, folder: RunFolder, *, header: Mapping[str, Any]) -> None:
-        """Called before the first step, when the start is written down, and by a run that resumes, which finds it."""
+    def __init__(
+        self, config: RunConfig, parts: Parts, folder: RunFolder, *, header: Mapping[str, Any], new: bool
+    ) -> None:
+        """Called by a new run before its first step, when the start is written down, and by one that resumes, which finds it.
+
+        What a run that was killed before its first checkpoint wrote is not believed: the file of weights may be another now.
+        """
         self.config, self.parts = config, parts
         encoder = parts.method.encoder
-        if folder.start_file.is_file():
+        if not new and folder.start_file.is_file():
             encoder = deepcopy(encoder)
             encoder.load_state_dict(checkpoint.read(folder.start_file).part("method.encoder"), strict=True)
         else:

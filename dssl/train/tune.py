@@ -81,6 +81,13 @@ def tune(
         return _Tuning(config, opened, say, clock).search(minutes, candidates, steps)
 
 
+def _read_trials(file: Path) -> list[Trial]:
+    try:
+        return [Trial(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (TypeError, ValueError) as error:
+        raise DsslError(f"{file} is damaged ({error}): delete its broken line, or name another --out") from None
+
+
 class _Tuning:
     """The search in an open folder."""
 
@@ -92,7 +99,7 @@ class _Tuning:
         self.kept: list[Trial] = []
         """The start, then the trials, in the order in which they were made."""
         if self.file.is_file():
-            self.kept = [Trial(**json.loads(line)) for line in self.file.read_text(encoding="utf-8").splitlines()]
+            self.kept = _read_trials(self.file)
         self.began = clock()
         first = dataclasses.replace(config, graph="standard")
         method = build_method(first)

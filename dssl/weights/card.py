@@ -17,7 +17,10 @@ _SAME = ("sha256", "image_size", "normalization")
 def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None) -> str:
     """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights."""
     config = loaded.header.get("config") or {}
-    lines = [f"# {loaded.name}, pretrained without labels", ""]
+    init, teacher = config.get("init"), config.get("teacher")
+    # whether the weights that a run started from or learned from knew labels, nobody here can say
+    alone = loaded.header and init is None and teacher is None
+    lines = [f"# {loaded.name}, pretrained without labels" if alone else f"# {loaded.name}", ""]
     lines += markdown(
         ("", ""),
         [
@@ -26,6 +29,8 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
             *([] if (values := loaded.value_range) is None else [("values that become 0 and 1", f"`{values.text()}`")]),
             ("mean", ", ".join(f"{value:g}" for value in loaded.normalization.mean)),
             ("deviation", ", ".join(f"{value:g}" for value in loaded.normalization.std)),
+            *([] if init is None else [("started from the weights", f"`{init}`")]),
+            *([] if teacher is None else [("taught by", f"`{teacher}`")]),
             ("data", str(config.get("data", "unknown"))),
             ("data's fingerprint", str(loaded.header.get("fingerprint", "unknown"))),
             ("method", str((config.get("method") or {}).get("name", "unknown"))),

@@ -135,10 +135,14 @@ def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
     return None
 
 
-def prune(folder: Path, *, keep: int, protected: Iterable[int]) -> None:
-    """Delete all but the newest ``keep`` and the protected ones, and what broken writes left behind."""
-    safe = {*protected, *steps_in(folder)[-keep:]}
-    for step in steps_in(folder):
+def prune(folder: Path, *, newest: int, keep: int, protected: Iterable[int]) -> None:
+    """Delete all but the last ``keep`` up to the one just written, the protected ones, and what broken writes left behind.
+
+    What comes after it is damaged, or the run would have resumed from there. It counts for nothing, and the run will replace it.
+    """
+    steps = [step for step in steps_in(folder) if step <= newest]
+    safe = {*protected, *steps[-keep:]}
+    for step in steps:
         if step not in safe:
             path_at(folder, step).unlink(missing_ok=True)
     _sweep(folder)

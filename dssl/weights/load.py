@@ -17,6 +17,7 @@ from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, 
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
 from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.match import MatchReport, match
+from dssl.weights.published import imagenet_normalization
 
 logger = logging.getLogger("dssl")
 ENCODER_KEY = "dssl_encoder"
@@ -123,26 +124,33 @@ def open_weights(
     small = name in FOR_CPUS or split_name(name)[1] is not None
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
     channels = int(header.get("channels") or config.get("channels") or (fallback.channels if fallback else 3))
+    built = build_encoder(name, image_size=size, channels=channels)
     if normalization is None and (known := header.get("normalization")):
         normalization = Normalization.of(known)
+    assumed = ""
     if normalization is None:
-        normalization = CIFAR10 if small else IMAGENET
+        normalization = CIFAR10 if small else imagenet_normalization(name)
+        if normalization not in (CIFAR10, IMAGENET):
+            mean, std = (
+                ", ".join(f"{value:g}" for value in values) for values in (normalization.mean, normalization.std)
+            )
+            assumed = f"the file states no normalisation: that of the published weights (mean {mean}, deviation {std})"
         # what a file of dssl says of its own images does not hold for other weights; what its user said does
         if fallback is not None and (channels != 3 or "normalization" not in fallback.header):
-            normalization = fallback.normalization
+            normalization, assumed = fallback.normalization, ""
     if len(normalization.mean) != channels and channels == 1:
         normalization = normalization.gray()
     if len(normalization.mean) != channels:
         raise DsslError(
             f"{path} takes images of {channels} channels, and the normalisation has {len(normalization.mean)}: leave it out"
         )
-    built = build_encoder(name, image_size=size, channels=channels)
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
         name = cifar_name(split_name(name)[0], _shown(report))
         built = build_encoder(name, image_size=size, channels=channels)
     told = None if stem else report.stem  # a stem that was stated overrides what names show
     report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
+    report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, assumed))))
     built.load_state_dict(chosen, strict=True)
     return LoadedEncoder(
         encoder=built.eval(),
@@ -155,6 +163,15 @@ def open_weights(
         report=report,
         header=header,
     )
+
+
+def stated_normalization(path: Path, *, channels: int) -> Normalization | None:
+    """That of the images that the weights were trained on, where a file of dssl says it and it fits these channels."""
+    if (known := _content(path)[1].get("normalization")) is None:
+        return None
+    stated = Normalization.of(known)
+    stated = stated.gray() if channels == 1 else stated
+    return stated if len(stated.mean) == channels else None
 
 
 def _shown(report: MatchReport) -> str:

@@ -49,6 +49,10 @@ _DIALECTS: dict[str, Callable[[str], str]] = {
     _WITHOUT_RELU: _numbered(dict(zip("012345", _STAGES, strict=True))),
     "Detectron2's names": from_detectron2,
 }
+_AS_EXPORTED = (
+    "taken as RGB, with strides in the 3x3 convolutions, as dssl exports it: "
+    "Detectron2's own models see BGR, and most have the strides in the 1x1"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +114,15 @@ class _Candidate:
 def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> tuple[dict[str, Tensor], MatchReport]:
     """The encoder's state dict out of a file's tensors; raises unless every tensor of the encoder is there and fits."""
     wanted = encoder.state_dict()
-    tensors, summed = _gray(encoder, wanted, tensors)
-    candidates = _candidates(wanted, tensors)
+    first, colour = _first_layer(encoder, wanted)
+    candidates = _candidates(wanted, tensors, {first: colour})
     if not candidates:
         raise DsslError(
             f"{path} holds no weights of this encoder: none of its {len(tensors)} tensors (such as {next(iter(tensors))!r}) "
             f"has a name like {next(iter(wanted))!r}; choose the encoder that the file was made with"
         )
     best = max(candidates, key=lambda candidate: candidate.rank)
+    tensors, summed = _gray(tensors, best, first, colour)
     tensors, resized = _positions(wanted, tensors, best)
     _refuse_misfit(encoder, wanted, tensors, best, path)
     chosen = {name: tensors[best.names[name]] for name in wanted if name in best.names}
@@ -129,7 +134,6 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
             f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken; use an older checkpoint"
         )
     used = set(best.names.values())
-    gray = f"{summed} is summed over its 3 channels, since the images are gray"
     twins = {
         one.prefix: set(one.names.values()) for one in candidates
         if one.fitting == best.fitting and "optimizer" not in one.prefix and used.isdisjoint(one.names.values())
@@ -146,26 +150,33 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
         ignored=ignored,
         other_prefixes=tuple(twins),
         stem=_stem(best, tensors),
-        note="; ".join(filter(None, (gray if summed in used else "", resized))),
+        note="; ".join(filter(None, (summed, resized, _AS_EXPORTED if "Detectron2" in best.dialect else ""))),
     )
     return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
 
 
-def _gray(
-    encoder: nn.Module, wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Tensor], str]:
-    """The tensors with the first layer of colour weights summed over its channels, where the encoder is for gray images.
-
-    On an image whose three channels are equal the sum gives what the colour weights give. Also its name in the file.
-    """
+def _first_layer(encoder: nn.Module, wanted: Mapping[str, Tensor]) -> tuple[str, torch.Size | None]:
+    """The name of the first layer's weights, and their shape in a network for colour images if this one is for gray images."""
     path = next((path for path, module in encoder.named_modules() if isinstance(module, nn.Conv2d)), "")
-    first = wanted.get(f"{path}.weight")
-    if first is None or first.shape[1] != 1 or encoder.get_submodule(path).groups != 1:
+    name = f"{path}.weight"
+    own = wanted.get(name)
+    if own is None or own.shape[1] != 1 or encoder.get_submodule(path).groups != 1:
+        return name, None
+    return name, torch.Size((own.shape[0], 3, *own.shape[2:]))
+
+
+def _gray(
+    tensors: Mapping[str, Tensor], best: _Candidate, first: str, colour: torch.Size | None
+) -> tuple[Mapping[str, Tensor], str]:
+    """The tensors with the first layer of colour weights summed over its channels, and a note that says so.
+
+    On an image whose three channels are equal the sum gives what the colour weights give.
+    """
+    name = best.names.get(first, "")
+    if not name or tensors[name].shape != colour:
         return tensors, ""
-    colour = torch.Size((first.shape[0], 3, *first.shape[2:]))
-    # in the order of the file: the first tensor of this shape is the first layer, under whatever name
-    name = next((name for name, value in tensors.items() if value.shape == colour), "")
-    return ({**tensors, name: tensors[name].sum(dim=1, keepdim=True)} if name else tensors), name
+    summed = {**tensors, name: tensors[name].sum(dim=1, keepdim=True)}
+    return summed, f"{name} is summed over its 3 channels, since the images are gray"
 
 
 def _positions(
@@ -204,8 +215,13 @@ def _stem(best: _Candidate, tensors: Mapping[str, Tensor]) -> str | None:
     return "cifar" if own and shortcuts and first is not None and tensors[first].shape[-1] == 3 else None
 
 
-def _candidates(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[_Candidate]:
-    """Every prefix of the file under which some name of the encoder stands, in each dialect."""
+def _candidates(
+    wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], also: Mapping[str, torch.Size | None]
+) -> list[_Candidate]:
+    """Every prefix of the file under which some name of the encoder stands, in each dialect.
+
+    A tensor fits in the encoder's shape, or in the one that it may have ``also``.
+    """
     prefixes = {""}
     for name in tensors:
         parts = name.split(".")
@@ -220,7 +236,7 @@ def _candidates(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> 
                 own = own if own in wanted else own.replace(".shortcut.", ".downsample.")
                 if own in wanted:
                     names[own] = name
-            fitting = sum(tensors[name].shape == wanted[own].shape for own, name in names.items())
+            fitting = sum(tensors[name].shape in (wanted[own].shape, also.get(own)) for own, name in names.items())
             if fitting:
                 found.append(_Candidate(prefix, dialect, names, fitting))
     return found

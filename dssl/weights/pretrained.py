@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import nn
 
-from dssl.augment import IMAGENET, Normalization
 from dssl.errors import DsslError, one_line
 from dssl.models import FOR_CPUS, size_arguments, split_name
 from dssl.weights.load import load_weights_into
+from dssl.weights.published import torchvision_version
 
 WORD = "imagenet"
 """What stands for these weights where a file of weights could be named."""
@@ -34,26 +33,9 @@ def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: i
     return load_weights_into(encoder, torchvision_file(name)).text()
 
 
-def imagenet_normalization(name: str, *, channels: int) -> Normalization | None:
-    """How the images were normalised that made these weights; None where there are neither 3 channels nor 1."""
-    known = IMAGENET
-    if name.startswith("timm:"):
-        import timm
-
-        about = timm.get_pretrained_cfg(name.removeprefix("timm:"))
-        known = known if about is None else Normalization(tuple(about.mean), tuple(about.std))
-    return {3: known, 1: known.gray()}.get(channels)
-
-
 def torchvision_file(name: str) -> Path:
-    """The file of torchvision's ImageNet weights, downloaded into torch's cache unless it is there.
-
-    The first version where there are several: the later ones score higher on ImageNet by label smoothing and long training,
-    which makes their features transfer less well (Kornblith et al., NeurIPS 2021).
-    """
-    versions = torchvision.models.get_model_weights(name)
-    weights = versions["IMAGENET1K_V1"] if "IMAGENET1K_V1" in versions.__members__ else next(iter(versions))
-    url = str(weights.url)
+    """The file of torchvision's ImageNet weights, downloaded into torch's cache unless it is there."""
+    url = str(torchvision_version(name).url)
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
     if path.exists():
         return path

@@ -13,7 +13,17 @@ from numba import njit
 from PIL import Image
 from torchvision.transforms import functional
 
-from dssl.augment import CIFAR10, IMAGENET, TABLES, Normalization, SizedViewMaker, ViewMaker, add_function, add_kernel
+from dssl.augment import (
+    CIFAR10,
+    IMAGENET,
+    TABLES,
+    Normalization,
+    SizedViewMaker,
+    ViewMaker,
+    add_function,
+    add_kernel,
+    show,
+)
 from dssl.errors import DsslError
 from dssl.graph import View
 from tests.augment.made import FOUR, digest, images, make
@@ -80,6 +90,15 @@ def test_a_derived_view_starts_from_the_pixels_of_its_source():
     np.testing.assert_array_equal(out["h"], 255 - out["s"])
     np.testing.assert_array_equal(out["g"][..., 0], out["g"][..., 2])
     assert list(out) == ["h", "s", "g"]
+
+
+def test_standard_in_a_heavy_policy_is_the_standard_of_the_run():
+    """As it is in the text of a graph: h1 by name and h2 by the same words are one policy."""
+    policies = {"standard": "crop(0.5,1) > flip", "heavy": "standard > ra(2,5)"}
+    views = [View(name="h1", policy="heavy"), View(name="h2", policy="standard > ra(2,5)")]
+    maker = ViewMaker(views, size=24, seed=0, policies=policies)
+    assert maker.policies["h1"] == maker.policies["h2"]
+    assert show(maker.policies["h1"]) == "(crop(0.5,1) > flip) > ra(2,5)"
 
 
 def test_a_second_crop_crops_the_view():

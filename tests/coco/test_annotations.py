@@ -43,6 +43,15 @@ def test_a_box_without_area_in_its_image_is_left_out_and_counted(tmp_path: Path,
     assert data.notes == ("1 annotations whose box has no area inside its image are left out",)
 
 
+@pytest.mark.parametrize("box", [[35, 5, 1e-5, 10], [5, 5, 10, 1e-3], [39.999995, 5, 10, 10]])
+def test_a_box_that_would_vanish_in_float32_is_left_out(tmp_path: Path, box: list[float]) -> None:
+    """torchvision refuses it in the middle of a run, and again after every resume."""
+    write(tmp_path, "all", [(40, 40, [square(1, 1, 20), square(5, 5, 10) | {"bbox": box}])])
+    data = read_split(tmp_path, "all")
+    assert len(data.images[0].instances) == 1
+    assert data.notes == ("1 annotations whose box is thinner than 0.01 pixels are left out",)
+
+
 def test_a_box_that_reaches_out_of_its_image_stays(tmp_path: Path) -> None:
     write(tmp_path, "all", [(40, 40, [square(30, 5, 20)])])
     assert len(read_split(tmp_path, "all").images[0].objects) == 1
@@ -94,6 +103,9 @@ def _changed(place: str, **changes: Any) -> Any:
         (_changed("annotations", bbox=[1, 2, 3]), "expected four numbers x, y, width, height"),
         (_changed("annotations", bbox=[1, 2, 3, "4"]), "expected four numbers x, y, width, height"),
         (_changed("annotations", bbox=[1, 2, 3, float("nan")]), "expected four numbers x, y, width, height"),
+        (_changed("annotations", bbox=[1, 2, 3, 10**400]), "expected four numbers x, y, width, height"),
+        (_changed("annotations", segmentation=[[1, 1, 3e7, 1, 5, 5]]), "a corner far outside of its image of 64 x 64"),
+        (_changed("annotations", segmentation=[[1, 1, 5, -1e300, 5, 5]]), "a corner far outside of its image"),
         (_changed("annotations", area=None), "has the area None"),
         (_changed("annotations", iscrowd=2), "has iscrowd 2"),
         (_changed("annotations", segmentation=None), "has no mask"),

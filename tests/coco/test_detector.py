@@ -1,6 +1,7 @@
 """The detector: its encoder is the file's, BatchNorm is what was asked for, and its draws follow the step's seed."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dssl.coco.batches import make_sample
 from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Detector, Origin, build_detector, verify_backbone
 from dssl.errors import DsslError
+from dssl.precision import autocast
 from tests.coco.drawing import draw, pretrained, tiny
 
 
@@ -127,6 +129,58 @@ def test_the_whole_network_is_trained_end_to_end_by_draws_that_follow_the_seed(t
     without = [name for name, parameter in detector.named_parameters() if parameter.grad is None]
     assert without == []
     assert float(detector.network.backbone.body.conv1.weight.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_for_convolutions_and_not_for_boxes(tmp_path: Path, precision: str) -> None:
+    """A corner at 1,000 pixels would be placed to 4 in bf16, and duplicates of a high label would not be suppressed."""
+    detector, _ = build_detector(tiny(tmp_path), classes=90)
+    network, seen = detector.network, {}
+
+    def see(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: seen.setdefault(name, output)
+
+    network.backbone.register_forward_hook(see("features"))
+    network.rpn.anchor_generator.register_forward_hook(see("anchors"))
+    network.rpn.register_forward_hook(see("proposals"))
+    image = torch.randint(256, (3, 64, 1088), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for kind in ("fp32", precision):
+        seen.clear()
+        with autocast(torch.device("cpu"), kind):
+            found[kind] = detector.eval().detect(image, size=(64, 1088)) | {"anchors": seen["anchors"][0]}
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert seen["features"]["0"].dtype == half
+    assert torch.equal(found[precision]["anchors"], found["fp32"]["anchors"])
+    assert seen["proposals"][0][0].dtype == torch.float32
+    assert {found[precision][name].dtype for name in ("boxes", "scores", "masks")} == {torch.float32}
+
+    # one object, proposed 20 times, and its neighbour: two detections, whatever the label
+    generator = torch.Generator().manual_seed(1)
+    boxes = torch.tensor([[605.6, 7.3, 645.6, 47.3]]) + 2 * torch.randn(20, 4, generator=generator)
+    proposals = torch.cat([boxes, torch.tensor([[695.6, 7.3, 735.6, 47.3]])])
+    logits = torch.zeros(21, 91)
+    logits[:, 85] = 10 - 0.05 * torch.arange(21)
+    predictor = network.roi_heads.box_predictor
+    predictor.forward = lambda features: (logits.to(half), torch.zeros(21, 4 * 91, dtype=half))
+    with autocast(torch.device("cpu"), precision), torch.no_grad():
+        answer = network.roi_heads.postprocess_detections(*predictor(None), [proposals], [(64, 1088)])
+    assert len(answer[0][0]) == 2
+
+
+def test_targets_of_training_are_not_rounded(tmp_path: Path) -> None:
+    images = read_split(draw(tmp_path), "all").trainable()
+    detector, _ = build_detector(tiny(tmp_path), classes=3)
+    sample = make_sample(images[0], shorter=64, longest=96, mirror=False)
+    heads, seen = detector.network.roi_heads, []
+    real = heads.select_training_samples
+    heads.select_training_samples = lambda *given: seen.append(real(*given)) or seen[-1]
+    with autocast(torch.device("cpu"), "bf16"):
+        loss = detector.train()([sample])
+    proposals, _, _, targets = seen[0]
+    assert {one.dtype for one in (*proposals, *targets, loss.total)} == {torch.float32}
+    truth = sample.boxes[0]
+    assert min(float((truth - one).abs().max()) for one in proposals[0]) == 0  # the objects are among the proposals
 
 
 @pytest.mark.parametrize(

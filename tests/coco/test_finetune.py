@@ -57,6 +57,7 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
     assert record["scores"]["images"] == 6
     assert "Detectron" in record["protocol"]["note"]
     assert record["protocol"]["weights"]["verified_tensors"] == 100
+    assert (record["protocol"]["precision"], record["protocol"]["processes"]) == ("fp32", 1)
     assert record["protocol"]["checkpoint"]["sha256"] == end_of(tmp_path / "run")
     listed = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(listed) == record["scores"]["detections"]

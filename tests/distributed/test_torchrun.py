@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from dssl.distributed import join_world
+from dssl.errors import DsslError
 from dssl.weights import checkpoint
 from tests.train.running import Child, command, environment, fork, run, start, wait_for_step
 
@@ -196,6 +198,24 @@ def test_a_killed_rank_changes_no_bit(tmp_path: Path) -> None:
     assert survive(broken) == untouched.returncode
     one, two = end(whole), end(broken)
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("variables", "part"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2 in the environment, without MASTER_ADDR and MASTER_PORT"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE and RANK of the environment are not numbers"),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_make_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], part: str
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(DsslError, match=f"{part}.*torchrun"), join_world("cpu", batch_size=8):
+        pass
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:

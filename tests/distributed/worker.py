@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,7 +21,10 @@ CASES = [
         for name in ("simsiam", "byol", "simclr")
         for dtype in (torch.float64, torch.float32, torch.bfloat16)
     ),
-    *((name, torch.float64) for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond")),
+    *(
+        (name, torch.float64)
+        for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond", "simsiam timm")
+    ),
 ]
 BEYOND = "s1<->s2, s1->teacher(s1), h1->mean(s1,s2):0..1, h2->s2"
 """The graph of ``beyond``, with a predictor for each kind of view."""
@@ -31,6 +35,8 @@ def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
     name, _, more = name.partition(" ")
     guard = 0.7 if more == "guarded" else 0.0
     encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    if more == "timm":  # one layer for norm, dropout and activation
+        encoder = nn.Sequential(nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     if more == "beyond":
         method = SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8, predictor="per-kind")
         frozen = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())

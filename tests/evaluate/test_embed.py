@@ -4,6 +4,7 @@ import csv
 import json
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,42 @@ def test_images_that_were_away_are_embedded_when_they_are_back(
         assert (tmp_path / "out" / "unreadable.txt").is_file() == (found == 3)
     said = capsys.readouterr().out.splitlines()
     assert any("(3 were there already)" in line for line in said)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_images_that_were_replaced_are_embedded_again(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: bool
+) -> None:
+    """Bitmaps of equal sizes under equal names: neither a list's fingerprint nor a folder's tells them apart."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+
+    def draw(number: int, seed: int) -> None:
+        pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Pillow.fromarray(pixels).save(photos / f"{number}.bmp")
+
+    for number in range(6):
+        draw(number, number)
+    (photos / "5.bmp").write_bytes(b"x")
+    (tmp_path / "list.txt").write_text("".join(f"photos/{number}.bmp\n" for number in range(6)))
+    data, weights = str(tmp_path / "list.txt" if listed else photos), run_folder()
+    arguments = Arguments(weights=weights, data=data, out=tmp_path / "out", shard=2, threads=1)
+    run(arguments)
+    draw(2, 77)
+    capsys.readouterr()
+    run(arguments)
+    assert "5 embeddings of 256 numbers in 3 shards (2 were there already)" in capsys.readouterr().out
+    run(replace(arguments, out=tmp_path / "anew"))
+    for number in range(3):
+        name = f"embeddings-{number:05d}.npy"
+        assert np.array_equal(np.load(tmp_path / "out" / name), np.load(tmp_path / "anew" / name))
+    assert (tmp_path / "out" / "unreadable.txt").read_text() == (tmp_path / "anew" / "unreadable.txt").read_text()
+    # a manifest of an earlier version has no stamps: its shards count as complete
+    about = json.loads((tmp_path / "out" / "embeddings.json").read_text())
+    del about["files"]
+    (tmp_path / "out" / "embeddings.json").write_text(json.dumps(about))
+    run(arguments)
+    assert "(5 were there already)" in capsys.readouterr().out
 
 
 def test_no_more_than_a_map_or_two_are_held() -> None:

@@ -58,6 +58,8 @@ def test_layouts_and_picture(real: Any) -> None:
     assert found[0].name == "PCA"
     assert len(found) == 2  # scikit-learn is there, so t-SNE is
     assert [one.name for one in layouts(real.test[:10], seed=0)] == ["PCA"]
+    # a dead encoder has one point for all images, on which scikit-learn's t-SNE crashes
+    assert [one.name for one in layouts(torch.ones(80, 16), seed=0)] == ["PCA"]
     images = [map_thumbnail(np.full((8, 6, 3), number, np.uint8), side=20) for number in range(80)]
     assert images[0].size == (14, 18)
     drawn = map_picture(found[0], images, cells=(10, 5), side=20)

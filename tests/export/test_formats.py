@@ -21,6 +21,7 @@ from dssl.commands.export import Arguments, run
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights import formats
+from dssl.weights.card import card
 from dssl.weights.formats import FORMATS, export, probe_images
 from dssl.weights.load import LoadedEncoder, load_encoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
@@ -260,6 +261,19 @@ def test_the_command_prints_what_was_verified_and_writes_a_card(
         assert part in card
     with pytest.raises(DsslError, match="--formats is empty"):
         run(Arguments(weights=folder, formats=()))
+
+
+def test_the_card_claims_no_more_than_is_known(small_checkpoint: Path, tmp_path: Path) -> None:
+    own = open_weights(small_checkpoint)
+    assert card(own, (), evaluation=None).startswith("# small, pretrained without labels\n")
+    adapted = dataclasses.replace(own, header={**own.header, "config": {**own.header["config"], "init": "imagenet"}})
+    for one, row in (
+        (adapted, "| started from the weights | `imagenet` |"),
+        (dataclasses.replace(own, header={}), "| data | unknown |"),
+    ):
+        text = card(one, (), evaluation=None)
+        assert text.startswith("# small\n")
+        assert row in text
 
 
 def test_the_card_holds_the_numbers_of_the_same_weights_only(small_checkpoint: Path) -> None:

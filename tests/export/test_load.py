@@ -172,6 +172,7 @@ def test_detectron2_pickle_of_arrays_is_read_without_running_code(
     loaded = open_weights(path)
     assert loaded.name == "resnet18"
     assert torch.equal(loaded.encoder(IMAGES), resnet18(IMAGES))
+    assert "Detectron2's own models see BGR" in loaded.report.text()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"])

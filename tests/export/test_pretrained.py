@@ -18,9 +18,10 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.train.prepare import normalization_of
-from dssl.weights.load import load_weights_into
+from dssl.weights.load import load_weights_into, open_weights
 from dssl.weights.match import match
 from dssl.weights.pretrained import load_imagenet, torchvision_file
+from dssl.weights.published import imagenet_normalization
 
 FILE = "mobilenet_v2-b0353104.pth"
 REAL = Path(torch.hub.get_dir()) / "checkpoints" / FILE
@@ -132,6 +133,19 @@ def test_the_first_layer_of_colour_weights_is_summed_for_gray_images(tmp_path: P
     assert "summed" not in load_weights_into(colour, tmp_path / "weights.pth").text()
 
 
+@pytest.mark.parametrize("second", ["target", "optimizer"])
+def test_the_trained_network_is_made_gray_wherever_it_stands(tmp_path: Path, second: str) -> None:
+    torch.manual_seed(3)
+    networks = {name: build_encoder("resnet18", image_size=32).eval() for name in (second, "online")}
+    content = {f"{name}.{key}": value for name, one in networks.items() for key, value in one.state_dict().items()}
+    torch.save(content, tmp_path / "weights.pth")  # the second network first
+    gray = build_encoder("resnet18", image_size=32, channels=1)
+    report = load_weights_into(gray, tmp_path / "weights.pth")
+    assert report.prefix == "online."
+    assert "online.conv1.weight is summed over its 3 channels" in report.text()
+    assert torch.equal(gray.conv1.weight, networks["online"].conv1.weight.sum(dim=1, keepdim=True))
+
+
 @pytest.mark.parametrize("size", [32, 96])
 def test_the_positions_of_a_transformer_are_resized_as_timm_does(tmp_path: Path, size: int) -> None:
     torch.manual_seed(4)
@@ -159,10 +173,28 @@ def test_a_run_from_imagenet_weights_normalises_as_they_were_trained(name: str, 
     found = normalization_of(replace(config, init=Path("imagenet")), None)
     expected = Normalization((0.5,) * 3, (0.5,) * 3) if name.startswith("timm:") else IMAGENET
     assert found == (expected if channels == 3 else expected.gray())
-    # other weights keep the constants that were asked for
-    known = IMAGENET if channels == 3 else IMAGENET.gray()
-    assert normalization_of(replace(config, init=Path("own.pth")), None) == known
-    assert normalization_of(config, None) == known
+    assert normalization_of(config, None) == (IMAGENET if channels == 3 else IMAGENET.gray())
+
+
+def test_a_file_is_normalised_for_as_it_says_or_as_the_published_weights(
+    tmp_path: Path, small_checkpoint: Path
+) -> None:
+    torch.manual_seed(5)
+    file, half = tmp_path / "vit.pth", Normalization((0.5,) * 3, (0.5,) * 3)
+    name = "timm:vit_tiny_patch16_224"
+    torch.save(build_encoder(name, image_size=32).state_dict(), file)
+    loaded = open_weights(file, encoder=name, image_size=32)
+    assert loaded.normalization == half
+    assert "the file states no normalisation: that of the published weights (mean 0.5, 0.5, 0.5" in loaded.report.text()
+    assert open_weights(file, encoder=name, image_size=32, normalization=IMAGENET).normalization == IMAGENET
+    # and so for a run that starts from it, which the advice of a failed download leads to
+    config = RunConfig(data="photos", encoder=name, normalization="imagenet", init=file)
+    assert normalization_of(config, None) == half
+    # a checkpoint of dssl knows
+    own = replace(config, encoder="small", init=small_checkpoint)
+    assert normalization_of(own, None).mean == (0.5, 0.4, 0.3)
+    assert imagenet_normalization("efficientnet_v2_l") == half
+    assert imagenet_normalization("mobilenet_v2") == IMAGENET
 
 
 def test_the_positions_of_torchvisions_transformers_are_resized_too() -> None:

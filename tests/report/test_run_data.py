@@ -151,6 +151,34 @@ def test_the_log_is_read_line_by_line_and_only_whole_lines_survive_a_resume(tmp_
     assert folder.metrics_file.read_text().splitlines() == whole[:1]
 
 
+def test_what_cannot_be_read_beside_runs_is_named_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another program's configuration, and a run of a method that this process does not know."""
+    write_run(tmp_path / "mine", "dssl")
+    foreign = write_run(tmp_path / "foreign", "dssl") / "config.json"
+    about = json.loads(foreign.read_text())
+    about["config"]["method"]["name"] = "codingrate"
+    foreign.write_text(json.dumps(about))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"architectures": ["ViT"]}')
+    assert [run.name for run in find_runs([tmp_path])] == ["mine"]
+    assert len(caplog.messages) == 2
+    assert all(str(tmp_path / name / "config.json") in caplog.text for name in ("foreign", "hf"))
+
+
+@pytest.mark.parametrize(
+    ("below", "expected"), [(None, "healthy"), ({"reason": "r", "remedies": []}, "below where it started")]
+)
+def test_the_last_comparison_with_the_start_decides(tmp_path: Path, below: object, expected: str) -> None:
+    """It comes after the last look, whose verdict is that of the epoch before."""
+    folder = RunFolder(write_run(tmp_path / "one", "dssl", verdict="below where it started"))
+    record = {"step": 96, "epoch": 12.0, "start": {"drift": 0.1, "held_out": {}} | ({"below": below} if below else {})}
+    with folder.metrics_file.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    assert read_run(folder.path).opinion.verdict == expected
+
+
 def test_searches_and_detectors_beside_runs_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "mine", "dssl")
     for name, task in (("search", "tune"), ("detector", "coco")):

@@ -145,6 +145,23 @@ def test_a_resumed_run_ends_on_the_same_weights(weights: Path, tmp_path: Path, w
     assert ours.header["sha256"] == theirs.header["sha256"]
 
 
+def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path: Path, whole: Path) -> None:
+    """Killed before the first checkpoint, and the file of weights replaced since."""
+    shutil.copytree(whole, tmp_path / "run")
+    for step in checkpoint.steps_in(tmp_path / "run" / "checkpoints"):
+        checkpoint.path_at(tmp_path / "run" / "checkpoints", step).unlink()
+    other = tmp_path / weights.name
+    torch.save({name: value * 1.25 for name, value in torch.load(weights).items()}, other)
+    left = json.loads((tmp_path / "run" / "config.json").read_text())
+    left["config"]["init"] = str(other)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(left))
+    train(config(other, adapt={"most_drift": None}), tmp_path / "run")
+    started = open_weights(tmp_path / "run" / "start.safetensors").encoder.state_dict()
+    assert all(torch.equal(value, started[name]) for name, value in torch.load(other).items())
+    steps = [record["step"] for record in RunFolder(tmp_path / "run").metrics() if "start" in record]
+    assert steps == [0, 8, 12], "no line twice"
+
+
 def test_the_start_is_kept_and_the_size_of_whole_images_known(weights: Path, whole: Path) -> None:
     loaded = open_weights(whole / "start.safetensors")
     start = torch.load(weights)
@@ -358,7 +375,7 @@ def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(
 ) -> None:
     settings = config(weights)
     parts = prepare(settings, build_method(settings), normalization=None, new=True)
-    start = Start(settings, parts, RunFolder(tmp_path), header={"fingerprint": ""})
+    start = Start(settings, parts, RunFolder(tmp_path), header={"fingerprint": ""}, new=True)
     whole = start.drift(parts.method.encoder)
     read = parts.source.image
 

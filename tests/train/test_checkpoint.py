@@ -137,9 +137,18 @@ def test_pruning_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
         checkpoint.path_at(tmp_path, step).touch()
     (tmp_path / ".step-000000006.safetensors.99.tmp").touch()
     (tmp_path / "notes.txt").touch()
-    checkpoint.prune(tmp_path, keep=2, protected=[1])
+    checkpoint.prune(tmp_path, newest=5, keep=2, protected=[1])
     assert checkpoint.steps_in(tmp_path) == [1, 4, 5]
     assert sorted(entry.name for entry in tmp_path.iterdir() if not entry.name.startswith("step")) == ["notes.txt"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(2, [2, 3, 5]), (1, [3, 5])])
+def test_a_damaged_newer_checkpoint_takes_nobodys_place(tmp_path: Path, keep: int, left: list[int]) -> None:
+    """The run resumed before it: what it writes next is older, and must not be deleted for it."""
+    for step in (1, 2, 3, 5):
+        checkpoint.path_at(tmp_path, step).touch()
+    checkpoint.prune(tmp_path, newest=3, keep=keep, protected=[])
+    assert checkpoint.steps_in(tmp_path) == left
 
 
 def test_metadata_can_be_read_by_anybody(saved: Path) -> None:

@@ -17,10 +17,11 @@ from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
 from dssl.distributed import World
 from dssl.errors import DsslError
+from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder, found_run
-from dssl.state import TrainState
+from dssl.state import Pace, TrainState
 from dssl.train import prepare
 from dssl.train import pretrain as loop
 from dssl.train.prepare import build_method
@@ -166,3 +167,19 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     assert run.opinion.verdict == "diverged"
     assert len(run.curve("loss")) < len(run.looks)  # NaN is not drawn
+
+
+@pytest.mark.parametrize(("start", "left"), [(20, [1, 10, 20, 30]), (0, [30])])
+def test_tensorboard_shows_every_point_of_a_resumed_run_once(tmp_path: Path, start: int, left: list[int]) -> None:
+    """Points up to the checkpoint stay, those after it are made again; without a checkpoint, all of them."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = RunFolder(tmp_path)
+    pace = Pace(total=40, steps_per_epoch=10, round=10, counted="epoch")
+    for number, (begin, steps) in enumerate(((0, (1, 10, 20, 25)), (start, (30,)))):
+        with Log(folder, start=begin, pace=pace, batch_size=4, active=True) as log:
+            for step in steps:
+                log.knn(step, {"knn": float(step)})
+        (file,) = folder.tensorboard.glob("*.tfevents.??????????.*")
+        file.rename(folder.tensorboard / f"events.out.tfevents.{number}")  # both may be of one second
+    found = accumulator.EventAccumulator(str(folder.tensorboard)).Reload()
+    assert [event.step for event in found.Scalars("knn")] == left

@@ -94,7 +94,43 @@ def test_nan_is_divergence_at_once() -> None:
     health = Health(named_graph("heavy"), patience=99)
     opinion = health.judge(constant(float("nan")))
     assert opinion.verdict == "diverged"
-    assert health.judge(constant(0.9)).verdict == "too early"
+    assert health.judge(constant(0.9)).verdict == "diverged"  # nothing comes back from there
+
+
+def test_weights_that_are_no_numbers_stop_a_run_whose_loss_is_one() -> None:
+    """An overflow in the optimiser's state: the checkpoint is not written, and the next look must say why."""
+    health = Health(named_graph("heavy"), patience=1)
+    health.note_divergence(constant(0.9), first=-1)
+    said = health.judge(replace(constant(0.9), step=7))
+    assert said.verdict == "diverged"
+    assert said.reason == "weights or the optimiser's state are no longer numbers, though the loss is one"
+
+
+def test_a_view_that_collapsed_wholly_is_not_hidden_by_one_of_low_rank() -> None:
+    now = replace(constant(0.9), spread={"h1": 0.06, "h2": 0.5}, rank={"h1": 0.5, "h2": 0.005})
+    said = Health(named_graph("heavy"), patience=0).judge(now)
+    assert (said.verdict, said.view) == ("collapsed", "h1")
+
+
+def test_the_reason_names_what_was_judged() -> None:
+    now = replace(constant(0.1), source={"h1": 0.9, "h2": 0.9})
+    for step, word in ((10, "embeddings"), (1000, "predictions")):
+        said = Health(named_graph("heavy"), patience=0, predictions_from=1000).judge(replace(now, step=step))
+        assert said.reason.startswith(word)
+
+
+@pytest.mark.parametrize("rows", [128, 32, 16, 8, 2])
+def test_two_points_are_a_collapse_however_few_images_a_process_has(rows: int) -> None:
+    """A global batch of 128 on eight processes is looked at by sixteen rows."""
+    generator = torch.Generator().manual_seed(0)
+    healthy = torch.randn(rows, 64, generator=generator)
+    collapsed = torch.where(
+        torch.arange(rows)[:, None] % 16 == 15, healthy[:1], -healthy[:1]
+    )  # nearly all in one point
+    collapsed = collapsed + 0.001 * healthy
+    for values, expected in ((healthy, "healthy"), (collapsed, "partial collapse")):
+        now = replace(constant(0.9), rank=dict.fromkeys(("h1", "h2"), rank_share(values)), rows=rows)
+        assert Health(named_graph("heavy"), patience=0).judge(now).verdict == expected
 
 
 def test_the_likely_cause_points_at_a_heavy_view() -> None:

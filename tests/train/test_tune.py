@@ -259,6 +259,7 @@ def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None
     with pytest.raises(DsslError, match="inside the images"):
         tune.tune(replace(config, data=str(tmp_path)), tmp_path / "c", minutes=1)
     assert main(["tune", "shapes:60", "--minutes", "0"]) == 2
+    assert main(["tune", "shapes:60", "--policies", "none"]) == 2
     assert main(["tune", "shapes:60", "--policies", "ra(2", "--out", str(tmp_path / "d")]) == 2
     assert not list(tmp_path.rglob("*.json*"))
 
