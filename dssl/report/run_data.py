@@ -16,7 +16,7 @@ from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Opinion
-from dssl.train.health import SAMPLE, WINDOW, Health, Look
+from dssl.train.health import SAMPLE, WINDOW, Health, Look, lower_spread
 
 logger = logging.getLogger("dssl")
 Curve = Literal["loss", "knn", "spread", "rank"]
@@ -169,9 +169,9 @@ class RunData:
     def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
         """By view; the lower of the spreads of projection and prediction where the health check judges both."""
         judged_from = declaration_of(self.config.method).predictions_judged_from
-        both = name == "spread" and judged_from is not None and int(record["step"]) > judged_from
-        others = record["source"] if both else {}
-        return {view: min(float(value), float(others.get(view, value))) for view, value in record[name].items()}
+        if name == "spread" and judged_from is not None and int(record["step"]) > judged_from:
+            return lower_spread(named_graph(self.config.graph), record["spread"], record["source"])
+        return {view: float(value) for view, value in record[name].items()}
 
 
 def read_run(path: Path, *, name: str | None = None) -> RunData:

@@ -71,6 +71,16 @@ def rank_share(embedding: Tensor) -> float:
     return effective_rank(rows) / min(rows.shape)
 
 
+def lower_spread(graph: ViewGraph, spread: Mapping[str, float], source: Mapping[str, float]) -> dict[str, float]:
+    """By view the lower of the spreads of its projections and its predictions, where these count.
+
+    Of a view that pulls no other, as DSSL's heavy ones, predictions may be narrow because little can be told from it: they count
+    only where no view that pulls has any.
+    """
+    counted = {name: value for name, value in source.items() if name in graph.targets} or source
+    return {name: min(float(value), float(counted.get(name, value))) for name, value in spread.items()}
+
+
 @torch.no_grad()
 def look(step: int, report: LossReport) -> Look:
     """Read the values of a step; this is the only place that waits for the device."""
@@ -151,7 +161,7 @@ class Health:
         """The spread that counts, by view."""
         if self.predictions_from is None or now.step < self.predictions_from:
             return now.spread
-        return {name: min(value, now.source.get(name, value)) for name, value in now.spread.items()}
+        return lower_spread(self.graph, now.spread, now.source)
 
     def look(self, step: int, report: LossReport, *, first_bad: int) -> Sight:
         now = look(step, report)

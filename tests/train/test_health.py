@@ -223,6 +223,18 @@ def test_predictions_are_judged_where_projections_cannot_fall() -> None:
     assert Health(named_graph("heavy"), patience=0).judge(now).verdict == "healthy"
 
 
+def test_narrow_predictions_of_a_view_that_pulls_no_other_are_no_collapse() -> None:
+    """From a view of RA(8,16) little can be told: BYOL's DSSL learned with a spread of 0.25 there and of 0.65 elsewhere."""
+    names = ("s1", "s2", "h1", "h2")
+    wide = dict.fromkeys(names, 0.75)
+    now = replace(constant(0.9), spread=wide, rank=wide, edges={"h1->s1": -0.5}, source=wide | {"h1": 0.1, "h2": 0.1})
+    for graph, expected in (("dssl", "healthy"), ("s1->s2, s1<->h1, s2<->h2", "collapsed"), ("h1->s1", "collapsed")):
+        seen = now if "s2" in graph or graph == "dssl" else replace(now, source={"h1": 0.1})
+        assert Health(named_graph(graph), patience=0, predictions_from=0).judge(seen).verdict == expected
+    one = replace(now, source=wide | {"s1": 0.1})
+    assert Health(named_graph("dssl"), patience=0, predictions_from=0).judge(one).verdict == "collapsed"
+
+
 def test_a_run_that_recovers_from_a_long_collapse_is_not_healthy() -> None:
     """With a falling rate predictions spread again at the end, and the encoder is worse than an untrained one."""
     health = Health(named_graph("heavy"), patience=1)
