@@ -203,7 +203,7 @@ class RunConfig:
         return 0 if self.adapt is None else self.adapt.head_epochs
 
     def __post_init__(self) -> None:
-        from dssl.augment import check_channels, parse
+        from dssl.augment import check_channels, meanings_of, parse
         from dssl.data.scale import MAX_CHANNELS, parse_range
         from dssl.presets import named_graph
 
@@ -240,8 +240,7 @@ class RunConfig:
             self.channels in (1, 3) or self.normalization == "measure",
             "normalization", self.normalization, f"measure for images of {self.channels} channels",
         )  # fmt: skip
-        meanings = {"standard": parse(self.standard)}
-        meanings["heavy"] = parse(self.heavy, names=meanings)
+        meanings = meanings_of({"standard": self.standard, "heavy": self.heavy})
         for policy in ("standard", "heavy", *(view.policy for view in graph.views)):
             check_channels(parse(policy, names=meanings), self.channels)
         if self.adapt is not None and self.init is None:

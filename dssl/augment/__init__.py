@@ -16,10 +16,10 @@ from dssl.augment.operations import OPERATIONS
 from dssl.augment.plan import Plan
 from dssl.augment.policy import Policy
 from dssl.augment.tables import TABLES
-from dssl.augment.text import NAMED, parse, show
+from dssl.augment.text import NAMED, meanings_of, parse, show
 
 __all__ = [
     "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "NAMED", "OPERATIONS", "TABLES", "Buffers", "Normalization", "Plan",
-    "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel", "check_channels", "parse",
-    "show", "without_colour",
+    "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel", "check_channels",
+    "meanings_of", "parse", "show", "without_colour",
 ]  # fmt: skip

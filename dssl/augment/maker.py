@@ -13,7 +13,7 @@ from dssl.augment.channels import check_channels
 from dssl.augment.custom import run_custom
 from dssl.augment.plan import Plan, Program
 from dssl.augment.policy import Chain, Policy, sizing
-from dssl.augment.text import parse, show
+from dssl.augment.text import meanings_of, parse, show
 from dssl.errors import DsslError, choices
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ class ViewMaker:
                     f"view {view.name} has {view.size} px and this maker makes {size}: use a SizedViewMaker of one for each size"
                 )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
-        texts = {**DEFAULT_POLICIES, **(policies or {})}
-        meanings = {"standard": parse(texts.pop("standard"))}
-        meanings |= {name: parse(text, names=meanings) for name, text in texts.items()}
+        meanings = meanings_of({**DEFAULT_POLICIES, **(policies or {})})
         ordered = _in_order(views)
         position = {view.name: index for index, view in enumerate(ordered)}
         self._program = Program.of(

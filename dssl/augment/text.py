@@ -182,6 +182,12 @@ def parse(text: str, *, names: Mapping[str, Policy] | None = None) -> Policy:
     return policy
 
 
+def meanings_of(policies: Mapping[str, str]) -> dict[str, Policy]:
+    """What the symbolic names of a graph mean in a run, of whose standard policy the others may be made."""
+    standard = {"standard": parse(policies["standard"])}
+    return {name: parse(text, names=standard) for name, text in policies.items()} | standard
+
+
 def _call(name: str, *arguments: float | str) -> str:
     written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
     return f"{name}({','.join(written)})" if written else name

@@ -249,5 +249,5 @@ def _check_ids(entries: list[Any], file: Path, what: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    # an integer too large for a float is no number of pixels
+    # JSON's integers have no limit: one that overflows a float is refused, too
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

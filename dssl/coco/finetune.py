@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 
 from dssl import config_io, loop
+from dssl.batchnorm import batchnorm_across_ranks
 from dssl.coco.annotations import CocoData, CocoImage, read_split
 from dssl.coco.batches import CocoBatches, Sample, read_scaled, scaled_size
 from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Detector, Origin, build_detector
 from dssl.coco.results import Detection, Scores, require_pycocotools, score, to_results
-from dssl.config import OptimizerConfig
+from dssl.config import OptimizerConfig, Precision
 from dssl.data.pipeline import in_threads
-from dssl.distributed import World, batchnorm_across_ranks
+from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.optim import build_optimizer
@@ -120,8 +121,7 @@ def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
     if not world.first:
         return CocoResult(ending=ending)
     scores = score(test, results)
-    arithmetic = {"precision": precision, "processes": world.size}
-    protocol = _protocol(config, train, test, origin, ending) | arithmetic
+    protocol = _protocol(config, train, test, origin, ending, precision=precision, processes=world.size)
     write_text(folder.path / "results.json", json.dumps(results) + "\n")
     written = {"scores": scores.plain(), "protocol": protocol}
     write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")
@@ -212,7 +212,14 @@ def _greeting(config: CocoConfig, train: CocoData, test: CocoData, world: World,
 
 
 def _protocol(
-    config: CocoConfig, train: CocoData, test: CocoData, origin: Origin, ending: loop.Ending
+    config: CocoConfig,
+    train: CocoData,
+    test: CocoData,
+    origin: Origin,
+    ending: loop.Ending,
+    *,
+    precision: Precision,
+    processes: int,
 ) -> dict[str, Any]:
     assert ending.checkpoint is not None
     return {
@@ -220,6 +227,8 @@ def _protocol(
         "note": COMPARABLE,
         "weights": origin.plain(),
         "config": config_io.to_dict(config),
+        "precision": precision,
+        "processes": processes,
         "steps": config.total,
         "rate drops at": list(config.drops),
         "batchnorm": "frozen" if config.frozen else "trained over the global batch",

@@ -13,6 +13,7 @@ from torch import nn
 
 from dssl import config_io, loop
 from dssl.augment import Normalization
+from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, Feed
@@ -20,7 +21,7 @@ from dssl.data.folder import holds
 from dssl.data.loader import Batches, Maker
 from dssl.data.scale import as_range
 from dssl.data.source import earlier_fingerprints, range_of
-from dssl.distributed import World, batchnorm_across_ranks
+from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.methods import Method, Teacher, declaration_of

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from dssl import config_io, rng
+from dssl.batchnorm import BatchNorm2dAcrossRanks
 from dssl.cli import main
 from dssl.coco.annotations import read_split
 from dssl.coco.batches import CocoBatches
 from dssl.coco.config import CocoConfig
 from dssl.coco.detector import Origin, build_detector
 from dssl.coco.finetune import Finetuning, detect_all, finetune
-from dssl.distributed import BatchNorm2dAcrossRanks, World
+from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.report.coco import write_page
 from dssl.weights import checkpoint

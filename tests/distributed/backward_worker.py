@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dssl import DsslError, Objective, named_graph
-from dssl.distributed import batchnorm_across_ranks
+from dssl.batchnorm import batchnorm_across_ranks
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
 
 GRAPHS = ("standard", "standard2", "dssl", "ablation-d", "ablation-f", "ablation-g", "ablation-h")

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dssl.distributed import _NormaliseOnCuda
+from dssl.batchnorm import _NormaliseOnCuda
 
 
 def over(values: Tensor) -> list[int]:

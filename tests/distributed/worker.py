@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dssl import BYOL, BarlowTwins, Objective, SimCLR, SimSiam, Teacher, VICReg, named_graph
-from dssl.distributed import batchnorm_across_ranks
+from dssl.batchnorm import batchnorm_across_ranks
 
 STEPS = 5
 

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from dssl import BYOL, Objective, SimCLR, SimSiam, build_encoder, named_graph
+from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import OptimizerConfig
-from dssl.distributed import batchnorm_across_ranks
 from dssl.models.blocks import checkpoint_activations
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.precision import autocast, half_type, loss_scaler

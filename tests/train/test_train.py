@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.data import Quarantine
 from dssl.data.packed import pack
@@ -111,6 +112,24 @@ def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     saved = checkpoint.read(result.checkpoint)  # type: ignore[arg-type]
     assert saved.header["step"] == 8
     assert saved.header["normalization"]["mean"] == pytest.approx([0.4914, 0.4822, 0.4465])
+
+
+@pytest.mark.parametrize(
+    ("words", "vain"),
+    [
+        (["--graph", "standard", "--heavy", "ra(2,7)"], True),
+        (["--graph", "dssl", "--heavy", "ra(2,7)"], False),
+        (["--graph", "standard"], False),  # the recipe's own policy, which nobody asked for
+    ],
+)
+def test_a_heavy_policy_that_no_view_uses_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, words: list[str], vain: bool
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="dssl"):
+        main(["train", "shapes", "--data", "shapes:16", "--batch-size", "16", "--epochs", "1", "--encoder", "small",
+              "--optimizer.warmup-epochs", "0", "--knn-every", "0", "--precision", "fp32", "--threads", "1",
+              "--out", str(tmp_path / "run"), *words])  # fmt: skip
+    assert ("--heavy 'ra(2,7)' has no effect" in caplog.text) == vain
 
 
 def test_the_first_weights_and_the_loss_depend_on_the_seed_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -284,6 +285,14 @@ def test_the_page_the_file_and_the_terminal_tell_of_every_policy(
         one["policy"] for one in sorted(results(whole)[1:], key=lambda one: -one["retrieval"])
     ]
     assert plain["best"] == next(one["policy"] for one in plain["trials"] if one["policy"] != NONE)
+
+
+def test_a_damaged_line_of_trials_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    with (tmp_path / "run" / "trials.jsonl").open("a") as file:
+        file.write('{"policy": "ua"}\n')
+    with pytest.raises(DsslError, match=r"trials\.jsonl is damaged .*name another --out"):
+        search(tmp_path / "run")
 
 
 def test_the_printed_line_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
