@@ -108,6 +108,7 @@ class Log:
         if self.active and self._bar.disable and (now := self._seen) is not None:
             where = self.pace.position(step)
             self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {verdict}{self._measured}")
+            self._measured = ""  # of this round; the next line shows it only if it is measured again
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:
         if not self.active:

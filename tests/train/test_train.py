@@ -65,6 +65,16 @@ def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_tes
     assert set(colours) <= set(classes)
 
 
+def test_a_line_of_progress_shows_knn_of_its_own_epoch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="dssl"):
+        train(replace(TINY, epochs=5, knn_every=2), tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = {round(record["epoch"]) for record in records if "knn" in record}
+    lines = {int(line[6]): line for line in caplog.messages if line.startswith("epoch ")}
+    assert set(lines) > measured
+    assert {epoch for epoch, line in lines.items() if "kNN" in line} == measured
+
+
 @pytest.mark.parametrize("layout", ["one class", "a class that train lacks"])
 def test_labels_that_cannot_give_a_curve_do_not_stop_a_run(
     layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
