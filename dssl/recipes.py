@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dssl import config_io
 from dssl.config import AdaptConfig, OptimizerConfig, RunConfig
 from dssl.errors import choices
-from dssl.methods import METHODS, Defaults, MethodSettings
+from dssl.methods import METHODS, Defaults, MethodSettings, declaration_of
 
 PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
 """The paper's heavy augmentation (appendix), with the operation ranges of its code."""
@@ -124,19 +125,23 @@ RECIPES: dict[str, Callable[..., RunConfig]] = {
 }
 
 
-def recipe(name: str, *, method: str | None = None, **changes: Any) -> RunConfig:
-    """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3)``; its own method by default.
+def recipe(name: str, *, method: str | MethodSettings | None = None, **changes: Any) -> RunConfig:
+    """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3, optimizer={"rate": 0.1})``.
 
-    For images whose channels are not colours, its policies are those of the recipe without operations on colour.
+    The method is the recipe's own, or a name, whose settings are those that the recipe has for it, or settings. For images
+    whose channels are not colours, its policies are those of the recipe without operations on colour.
     """
     if name not in RECIPES:
         raise choices("recipe", name, RECIPES)
-    if method is not None and method not in METHODS:
+    if isinstance(method, MethodSettings):
+        made = dataclasses.replace(RECIPES[name](declaration_of(method).name), method=method)
+    elif method is not None and method not in METHODS:
         raise choices("method", method, METHODS)
-    made = RECIPES[name]() if method is None else RECIPES[name](method)
+    else:
+        made = RECIPES[name]() if method is None else RECIPES[name](method)
     if changes.get("channels", made.channels) not in (1, 3):
         from dssl.augment import parse, show, without_colour
 
         policies = {kind: show(without_colour(parse(getattr(made, kind)))) for kind in ("standard", "heavy")}
         changes = {**policies, "normalization": "measure", **changes}
-    return dataclasses.replace(made, **changes) if changes else made
+    return config_io.read(changes, default=made, where=f"recipe {name}")

@@ -40,6 +40,18 @@ def test_recipes_have_the_settings_of_the_paper() -> None:
     assert recipe("imagenet", method="simclr").method == SimCLRConfig(temperature=0.1)
 
 
+def test_a_recipe_is_changed_by_names_tables_and_settings() -> None:
+    assert recipe("cifar10", method=BYOLConfig(output=7)) == replace(
+        recipe("cifar10", method="byol"), method=BYOLConfig(output=7)
+    )
+    ours, usual = recipe("cifar10", optimizer={"rate": 0.5}), recipe("cifar10")
+    assert ours == replace(usual, optimizer=replace(usual.optimizer, rate=0.5))
+    with pytest.raises(DsslError, match="unknown setting 'epochz': did you mean 'epochs'"):
+        recipe("shapes", epochz=3)
+    with pytest.raises(DsslError, match="epochs is '3', expected int"):
+        recipe("shapes", epochs="3")
+
+
 def test_toml_with_defaults(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('epochs = 3\nmethod = "byol"\n[optimizer]\nrate = 1\nwarmup_epochs = 1\n')

@@ -46,7 +46,10 @@ class Folder:
             raise kind(_why_empty(root, self.index, photos=value_range is None))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
-        self.classes, self.labels = _classes(self.index, root, train)
+        first = self.index  # whose classes the labels count
+        if train is not None and train != root:
+            first = open_index(train, photos=value_range is None, cache=cache)
+        self.classes, self.labels = _classes(self.index, first)
         self.fingerprint = self.index.fingerprint
         self._channels, self._shrink, self.value_range = channels, shrink, value_range
 
@@ -192,19 +195,20 @@ def holds(place: str, path: Path) -> bool:
     return any(path.resolve().is_relative_to(one.resolve()) for one in roots)
 
 
-def _classes(index: Index, root: Path, train: Path | None) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """Class names, sorted, and the label of each image; None and None where some image is not in a class folder."""
-    labels, names = index.records["label"].astype(np.int64), index.classes
+def _classes(index: Index, train: Index) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """The training split's class names, sorted, and the label of each image of this one; None and None where some image is
+    not in a class folder.
+    """
+    labels = index.records["label"].astype(np.int64)
     if (labels < 0).any():
         return None, None
-    if train is not None and train != root:  # the labels count the classes of the training split
-        names = sorted(os.fsencode(name) for name in visible(train)[0])
-        number = {name: place for place, name in enumerate(names)}
-        for name in index.classes:
-            if name not in number:
-                raise DsslError(f"{root}: the class {printable(name)!r} has no folder in {train}")
-        labels = np.array([number[name] for name in index.classes])[labels]
-    return tuple(printable(name) for name in names), labels
+    number = {name: place for place, name in enumerate(train.classes)}
+    for name in index.classes:
+        if name not in number:
+            raise DsslError(
+                f"{printable(index.root)}: the class {printable(name)!r} has no image in {printable(train.root)}"
+            )
+    return tuple(map(printable, train.classes)), np.array([number[name] for name in index.classes])[labels]
 
 
 def _why_empty(root: Path, index: Index, *, photos: bool) -> str:

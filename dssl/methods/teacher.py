@@ -40,6 +40,11 @@ class Teacher(nn.Module):
         self.register_buffer("scale", torch.ones(()), persistent=False)
         self.register_buffer("offset", torch.zeros(()), persistent=False)
 
+    @property
+    def encoder(self) -> nn.Module:
+        """The frozen network."""
+        return self._frozen[0]
+
     def expect(self, views: Normalization) -> None:
         """Say how views are normalised, so that the teacher sees pixels as it was trained on them."""
         if self.normalization is None or self.normalization == views:
@@ -55,13 +60,13 @@ class Teacher(nn.Module):
         Features of networks that end in a ReLU have a mean far longer than what tells images apart: a cosine with them is
         satisfied by the mean alone.
         """
-        features: Embedding = wide(self._frozen[0](images * self.scale + self.offset))
+        features: Embedding = wide(self.encoder(images * self.scale + self.offset))
         rows = F.batch_norm(distributed.gather_rows(features), None, None, training=True)
         first = distributed.rank() * len(features)
         return rows[first : first + len(features)]
 
     def _apply(self, function: Callable[..., Any], recurse: bool = True) -> "Teacher":
         """What moves or casts the method moves the frozen encoder too; torch gives this method no types."""
-        self._frozen[0]._apply(function, recurse)  # type: ignore[no-untyped-call]
+        self.encoder._apply(function, recurse)  # type: ignore[no-untyped-call]
         super()._apply(function, recurse)  # type: ignore[no-untyped-call]
         return self

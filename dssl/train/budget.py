@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from dssl.config import Precision, RunConfig
+from dssl.methods import Teacher
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer
@@ -122,18 +123,23 @@ def step_budget(config: RunConfig, *, gpus: int = 1, precision: Precision = "bf1
     half = half_type(precision)
     with FakeTensorMode(), Counted("cpu") as counted:
         _without_memory(method)
+        if isinstance(teacher := getattr(method, "teacher", None), Teacher):
+            _without_memory(teacher.encoder)
         objective = Objective(method, graph)
         optimizer = build_optimizer(method, config.optimizer)
         for parameter in method.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         optimizer.step()  # its state is made in the first step
         optimizer.zero_grad(set_to_none=True)
-        shape = (images, config.channels, config.image_size, config.image_size)
-        views = {view.name: torch.empty(shape, dtype=half or torch.float32) for view in graph.views}
+        sizes = {view.name: graph.size(view.name) or config.image_size for view in graph.views}
+        views = {
+            name: torch.empty((images, config.channels, size, size), dtype=half or torch.float32)
+            for name, size in sizes.items()
+        }
         counted.operations = 0.0
         counted.peak = counted.live
         with nullcontext() if half is None else torch.autocast("cpu", dtype=torch.bfloat16):
-            objective.backward(views, through=objective)
+            objective.backward(views, progress=0.0, through=objective)
         optimizer.step()
         method.after_step(1, 2)
     return Budget(counted.peak, counted.operations, images)

@@ -239,6 +239,11 @@ class Pretraining(loop.Trainable[Batch]):
             log.say(self.knn.obstacle)
         # a run of an earlier version did not keep its start
         known = self.config.init is not None and (new or self.folder.start_file.is_file())
+        if self.config.adapt is not None and not known and not finished:
+            raise DsslError(
+                f"{self.folder.start_file} is missing: the result of this run lies between these weights and the last ones; "
+                "put the file back, or start again with another --out"
+            )
         if known and self.world.first and not finished:
             self.start = Start(self.config, self.parts, self.folder, header=self.header, new=new)
             if new and self.knn is not None and self.knn.due(0):

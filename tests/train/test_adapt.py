@@ -124,6 +124,15 @@ def test_a_resumed_run_ends_on_the_same_weights(weights: Path, tmp_path: Path, w
     assert ours.header["sha256"] == theirs.header["sha256"]
 
 
+def test_a_run_whose_start_is_gone_does_not_end_on_other_weights(weights: Path, tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    checkpoint.path_at(tmp_path / "run" / "checkpoints", EPOCHS * STEPS).unlink()
+    (tmp_path / "run" / "start.safetensors").unlink()
+    with pytest.raises(DsslError, match=r"start\.safetensors is missing: .*; put the file back, or start again"):
+        train(config(weights, adapt={"most_drift": None}), tmp_path / "run")
+    assert EPOCHS * STEPS not in checkpoint.steps_in(tmp_path / "run" / "checkpoints")
+
+
 def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path: Path, whole: Path) -> None:
     """Killed before the first checkpoint, and the file of weights replaced since."""
     shutil.copytree(whole, tmp_path / "run")

@@ -18,6 +18,7 @@ from dssl.methods import METHODS
 from dssl.objective import Objective
 from dssl.presets import named_graph
 from dssl.report.pictures import draw_gallery
+from dssl.train.budget import step_budget
 from dssl.train.prepare import check_sizes
 from dssl.train.pretrain import train
 from dssl.weights import checkpoint
@@ -198,6 +199,17 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DISTILLED = "s1<->s2, s1->teacher(s1), h1->teacher(s1)"
+
+
+def test_the_count_of_a_step_knows_sizes_moving_weights_and_teachers(teacher: Path) -> None:
+    def operations(graph: str, **changes: Any) -> float:
+        return step_budget(tiny("simsiam", graph=graph, image_size=32, **changes)).operations
+
+    pair, four = operations("s1<->s2"), operations("s1<->s2, h1->s1, h2->s2")
+    assert operations("s1<->s2, h1->s1:0..1, h2->s2:0..1") == four
+    small = operations("s1<->s2, l1->s1, l2->s2, l1 = crop(0.05,0.3)@16(image), l2 = crop(0.05,0.3)@16(image)")
+    assert pair < small < pair + 0.4 * (four - pair)  # a quarter of the pixels, and the heads
+    assert pair < operations("s1<->s2, s1->teacher(s1)", teacher=teacher) < four
 
 
 def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_path: Path) -> None:
