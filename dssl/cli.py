@@ -111,6 +111,8 @@ def _one_line(mistake: Exception) -> str:
 
 def entry() -> None:
     """What the installed command calls."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of another encoding shows an escape, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = main()
     except BrokenPipeError:

@@ -198,6 +198,8 @@ def run(
                 if not state.is_finite():
                     # not saved, or a resumed run would start from it; the next look stops all processes together
                     watch.divergence(step, loss, first_bad=int(bad_step))
+                    if last:  # there is no next look, and the metrics would end on the verdict of this one
+                        log.look(dataclasses.replace(sight, opinion=watch.opinion), rate=rate)
                 elif world.first:
                     with log.aside():
                         keeper.save()

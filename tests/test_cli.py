@@ -1,5 +1,6 @@
 """The command line as a real process: help, one-line errors, exit codes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     result = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout == "s1<->"
     assert result.stderr == ""
+
+
+def test_a_terminal_of_another_encoding_gets_an_escape() -> None:
+    code = "from dssl import cli; cli.main = lambda: print('64 – 66') or 0; cli.entry()"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "64 \\u2013 66\n", "")
 
 
 def test_the_shell_completes_commands_flags_and_values() -> None:

@@ -46,7 +46,7 @@ class Arguments(WeightsArguments):
     """The folder for evaluation.json, evaluation.html and the features; by default evaluation in the run's folder."""
     seed: int = 0
     """Seed of splits and training; it does not affect the encoder."""
-    against: tuple[str, ...] = ()
+    against: tuple[str, ...] | None = None
     """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run or a file of weights."""
     epochs: int | None = None
     """Override the epochs of the trained protocols, for quick trials; recorded with the result."""
@@ -64,17 +64,22 @@ def run(arguments: Arguments) -> int:
 
     protocols = chosen_protocols(arguments.protocols)
     check_counts(arguments, ("image_size", "epochs", "threads"))
+    if arguments.against == ():
+        raise DsslError(
+            "--against is empty: expected imagenet, start, untrained, supervised, a run or a file of weights"
+        )
     begun = time.perf_counter()
     from dssl.distributed import pick_device
     from dssl.evaluate.protocols import Task
-    from dssl.evaluate.runner import aligned_labels, evaluate
+    from dssl.evaluate.runner import aligned_labels, evaluate, with_earlier
     from dssl.evaluate.store import FeatureStore
     from dssl.precision import half_type
     from dssl.report import evaluation as page
     from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
     loaded = open_encoder(arguments)
-    train, test, data = _sources(arguments, loaded)
+    data = _data(arguments, loaded)
+    train, test = _opened(data, arguments.test, loaded)
     train_labels, test_labels, classes = aligned_labels(train, test)
     loaded.encoder.to(pick_device(arguments.device))
     out = arguments.out or default_folder(arguments.weights) / "evaluation"
@@ -89,14 +94,17 @@ def run(arguments: Arguments) -> int:
         store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
         classes=classes, seed=arguments.seed, epochs=arguments.epochs, folder=out,
     )  # fmt: skip
-    if arguments.against:
-        return _compare(arguments, task, protocols, begun)
+    if arguments.against is not None:
+        return _compare(arguments, task, protocols, data=data, begun=begun)
     policy = (loaded.header.get("config") or {}).get("standard")
     evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=_say)
     written = out / EVALUATION_FILE
+    evaluation, aside = with_earlier(evaluation, task, written)
     write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
     print(page.summary(evaluation))
     print(f"\n{written}")
+    if aside is not None:
+        print(f"{aside}: what was there before, of other weights, images or seed")
     if arguments.page:
         write_text(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
         print(out / EVALUATION_PAGE)
@@ -104,17 +112,19 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], begun: float) -> int:
+def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], *, data: str, begun: float) -> int:
     from dssl.evaluate.against import evaluate_against, open_other
     from dssl.report import comparison as page
 
     others = []
-    for word in arguments.against:
+    for word in arguments.against or ():
         other = open_other(word, task.loaded, seed=arguments.seed)
         if other is not None:
             print(other.report.text())
         others.append((word, other))
-    found = evaluate_against(task, others, protocols, say=_say)
+    found = evaluate_against(
+        task, others, protocols, reopen=lambda other: _opened(data, arguments.test, other), say=_say
+    )
     assert task.folder is not None
     written = task.folder / "comparison.json"
     compared = [one.plain(task.test) for one in found]
@@ -135,26 +145,30 @@ def _say(protocol: str) -> None:
         print(protocol, file=sys.stderr)
 
 
-def _sources(arguments: Arguments, loaded: "LoadedEncoder") -> "tuple[Source, Source, str]":
-    from dssl.data import NoSplitError, open_source
-
-    data = arguments.data or (loaded.header.get("config") or {}).get("data")
+def _data(arguments: Arguments, loaded: "LoadedEncoder") -> str:
+    data: str | None = arguments.data or (loaded.header.get("config") or {}).get("data")
     if data is None:
         raise DsslError(
             "no images given: expected --data, such as cifar10:FOLDER or a folder that contains train and val"
         )
+    return data
+
+
+def _opened(data: str, test: str | None, loaded: "LoadedEncoder") -> "tuple[Source, Source]":
+    """Both splits, as the encoder reads them."""
+    from dssl.data import NoSplitError, open_source
 
     def opened(text: str, split: "Split") -> "Source":
         return open_source(text, split=split, channels=loaded.channels, value_range=loaded.value_range)
 
     train = opened(data, "train")
-    if arguments.test is not None:
+    if test is not None:
         try:
-            return train, opened(arguments.test, "test"), data
+            return train, opened(test, "test")
         except NoSplitError:
-            return train, opened(arguments.test, "train"), data
+            return train, opened(test, "train")
     try:
-        return train, opened(data, "test"), data
+        return train, opened(data, "test")
     except NoSplitError as error:
         raise DsslError(f"{error}; or name them with --test") from None
 

@@ -81,7 +81,7 @@ def run(arguments: Arguments) -> int:
         open_jobs = [job for job in here if job.name not in done]
         script = cluster_script(
             open_jobs, place, style=arguments.emit, gpus=arguments.gpus, folder=folder / "configs",
-            again=_command(arguments),
+            again=command_line("reproduce", arguments, always=("scale",), leave_out=("plan", "emit", "gpus")),
         )  # fmt: skip
         print(script, end="")
         return 0

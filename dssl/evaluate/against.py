@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dssl import rng
 from dssl.data import Source
 from dssl.errors import DsslError, memory_for
 from dssl.evaluate.paired import Comparison, compare
-from dssl.evaluate.protocols import PROTOCOLS, Task, supervised
+from dssl.evaluate.protocols import PROTOCOLS, Task, supervised, untrained
 from dssl.evaluate.result import Result, frozen
 from dssl.evaluate.store import FeatureStore
-from dssl.models import build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
 from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
@@ -105,14 +103,9 @@ def open_other(word: str, like: LoadedEncoder, *, seed: int) -> LoadedEncoder | 
 
 
 def _made(word: str, like: LoadedEncoder, *, seed: int) -> LoadedEncoder:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(seed, "untrained") % 2**63)
-        encoder = build_encoder(like.name, image_size=like.image_size, channels=like.channels)
+    encoder = untrained(like, seed=seed, purpose="untrained")
     note = f"random weights of seed {seed}"
-    if isinstance(encoder, WhitenedEncoder) and isinstance(like.encoder, WhitenedEncoder):
-        # measured before the first step and never trained: with others it would not be what the run began with
-        encoder.filters.copy_(like.encoder.filters)
-        encoder.shift.copy_(like.encoder.shift)
+    if isinstance(encoder, WhitenedEncoder):
         note += ", the filters of its first layer as in the other"
     normalization = like.normalization
     if word == WORD:
@@ -138,9 +131,13 @@ def evaluate_against(
     others: Sequence[tuple[str, LoadedEncoder | None]],
     protocols: Sequence[str],
     *,
+    reopen: Callable[[LoadedEncoder], tuple[Source, Source]] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[Against]:
-    """Run every protocol on A, and on each B with the same labels, the same seed and the same budget."""
+    """Run every protocol on A, and on each B with the same labels, the same seed and the same budget.
+
+    ``reopen`` gives both splits as a B reads them whose channels or range of values are not A's.
+    """
     told = say or (lambda _: None)
     draws = {name: 1 if any(other is None for _, other in others) else DRAWS.get(name, 1) for name in protocols}
     needed = f"image_size {task.loaded.image_size} and {len(task.train):,} training images"
@@ -156,12 +153,30 @@ def evaluate_against(
                 theirs = {name: [by_share[share]] for name, share in shares.items()}
                 about = next(iter(theirs.values()))[0].name
             else:
-                one = dataclasses.replace(task, store=_store(task.store, other))
+                one = dataclasses.replace(_as_read_by(other, task, reopen), store=_store(task.store, other))
                 theirs = {name: _predictions(one, name, draws[name], told) for name in protocols}
                 about = other.report.text()
             rows = tuple(_row(task, ours[name], theirs[name]) for name in protocols)
             found.append(Against(name=word, weights=about, rows=rows))
+    task.forget_trainings()
     return found
+
+
+def _as_read_by(
+    other: LoadedEncoder, task: Task, reopen: Callable[[LoadedEncoder], tuple[Source, Source]] | None
+) -> Task:
+    """The task with the images as this encoder was trained on them: scaled from its range, with its channels."""
+    own = task.loaded
+    if (other.channels, other.value_range) == (own.channels, own.value_range):
+        return task
+    if reopen is None:
+        raise DsslError(f"{other.path} reads images of other channels or values than {own.path}: open them for it, too")
+    train, test = reopen(other)
+    if (train.fingerprint, test.fingerprint) != (task.train.fingerprint, task.test.fingerprint):
+        raise DsslError(
+            f"{other.path} and {own.path} read different files of {task.test.name}: they cannot be compared"
+        )
+    return dataclasses.replace(task, train=train, test=test)
 
 
 def _store(store: FeatureStore, loaded: LoadedEncoder) -> FeatureStore:

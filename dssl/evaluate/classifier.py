@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,19 +108,25 @@ def train_classifier(
     seed: int,
     freeze: bool,
     folder: Path | None = None,
+    ended: Callable[[Path], None] = shutil.rmtree,
     progress: Progress | None = None,
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
     ``labels`` go with the images of ``source``; ``store`` says how the encoder is run. With a ``folder`` the training resumes
-    there after a kill, bit for bit; it is removed at the end. Returns the settings as they were used.
+    there after a kill, bit for bit; ``ended`` is told what it saved, and deletes it unless told otherwise. Returns the
+    settings as they were used.
     """
     if len(labels) != len(source):
         raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder) if freeze else nullcontext():
         head.to(next(encoder.parameters(), head.weight).device)
-        _fit(_Fitting(encoder, head, source, labels, used, store, seed=seed, freeze=freeze, progress=progress), folder)
+        _fit(
+            _Fitting(encoder, head, source, labels, used, store, seed=seed, freeze=freeze, progress=progress),
+            folder,
+            ended,
+        )
     encoder.eval()
     return used
 
@@ -193,7 +200,7 @@ class _Fitting(loop.Trainable[Batch]):
             self.progress(step + 1, self.total)
 
 
-def _fit(task: _Fitting, folder: Path | None) -> None:
+def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> None:
     settings = loop.LoopSettings(
         pace=Pace(total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"),
         batch_size=task.training.batch_size,
@@ -214,8 +221,10 @@ def _fit(task: _Fitting, folder: Path | None) -> None:
             ending = loop.run(
                 task, settings, folder=kept, world=world, resumed=checkpoint.newest_good(kept.checkpoints)
             )
-        if ending.signal is None:
+        if ending.opinion.verdict == "diverged":
             shutil.rmtree(kept.path)
+        elif ending.signal is None:
+            ended(kept.path)
     if ending.opinion.verdict == "diverged":
         raise DsslError(
             f"the classifier's loss is not a number at step {ending.opinion.step}: its base rate {task.training.rate:g} "

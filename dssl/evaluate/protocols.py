@@ -1,9 +1,10 @@
 """Every protocol by name: what it does with one encoder and two labelled splits, and the number it gives."""
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dssl.evaluate.probe import Problem, choose_strength
 from dssl.evaluate.result import Result, count_correct
 from dssl.evaluate.store import FeatureStore
 from dssl.models import build_encoder, device_of
+from dssl.models.for_cpus import WhitenedEncoder
 from dssl.weights.load import LoadedEncoder
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
@@ -43,6 +45,8 @@ class Task:
     """Overrides a protocol's number of epochs, for quick trials."""
     folder: Path | None = None
     """Where a killed training resumes; without a folder it starts over."""
+    trainings: list[Path] = field(default_factory=list)
+    """Folders of trainings that have ended: they go once all numbers are known, else a later failure would cost them."""
 
     def features(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Training features and labels, test features and labels; unreadable training images are left out."""
@@ -69,6 +73,11 @@ class Task:
     def is_small(self) -> bool:
         """CIFAR's settings are for small images, ImageNet's for the rest."""
         return self.loaded.image_size <= 64
+
+    def forget_trainings(self) -> None:
+        """Delete what ended trainings have saved."""
+        while self.trainings:
+            shutil.rmtree(self.trainings.pop(), ignore_errors=True)
 
     def result(self, name: str, predicted: Tensor, *, used: int, protocol: dict[str, Any]) -> Result:
         """The number with everything it depends on; ``predicted`` covers the whole test set, in order."""
@@ -149,12 +158,21 @@ def _finetune(task: Task, share: float) -> list[Result]:
     return _trained(task, encoder, training, name=name, kind="fine-tuned", share=share)
 
 
+def untrained(like: LoadedEncoder, *, seed: int, purpose: str) -> nn.Module:
+    """The same encoder with random weights; ``purpose`` tells apart what is drawn with one seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(seed, purpose) % 2**63)
+        encoder = build_encoder(like.name, image_size=like.image_size, channels=like.channels)
+    if isinstance(encoder, WhitenedEncoder) and isinstance(like.encoder, WhitenedEncoder):
+        # measured before the first step and never trained: with others it would not be what the run began with
+        encoder.filters.copy_(like.encoder.filters)
+        encoder.shift.copy_(like.encoder.shift)
+    return encoder
+
+
 def supervised(task: Task, share: float = 1.0) -> list[Result]:
     """The encoder of the task with random weights, trained with this share of the labels."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rng.key(task.seed, "supervised") % 2**63)
-        encoder = build_encoder(task.loaded.name, image_size=task.loaded.image_size, channels=task.loaded.channels)
-    encoder.to(device_of(task.loaded.encoder))
+    encoder = untrained(task.loaded, seed=task.seed, purpose="supervised").to(device_of(task.loaded.encoder))
     name = "supervised from scratch (no pretraining)"
     return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised", share=share)
 
@@ -180,7 +198,7 @@ def _trained(
     head = classifier.new_head(test.shape[1], len(task.classes), seed=task.seed)
     used = classifier.train_classifier(
         encoder, head, source, labels=labels, training=training, store=task.store, seed=task.seed, freeze=freeze,
-        folder=task.folder,
+        folder=task.folder, ended=task.trainings.append,
     )  # fmt: skip
     if not freeze:  # else they are those that every other protocol uses
         test = task.store.compute(task.test, encoder=encoder).values

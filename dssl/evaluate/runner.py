@@ -1,8 +1,10 @@
 """One encoder, two splits, any number of protocols: `evaluate` runs them all and returns what was measured."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from dssl.evaluate.references import Reference, references_for
 from dssl.evaluate.result import Result, frozen
 from dssl.files import printable
 from dssl.version import VERSION
+from dssl.weights.card import evaluation_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ def evaluate(
             results += [_verified(result, digest) for result in found]
         with frozen(task.loaded.encoder):
             measured = quality(task, policy=policy)
+    task.forget_trainings()
     kinds = {str(result.protocol["kind"]) for result in results}
     return Evaluation(
         results=tuple(results),
@@ -97,6 +101,42 @@ def evaluate(
         notes=tuple(_notes(task)),
         checkpoint=task.loaded.protocol(),
     )
+
+
+def with_earlier(evaluation: Evaluation, task: Task, written: Path) -> tuple[Evaluation, Path | None]:
+    """The evaluation, with what other protocols had measured before of the same weights, images and seed.
+
+    A file about anything else is set aside; where it is now comes second.
+    """
+    if not written.exists():
+        return evaluation, None
+    here = {
+        "train_fingerprint": task.train.fingerprint, "test_fingerprint": task.test.fingerprint, "seed": task.seed,
+    }  # fmt: skip
+    try:
+        found = evaluation_of(task.loaded, written) or {"results": [{}]}
+        earlier = [
+            Result(name=one["name"], correct=one["correct"], total=one["total"], protocol=one["protocol"])
+            for one in found["results"]
+        ]
+        same = all(one.protocol[name] == value for one in earlier for name, value in here.items())
+    except (KeyError, TypeError):
+        same = False
+    if not same:
+        aside = next(
+            path
+            for number in itertools.count(1)
+            if not (path := written.with_stem(f"{written.stem}-{number}")).exists()
+        )
+        written.rename(aside)
+        return evaluation, aside
+    measured = {result.name for result in evaluation.results}
+    kept = ", ".join(one.name for one in earlier if one.name not in measured)
+    return dataclasses.replace(
+        evaluation,
+        results=tuple({one.name: one for one in (*earlier, *evaluation.results)}.values()),
+        notes=(*evaluation.notes, f"measured earlier: {kept}") if kept else evaluation.notes,
+    ), None
 
 
 def _verified(result: Result, digest: str) -> Result:

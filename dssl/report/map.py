@@ -141,20 +141,20 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
                 raise DsslError(f"{run.config.data} has no labelled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
+            chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
+            shown = Subset(source, chosen)
+            features = compute_features(
+                loaded.encoder,
+                shown,
+                image_size=loaded.image_size,
+                normalization=loaded.normalization,
+                channels=loaded.channels,
+                quarantine=Quarantine(shown, max_share=1.0),
+            )
         except (DsslError, OSError) as error:
             problems.append(f"{run.name}: no map: {error}")
             continue
         first, classes = source.fingerprint, source.classes
-        chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
-        shown = Subset(source, chosen)
-        features = compute_features(
-            loaded.encoder,
-            shown,
-            image_size=loaded.image_size,
-            normalization=loaded.normalization,
-            channels=loaded.channels,
-            quarantine=Quarantine(shown, max_share=1.0),
-        )
         points = pca(features.values)
         total = float(_centred(features.values).square().sum())
         share = float(np.square(points).sum()) / total if total > 0 else 0.0

@@ -208,7 +208,8 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
             inside = [path for path in inside if _is_readable(path)]
         if not inside:
             raise DsslError(f"{folder} holds no run (no {one.config_file.name} in it or one level below)")
-        paths += [path for path in inside if path not in paths]
+        known = {path.resolve() for path in paths}
+        paths += [path for path in inside if path.resolve() not in known]
     return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
 
 

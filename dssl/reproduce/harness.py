@@ -174,8 +174,10 @@ def _start(job: Job, place: Place, *, slot: int, threads: int) -> _Child:
     spec = place.runs / f".{job.name}.spec.json"
     write_text(spec, json.dumps(spec_of(job, config=config, run=place.runs / job.name, result=place.result(job))))
     environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
-    if _gpus() > 1:
-        environment["CUDA_VISIBLE_DEVICES"] = str(slot % _gpus())
+    if (gpus := _gpus()) > 1:
+        # those that this process was given, by number, UUID or MIG name
+        given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        environment["CUDA_VISIBLE_DEVICES"] = given.split(",")[slot % gpus].strip()
     log = place.log(job).open("ab")
     process = subprocess.Popen(
         [sys.executable, "-m", "dssl.reproduce.child", str(spec), "--watch"],

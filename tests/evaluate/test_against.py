@@ -14,6 +14,7 @@ from dssl.augment import IMAGENET, Normalization
 from dssl.commands.evaluate import Arguments, run
 from dssl.errors import DsslError
 from dssl.evaluate import against
+from dssl.evaluate.protocols import untrained
 from dssl.models import build_encoder
 from dssl.models.for_cpus import whiten
 from dssl.weights import checkpoint, pretrained
@@ -136,6 +137,8 @@ def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
     folder, _ = compared
     with pytest.raises(DsslError, match="--against imagnet: not a file or folder, and not one of imagenet, start"):
         run(Arguments(weights=folder, against=("imagnet",), data="shapes:60", threads=1))
+    with pytest.raises(DsslError, match="--against is empty: expected imagenet"):
+        run(Arguments(weights=folder, against=(), data="shapes:60", threads=1))
     with pytest.raises(DsslError, match="no ImageNet weights for small"):
         run(Arguments(weights=folder, against=("imagenet",), data="shapes:60", threads=1))
 
@@ -165,9 +168,10 @@ def test_an_untrained_encoder_has_the_filters_that_the_run_began_with() -> None:
         sha256="", report=MatchReport(path=Path("run"), prefix="", names="", loaded=1, total=1, ignored=()),
     )  # fmt: skip
     other = against.open_other("untrained", like, seed=0)
-    assert torch.equal(other.encoder.filters, encoder.filters)
-    assert torch.equal(other.encoder.shift, encoder.shift)
-    assert not torch.equal(other.encoder.groups[0].weight, encoder.groups[0].weight)
+    for fresh in (other.encoder, untrained(like, seed=0, purpose="supervised")):
+        assert torch.equal(fresh.filters, encoder.filters)
+        assert torch.equal(fresh.shift, encoder.shift)
+        assert not torch.equal(fresh.groups[0].weight, encoder.groups[0].weight)
 
 
 def test_pictures_show_both_answers(compared: tuple[Path, Path]) -> None:

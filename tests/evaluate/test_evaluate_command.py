@@ -1,5 +1,6 @@
 """The whole command on the built-in images: protocols, hashes, JSON, kept features, and every clear sentence."""
 
+import dataclasses
 import json
 import re
 import weakref
@@ -19,7 +20,7 @@ from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluate import protocols
+from dssl.evaluate import classifier, protocols
 from dssl.evaluate.protocols import PROTOCOLS, Task, chosen_protocols
 from dssl.evaluate.references import REFERENCES, references_for
 from dssl.evaluate.result import Result
@@ -84,7 +85,19 @@ def test_the_command_writes_numbers_with_their_protocol(
     assert run(Arguments(weights=folder, threads=1, page=False, protocols=("knn", "probe"))) == 0
     assert "\n0 features computed" in capsys.readouterr().out
     again = json.loads((folder / "evaluation" / "evaluation.json").read_text())
-    assert again["results"] == written["results"][:3]
+    assert again["results"] == written["results"]  # what was not asked for is still known
+    assert again["notes"] == ["measured earlier: linear probe, 1% of the labels, linear probe, 10% of the labels"]
+
+    # numbers of another seed do not mix with these, and replace nothing
+    assert run(Arguments(weights=folder, threads=1, page=False, protocols=("knn",), seed=1)) == 0
+    aside = folder / "evaluation" / "evaluation-1.json"
+    assert f"{aside}: what was there before" in capsys.readouterr().out
+    assert json.loads(aside.read_text()) == again
+    other = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    assert [one["protocol"]["seed"] for one in other["results"]] == [1, 1]
+    (folder / "evaluation" / "evaluation.json").write_text("{")
+    assert run(Arguments(weights=folder, threads=1, page=False, protocols=("knn",), seed=1)) == 0
+    assert (folder / "evaluation" / "evaluation-2.json").read_text() == "{"
 
 
 def test_trained_protocols_all_run_and_leave_the_encoder_alone(task: Callable[..., Task]) -> None:
@@ -99,6 +112,33 @@ def test_trained_protocols_all_run_and_leave_the_encoder_alone(task: Callable[..
         assert result.protocol["training"]["epochs"] == 1
     assert found.results[0].protocol["training"]["batch_size"] == 200  # as many as there are
     assert {one.kind for one in found.references} == set()
+
+
+def test_what_one_protocol_trained_outlives_the_failure_of_the_next(
+    task: Callable[..., Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, steps = task(folder=tmp_path / "trained"), []
+    after_step = classifier._Fitting.after_step
+
+    def counted(fitting: Any, step: int) -> None:
+        steps.append((fitting.objective.freeze, step))
+        after_step(fitting, step)
+
+    monkeypatch.setattr(classifier._Fitting, "after_step", counted)
+
+    def failing(_: Task) -> None:
+        raise DsslError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(PROTOCOLS, "finetune", failing)
+        with pytest.raises(DsslError, match="the disk is full"):
+            evaluate(one, ("linear-sgd", "finetune"))
+    found = evaluate(one, ("linear-sgd", "finetune"))
+    assert steps == [(True, 0), (False, 0)]  # the first protocol was not trained again
+    assert list((tmp_path / "trained").iterdir()) == []
+    assert [result.correct for result in found.results] == [
+        result.correct for result in evaluate(dataclasses.replace(one, folder=None), ("linear-sgd", "finetune")).results
+    ]
 
 
 @pytest.mark.parametrize(("side", "ratio", "cropped"), [(32, 1.0, 0), (40, 0.875, 101), (None, 0.875, 50)])

@@ -111,7 +111,7 @@ def test_folders_of_runs_and_names_that_would_be_equal(tmp_path: Path) -> None:
     for parent in ("a", "b"):
         write_run(tmp_path / parent / "same")
     assert [run.name for run in find_runs([tmp_path / "a"])] == ["same"]
-    both = find_runs([tmp_path / "a" / "same", tmp_path / "b", tmp_path / "a"])
+    both = find_runs([tmp_path / "a" / "same", tmp_path / "b", tmp_path / "a", tmp_path / "b" / ".." / "a" / "same"])
     assert [run.name for run in both] == ["a/same", "b/same"]
 
 

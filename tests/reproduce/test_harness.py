@@ -13,7 +13,7 @@ import pytest
 
 from dssl.errors import DsslError
 from dssl.evaluate import protocols
-from dssl.reproduce import child, outcome
+from dssl.reproduce import child, harness, outcome
 from dssl.reproduce.harness import finished, run_jobs
 from dssl.reproduce.paper import Experiment, PaperCell
 from dssl.reproduce.scales import job_of, jobs_of
@@ -57,6 +57,24 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("6,7", ["6", "7", "6"]), ("", ["0", "1", "0"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b", "GPU-a"])],
+)
+def test_jobs_get_the_gpus_that_were_given(
+    given: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no GPU here: their number and the processes are stand-ins, the environment is the real one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.setattr(harness, "_gpus", lambda: 2)
+    seen: list[str] = []
+    monkeypatch.setattr(harness.subprocess, "Popen", lambda *_, env, **__: seen.append(env["CUDA_VISIBLE_DEVICES"]))
+    place = harness.Place(data={JOBS[0].config.data: "shapes"}, runs=tmp_path / "runs", cells=tmp_path / "cells")
+    for slot in range(3):
+        harness._start(JOBS[0], place, slot=slot, threads=1).log.close()
+    assert seen == expected
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")

@@ -13,6 +13,7 @@ from PIL import Image as Pillow
 from PIL import ImageColor
 
 from dssl import config_io
+from dssl.cli import main
 from dssl.commands.reproduce import Arguments, run, status_line
 from dssl.errors import DsslError
 from dssl.report.figures import SERIES
@@ -125,6 +126,26 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
     done = subprocess.run(["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "3"}, capture_output=True, text=True)
     assert done.stdout.split("\n")[0] == commands[3][0]
     assert done.stdout.strip().split("\n") == commands[3]
+
+
+def test_the_script_ends_with_the_command_that_finds_its_runs(tmp_path: Path, cifar10: Path, capsys) -> None:
+    asked = [
+        "table5",
+        "--scale",
+        "cpu",
+        "--seeds",
+        "0",
+        "1",
+        "--cifar10",
+        str(cifar10),
+        "--out",
+        str(tmp_path / "big out"),
+    ]
+    asked += ["--runs", str(tmp_path / "scratch")]
+    assert main(["reproduce", *asked, "--emit", "slurm"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#   dssl reproduce")]
+    words = shlex.split(line.removeprefix("#   "))
+    assert sorted(words) == sorted(["dssl", "reproduce", *asked])
 
 
 def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, capsys) -> None:

@@ -104,6 +104,19 @@ def test_embeddings_are_those_of_the_scaled_images(cells: Path, trained: Path, t
     assert loaded.value_range.text() in (tmp_path / "export" / "README.md").read_text()  # type: ignore[union-attr]
 
 
+def test_both_sides_of_a_comparison_scale_as_their_training_did(cells: Path, trained: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert main([*words(cells, other, "--range", "0,65535")[3:]]) in (0, 3)
+    asked = ["--protocols", "knn", "probe", "--no-page"]
+    assert main(["evaluate", str(other), *asked, "--out", str(tmp_path / "alone")]) == 0
+    assert main(["evaluate", str(trained), *asked, "--against", str(other), "--out", str(tmp_path / "both")]) == 0
+    alone = {one["name"]: one for one in json.loads((tmp_path / "alone" / "evaluation.json").read_text())["results"]}
+    (both,) = json.loads((tmp_path / "both" / "comparison.json").read_text())["against"]
+    for row in both["protocols"]:
+        assert row["other_protocol"]["checkpoint"]["range"] == open_weights(other).protocol()["range"]
+        assert row["before"] == alone[row["name"]]["accuracy"]
+
+
 def test_evaluation_scales_as_training_did(trained: Path, tmp_path: Path) -> None:
     assert main(["evaluate", str(trained), "--protocols", "knn", "--out", str(tmp_path), "--no-page"]) == 0
     found = json.loads((tmp_path / "evaluation.json").read_text())

@@ -17,7 +17,7 @@ from dssl.data import Quarantine
 from dssl.data.packed import pack
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.methods import SimSiamConfig
+from dssl.methods import SimSiam, SimSiamConfig
 from dssl.report.map import embedding_maps
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_data import read_run
@@ -63,6 +63,11 @@ def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_tes
     maps, classes, problems = embedding_maps([read_run(tmp_path / "run")], images=9)
     assert ([len(one.points) for one in maps], problems) == ([6], [])
     assert set(colours) <= set(classes)
+    for path in (tmp_path / "data" / "val").rglob("*.png"):
+        path.write_bytes(b"offline")
+    maps, _, (problem,) = embedding_maps([read_run(tmp_path / "run")], images=9)
+    assert maps == []
+    assert problem.startswith("run: no map: ")
 
 
 def test_a_line_of_progress_shows_knn_of_its_own_epoch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,6 +183,20 @@ def test_a_rate_beyond_reason_is_called_divergence(tmp_path: Path, caplog: pytes
     assert "diverged at step" in caplog.text
     assert "--optimizer.clip 1" in caplog.text
     assert checkpoint.steps_in(other / "checkpoints") == [4]
+
+
+def test_weights_that_break_in_the_last_step_are_in_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(method: SimSiam, step: int, total: int) -> None:
+        if step == total - 1:
+            next(method.predictor.parameters()).data.fill_(float("nan"))
+
+    monkeypatch.setattr(SimSiam, "after_step", breaking)
+    result = train(replace(TINY, knn_every=0), tmp_path / "run")
+    assert (result.opinion.verdict, result.exit_code) == ("diverged", 4)
+    read = read_run(tmp_path / "run")
+    assert read.opinion.verdict == "diverged"
 
 
 def test_learning_rate_of_1e20_diverges(tmp_path: Path) -> None:
