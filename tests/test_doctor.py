@@ -145,7 +145,11 @@ def test_an_unknown_recipe_is_refused_in_one_line() -> None:
 
 
 def test_options_that_would_do_nothing_and_counts_that_mean_nothing_are_refused() -> None:
-    for arguments in (Arguments(gpus=2, device="cpu"), Arguments(data="shapes", device="cpu")):
+    for arguments in (
+        Arguments(gpus=2, device="cpu"),
+        Arguments(data="shapes", device="cpu"),
+        Arguments(card="H100", device="cpu"),
+    ):
         with pytest.raises(DsslError, match="are about a GPU"):
             run(arguments)
     with pytest.raises(DsslError, match="--images is -5"):

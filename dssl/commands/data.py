@@ -69,6 +69,7 @@ def run(arguments: Arguments) -> int:
     for option in _OF_IMAGES:
         if arguments.action == "cifar10" and getattr(arguments, option) is not None:
             raise DsslError(f"--{option} belongs to `dssl data show` and `dssl data pack`, not to `dssl data cifar10`")
+    check_counts(arguments, ("channels",))
     if arguments.action == "show":
         return _show(arguments)
     if arguments.action == "pack":
@@ -122,8 +123,8 @@ def _pack(arguments: Arguments) -> int:
 
     from dssl.data import NoSplitError, Quarantine, open_source
     from dssl.data.packed import pack
-    from dssl.data.source import range_of
-    from dssl.data.write import write_shards
+    from dssl.data.source import expanded, range_of
+    from dssl.data.write import make_room, write_shards
 
     if arguments.out is None:
         raise DsslError("--out is missing: expected a folder for the packed copy")
@@ -146,6 +147,12 @@ def _pack(arguments: Arguments) -> int:
         raise DsslError(
             f"{arguments.out} already holds {printable(left.name)}, the test split of other images: name a new or empty folder"
         )
+    shard = arguments.shard or 10_000
+    if len(splits) == 2:  # the old test split goes first: a kill must not leave it beside new training images
+        if form != "pixels":
+            make_room(splits[1][1], arguments.out, split="test", form=form, shard=shard)
+        elif Path(expanded(arguments.place.removeprefix("packed:"))).resolve() != arguments.out.resolve():
+            (arguments.out / "test.pack").unlink(missing_ok=True)
     for split, source in splits:
         quarantine = Quarantine(source, max_share=arguments.max_bad)
         if form != "pixels":
@@ -155,7 +162,7 @@ def _pack(arguments: Arguments) -> int:
                     arguments.out,
                     split=split,
                     form=form,
-                    shard=arguments.shard or 10_000,
+                    shard=shard,
                     quarantine=quarantine,
                     progress=lambda done: bar.update(done - bar.n),
                 )

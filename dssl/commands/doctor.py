@@ -59,8 +59,8 @@ class Arguments:
     """cuda works without a GPU too: what the run would need is counted, and nothing is trained."""
     gpus: int = 1
     """Number of GPUs that share the batch."""
-    card: str = "A100"
-    """The GPU to assume if this machine has none: V100, A100 or H100."""
+    card: str | None = None
+    """With --device cuda, the GPU to assume if this machine has none: V100, A100 (the default) or H100."""
     out: Path = Path()
     """Where the run would be written; the free space there is shown."""
 
@@ -86,8 +86,10 @@ def run(arguments: Arguments) -> int:
     if device.type == "cuda" or arguments.device == "cuda":
         _gpu(arguments, config, device)
     else:
-        if arguments.data is not None or arguments.gpus > 1:
-            raise DsslError("--data and --gpus are about a GPU, which this machine does not have: add --device cuda")
+        if arguments.data is not None or arguments.gpus > 1 or arguments.card is not None:
+            raise DsslError(
+                "--data, --gpus and --card are about a GPU, which this machine does not have: add --device cuda"
+            )
         _measure(arguments, config, device)
     return 0
 
@@ -153,9 +155,10 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
     from dssl.train.estimate import loader_rate
 
     known = {card.name: card for card in CARDS}
-    if arguments.card not in known:
-        raise choices("card", arguments.card, known)
-    card = known[arguments.card]
+    name = arguments.card or "A100"
+    if name not in known:
+        raise choices("card", name, known)
+    card = known[name]
     precision: Precision = "bf16" if config.precision == "auto" else config.precision
     budget = step_budget(config, gpus=arguments.gpus, precision=precision)
     print(

@@ -23,8 +23,8 @@ class Arguments(WeightsArguments):
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
-    shard: int = 10_000
-    """Images per shard; one shard is in memory at a time."""
+    shard: int | None = None
+    """Images per shard or group of rows, of which one is in memory at a time; 10,000 by default."""
     split: Literal["train", "test"] = "train"
     """Split of the source."""
     dense: bool = False
@@ -53,6 +53,9 @@ def run(arguments: Arguments) -> int:
         raise DsslError(
             f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
         )
+    if arguments.shard is not None and arguments.out.suffix in (".npz", ".csv"):
+        raise DsslError(f"--shard is {arguments.shard}: {arguments.out} has none; expected a folder, or a .parquet")
+    shard = arguments.shard or 10_000
     begun = time.perf_counter()
     loaded = open_encoder(arguments)
     loaded.encoder.to(pick_device(arguments.device))
@@ -72,9 +75,9 @@ def run(arguments: Arguments) -> int:
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(store, source, arguments.out)
     elif arguments.out.suffix == ".parquet":
-        done = embed_parquet(store, source, arguments.out, shard=arguments.shard)
+        done = embed_parquet(store, source, arguments.out, shard=shard)
     else:
-        done = embed_shards(store, source, arguments.out, shard=arguments.shard)
+        done = embed_shards(store, source, arguments.out, shard=shard)
     what = (
         f"feature maps of {' x '.join(map(str, done.shape))}"
         if arguments.dense

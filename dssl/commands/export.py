@@ -19,12 +19,12 @@ class Arguments(WeightsArguments):
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""
     out: Path | None = None
-    """The folder for the files; by default export in the run's folder."""
+    """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
 
 
 def run(arguments: Arguments) -> int:
     from dssl.run import EVALUATION_FILE
-    from dssl.weights.card import card, evaluation_of
+    from dssl.weights.card import CARD_FILE, card, clear_other_weights, earlier_files, evaluation_of
     from dssl.weights.formats import export
 
     check_counts(arguments, ("image_size",))
@@ -33,12 +33,17 @@ def run(arguments: Arguments) -> int:
     loaded = open_encoder(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
+    for line in clear_other_weights(
+        out, loaded, own=arguments.out is None and (arguments.weights.is_dir() or base != Path())
+    ):
+        print(line)
     exported = export(loaded, out, formats=arguments.formats)
     for one in exported:
         print(one.text())
         for line in one.code:
             print(f"    {line}")
     evaluation = evaluation_of(loaded, base / "evaluation" / EVALUATION_FILE)
-    write_text(out / "README.md", card(loaded, exported, evaluation=evaluation))
-    print(f"{out / 'README.md'}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
+    path = out / CARD_FILE
+    write_text(path, card(loaded, exported, evaluation=evaluation, earlier=earlier_files(path, exported)))
+    print(f"{path}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
     return 0

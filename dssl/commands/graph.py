@@ -28,12 +28,13 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     graph = named_graph(arguments.graph)
+    if arguments.out is not None and arguments.out.suffix not in (".png", ".svg", ".pdf"):
+        raise DsslError(f"--out is {arguments.out}: expected a name that ends in .png, .svg or .pdf")
     print(describe(graph, name=arguments.graph.strip()))
     if arguments.out is not None:
-        if arguments.out.suffix not in (".png", ".svg", ".pdf"):
-            raise DsslError(f"--out is {arguments.out}: expected a name that ends in .png, .svg or .pdf")
         from dssl.report.graph_figure import draw_graph
 
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         draw_graph(graph, arguments.out)
         print(f"\ndrawn to {arguments.out}")
     return 0

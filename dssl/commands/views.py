@@ -30,8 +30,9 @@ class Arguments:
     """The standard policy; by default standard, and standard-cifar (no blur) up to 64 px."""
     size: int | None = None
     """Side of a view in pixels; by default the shorter side of the first readable image, at most 224."""
-    channels: int = 3
-    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels."""
+    channels: int | None = None
+    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default that of
+    --weights, or 3."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99%; by default those of --weights, or 1%,99% if channels is neither 1 nor 3."""
@@ -65,27 +66,28 @@ def run(arguments: Arguments) -> int:
 
     # a page must say what "heavy" means
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
-    if arguments.policies == Arguments.policies and arguments.channels not in (1, 3):
+    loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
+    channels = arguments.channels or (3 if loaded is None else loaded.channels)
+    if arguments.policies == Arguments.policies and channels not in (1, 3):
         policies = [show(without_colour(parse(text))) for text in policies]
     names = tables_of(policies)
     if arguments.table is not None:
         named_table(arguments.table)  # refuses an unknown name before anything is measured
         names = (arguments.table,)
-    loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
     known = None if loaded is None else loaded.value_range
     source = open_source(
-        arguments.source, split=arguments.split, channels=arguments.channels, value_range=arguments.range or known
+        arguments.source, split=arguments.split, channels=channels, value_range=arguments.range or known
     )
     size = arguments.size or (default_size(source) if loaded is None else loaded.image_size)
     standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
-    if arguments.standard is None and arguments.channels not in (1, 3):
+    if arguments.standard is None and channels not in (1, 3):
         standard = show(without_colour(parse(standard)))
     found = survey(
         source,
         policies=policies,
         standard=standard,
         size=size,
-        channels=arguments.channels,
+        channels=channels,
         seed=arguments.seed,
         examples=arguments.show,
         sample=arguments.sample,
@@ -106,7 +108,7 @@ def _encoder(weights: Path, arguments: Arguments) -> "LoadedEncoder":
     from dssl.weights.load import open_weights
 
     loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
-    if loaded.channels != arguments.channels:
+    if arguments.channels not in (None, loaded.channels):
         raise DsslError(
             f"--channels is {arguments.channels}, but {weights} was trained with {loaded.channels}: "
             f"expected --channels {loaded.channels}"
@@ -136,13 +138,20 @@ def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
 
 
 def _check(arguments: Arguments) -> None:
+    from dssl.data.folder import holds
+
     if not arguments.policies:
         raise DsslError('--policies is empty: expected at least one, such as "ra(2,5)"')
     if arguments.out.suffix != ".html":
         raise DsslError(
             f"--out is {arguments.out}: expected a name ending in .html; the contact sheet is written next to it"
         )
-    check_counts(arguments, ("show", "sample", "size"))
+    check_counts(arguments, ("show", "sample", "size", "channels"))
+    if holds(arguments.source, arguments.out):
+        raise DsslError(
+            f"--out is {arguments.out}, inside the images of {arguments.source}: the contact sheet would become part of them; "
+            "name a file outside"
+        )
     if arguments.encoder is not None and arguments.weights is None:
         raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
     if arguments.show > arguments.sample:

@@ -56,30 +56,14 @@ def write_shards(
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, int]:
     """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
-    if shard < 1:
-        raise DsslError(f"a shard of {shard} images: expected at least 1")
     # a random order would read a row group of Parquet for each image
     order = rng.permutation(rng.key(0, "pack"), len(source))
     if isinstance(source, Parquet):
         order = ShardOrder(source.bounds, batch_size=len(source), seed=0, window=source.window).at(0).indices
-    count = -(-len(source) // shard)
-    paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
     written = done = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        known = {path.name for path in paths}
-        read = _shards_of(source)
-        for path in paths:
-            if path.resolve() in read:
-                raise DsslError(f"{printable(str(path))} is one of the shards that are read: name another folder")
-        for other in folder.iterdir():
-            mine = other.name.startswith(f"{split}-") and other.suffix in (".tar", ".parquet")
-            if mine and other.name not in known:
-                raise DsslError(
-                    f"{printable(str(folder))} already holds {printable(other.name)}: name a new or empty folder"
-                )
-            if any(is_partial(other, of=name) for name in known):
-                other.unlink()  # of an earlier attempt that was killed
+        paths = make_room(source, folder, split=split, form=form, shard=shard)
         for number, path in enumerate(paths):
             samples = _samples(
                 source, order[number * shard : (number + 1) * shard].tolist(), number * shard, quarantine
@@ -100,7 +84,35 @@ def write_shards(
         for path in paths:
             path.unlink()
         raise DsslError(f"{source.name}: no readable image to pack")
-    return count, written
+    return len(paths), written
+
+
+def make_room(source: Source, folder: Path, *, split: Split, form: Format, shard: int) -> list[Path]:
+    """The names of the shards to be; those that are there go, the last one first.
+
+    What a kill leaves is then incomplete, and refused: shards of two times would look like one set. A folder that holds
+    other shards, or those that are read, is refused.
+    """
+    if shard < 1:
+        raise DsslError(f"a shard of {shard} images: expected at least 1")
+    count = -(-len(source) // shard)
+    paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
+    known, read = {path.name for path in paths}, _shards_of(source)
+    for path in paths:
+        if path.resolve() in read:
+            raise DsslError(f"{printable(str(path))} is one of the shards that are read: name another folder")
+    there = list(folder.iterdir()) if folder.is_dir() else []
+    for other in there:
+        if other.name.startswith(f"{split}-") and other.suffix in (".tar", ".parquet") and other.name not in known:
+            raise DsslError(
+                f"{printable(str(folder))} already holds {printable(other.name)}: name a new or empty folder"
+            )
+    for other in there:
+        if any(is_partial(other, of=name) for name in known):
+            other.unlink()  # of an earlier attempt that was killed
+    for path in reversed(paths):
+        path.unlink(missing_ok=True)
+    return paths
 
 
 def _shards_of(source: Source) -> set[Path]:

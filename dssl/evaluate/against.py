@@ -21,7 +21,7 @@ from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.load import LoadedEncoder, open_weights
 from dssl.weights.match import MatchReport
-from dssl.weights.pretrained import WORD, load_imagenet
+from dssl.weights.pretrained import WORD, is_imagenet, load_imagenet
 from dssl.weights.published import imagenet_normalization
 
 SUPERVISED = "supervised"
@@ -95,7 +95,7 @@ def open_other(word: str, like: LoadedEncoder, *, seed: int) -> LoadedEncoder | 
                 f"--against start: {like.path} is not a run that started from weights; name them, or imagenet"
             )
         return open_weights(RunFolder(folder).start_file, image_size=like.image_size)
-    if word in (WORD, "untrained") and not path.exists():
+    if is_imagenet(path) or (word == "untrained" and not path.exists()):
         return _made(word, like, seed=seed)
     if not path.exists():
         raise DsslError(f"--against {word}: not a file or folder, and not one of {', '.join(WORDS)}")
@@ -170,7 +170,10 @@ def _as_read_by(
     if (other.channels, other.value_range) == (own.channels, own.value_range):
         return task
     if reopen is None:
-        raise DsslError(f"{other.path} reads images of other channels or values than {own.path}: open them for it, too")
+        raise DsslError(
+            f"{other.path} was trained on images of other channels or another range of values than {own.path}: "
+            "give evaluate_against a reopen that opens both splits for it"
+        )
     train, test = reopen(other)
     if (train.fingerprint, test.fingerprint) != (task.train.fingerprint, task.test.fingerprint):
         raise DsslError(

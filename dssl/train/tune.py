@@ -83,9 +83,14 @@ def tune(
 
 def _read_trials(file: Path) -> list[Trial]:
     try:
-        return [Trial(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+        trials = [Trial(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
     except (TypeError, ValueError) as error:
         raise DsslError(f"{file} is damaged ({error}): delete its broken line, or name another --out") from None
+    if trials and trials[0].policy:
+        raise DsslError(
+            f"{file} has lost its first line, the start of all trials: delete the folder, or name another --out"
+        )
+    return trials
 
 
 class _Tuning:

@@ -1,21 +1,71 @@
 """The model card: what the weights are, what they were made from, how, and what was measured."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dssl.errors import DsslError
 from dssl.text import markdown
 from dssl.version import VERSION
-from dssl.weights.formats import Exported
+from dssl.weights.formats import FORMATS, Exported
 from dssl.weights.load import LoadedEncoder
 
+CARD_FILE = "README.md"
+_SOURCE = re.compile(r"^\| SHA-256 of the source \| ([0-9a-f]{64}) \|$", re.MULTILINE)
+_FILE = re.compile(r"^`([^`]+)`: every tensor was loaded by .*?^```python$.*?^```$\n*", re.MULTILINE | re.DOTALL)
 _SAME = ("sha256", "image_size", "normalization")
 """What must be equal for a number to be about the exported model."""
 
 
-def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None) -> str:
-    """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights."""
+def clear_other_weights(folder: Path, loaded: LoadedEncoder, *, own: bool) -> list[str]:
+    """See to it that the folder holds nothing but files of these weights; the lines say what went.
+
+    In the run's own folder of exports those of its earlier weights go. Elsewhere they may be all that there is of them, and
+    the folder is refused, as it is where its README.md is not a model card.
+    """
+    try:
+        found = _SOURCE.search((folder / CARD_FILE).read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return []
+    if found is None:
+        raise DsslError(f"{folder / CARD_FILE} is not a model card of dssl and would be replaced: name another --out")
+    if found[1] == loaded.sha256:
+        return []
+    if not own:
+        raise DsslError(
+            f"{folder} holds an export of other weights (SHA-256 {found[1][:16]}): name another --out, or delete it"
+        )
+    old = [path for file, _ in FORMATS.values() if (path := folder / file).is_file()]
+    for path in (*old, folder / CARD_FILE):
+        path.unlink()
+    return [f"{path}: of the run's earlier weights, removed" for path in old]
+
+
+def earlier_files(path: Path, exported: Sequence[Exported]) -> list[str]:
+    """The lines of an earlier card of these weights about files that are still there and were not written again."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    now = {one.path.name for one in exported}
+    return [
+        line
+        for found in _FILE.finditer(text)
+        if found[1] not in now and (path.parent / found[1]).is_file()
+        for line in found[0].splitlines()
+    ]
+
+
+def card(
+    loaded: LoadedEncoder,
+    exported: Sequence[Exported],
+    *,
+    evaluation: Mapping[str, Any] | None,
+    earlier: Sequence[str] = (),
+) -> str:
+    """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights, ``earlier`` is of ``earlier_files``."""
     config = loaded.header.get("config") or {}
     init, teacher = config.get("init"), config.get("teacher")
     # whether the weights that a run started from or learned from knew labels, nobody here can say
@@ -44,7 +94,7 @@ def card(loaded: LoadedEncoder, exported: Sequence[Exported], *, evaluation: Map
             ("SHA-256 of the source", loaded.sha256),
         ],
     )
-    lines += ["", "## Files", ""]
+    lines += ["", "## Files", "", *earlier]
     for one in exported:
         lines += [
             f"`{one.path.name}`: every tensor was loaded by {one.client}; largest difference {one.difference:.3g}."

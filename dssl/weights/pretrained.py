@@ -18,8 +18,10 @@ WORD = "imagenet"
 
 
 def is_imagenet(path: Path) -> bool:
-    """Whether the word is meant, and no file or folder of this name."""
-    return str(path) == WORD and not path.exists()
+    """Whether the word is meant, and no weights of this name; a folder of images may well be called so."""
+    if str(path) != WORD or path.is_file():
+        return False
+    return not any(file for pattern in ("*", "checkpoints/*") for file in path.glob(f"{pattern}.safetensors"))
 
 
 def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:

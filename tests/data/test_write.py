@@ -1,5 +1,6 @@
 """Shards that we write: read back by us to the byte, by plain tarfile, and by WebDataset and datasets where installed."""
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -13,11 +14,12 @@ import pytest
 from PIL import Image
 
 from dssl.commands.data import Arguments, run
-from dssl.data import Quarantine, UnreadableImage, open_source, parquet
+from dssl.data import Quarantine, UnreadableImage, open_source, packed, parquet
 from dssl.data import write as module
 from dssl.data.jpeg import decode_together
 from dssl.data.write import write_shards
 from dssl.errors import DsslError
+from dssl.files import replacing
 
 FORMATS = ["tar", pytest.param("parquet", marks=pytest.mark.filterwarnings("default"))]
 
@@ -149,6 +151,45 @@ def test_datasets_reads_them(photos, tmp_path):
         assert row["label"] == ours.labels[number]
 
 
+@pytest.mark.parametrize("form", ["tar", "pixels"])
+def test_a_kill_leaves_no_shards_of_two_times(tmp_path, monkeypatch, form):
+    """Another set of as many shards is written over the first, and killed at its second shard, or after the first split."""
+    for number, place in enumerate(("one", "two")):
+        for split, count in (("train", 20), ("val", 4)):
+            for image in range(count):
+                path = tmp_path / place / split / "ab"[image % 2] / f"{image}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8), (100 * number, 5 * image, 0)).save(path)
+    words = {"action": "pack", "out": tmp_path / "out", "format": form} | ({"shard": 10} if form == "tar" else {})
+    assert run(Arguments(place=str(tmp_path / "one"), **words)) == 0
+
+    class Killed(BaseException):
+        pass
+
+    writes = []
+
+    @contextlib.contextmanager
+    def killing(path):
+        writes.append(path)
+        if len(writes) == 2:
+            raise Killed
+        with replacing(path) as temporary:
+            yield temporary
+
+    for where in (module, packed):
+        monkeypatch.setattr(where, "replacing", killing)
+    with pytest.raises(Killed):
+        run(Arguments(place=str(tmp_path / "two"), **words))
+    if form == "tar":
+        with pytest.raises(DsslError, match="1 of 2 shards are missing"):
+            open_source(str(tmp_path / "out"))
+        return
+    now = open_source(f"packed:{tmp_path / 'out'}")
+    assert {now.image(number)[0, 0, 0] for number in range(20)} == {100}
+    with pytest.raises(DsslError, match="test"):
+        open_source(f"packed:{tmp_path / 'out'}", split="test")
+
+
 def test_a_full_disk_leaves_whole_shards_and_one_line(photos, tmp_path, monkeypatch):
     """The third shard meets a full disk; a disk of its own is filled in tests/faults."""
     real, calls = module._write_tar, []
@@ -183,6 +224,7 @@ def test_refusals(photos, tmp_path):
     for options, line in (
         ({"form": "tar", "side": 64}, "--side is 64: shards hold the original files"),
         ({"form": "pixels"}, "--shard is 10: expected with"),
+        ({"form": "tar", "channels": 0}, "--channels is 0: expected 1 or more"),
     ):
         with pytest.raises(DsslError, match=line):
             pack(photos, tmp_path / "out", **options)

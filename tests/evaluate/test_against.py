@@ -143,6 +143,16 @@ def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
         run(Arguments(weights=folder, against=("imagenet",), data="shapes:60", threads=1))
 
 
+def test_a_folder_of_images_called_imagenet_is_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pretrained.is_imagenet(Path("imagenet"))
+    (tmp_path / "imagenet" / "train").mkdir(parents=True)
+    assert pretrained.is_imagenet(Path("imagenet"))
+    (tmp_path / "imagenet" / "encoder.safetensors").touch()
+    assert not pretrained.is_imagenet(Path("imagenet"))
+    assert not pretrained.is_imagenet(tmp_path / "imagenet")
+
+
 def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The images of a run of dssl are normalised by its own constants, which are no other weights' business."""
     torch.manual_seed(0)

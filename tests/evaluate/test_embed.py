@@ -116,6 +116,11 @@ def test_unreadable_images_have_no_row_and_are_named(
     assert "3.png" in (tmp_path / "out" / "unreadable.txt").read_text()
 
 
+def test_shards_of_a_file_that_has_none_are_refused(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(DsslError, match=r"--shard is 5: .*e\.npz has none; expected a folder, or a \.parquet"):
+        run(Arguments(weights=run_folder(), data="shapes:25", out=tmp_path / "e.npz", shard=5, threads=1))
+
+
 def test_a_shard_without_a_readable_image_has_no_rows_and_the_job_goes_to_its_end(
     run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

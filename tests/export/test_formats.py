@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dssl.commands.export import Arguments, run
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.weights import formats
+from dssl.weights import checkpoint, formats
 from dssl.weights.card import card
 from dssl.weights.formats import FORMATS, export, probe_images
 from dssl.weights.load import LoadedEncoder, load_encoder, open_weights
@@ -261,6 +261,45 @@ def test_the_command_prints_what_was_verified_and_writes_a_card(
         assert part in card
     with pytest.raises(DsslError, match="--formats is empty"):
         run(Arguments(weights=folder, formats=()))
+
+
+def test_an_export_replaces_nothing_but_its_own(
+    small_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder, other = small_checkpoint.parent.parent, tmp_path / "other.safetensors"
+    saved = checkpoint.read(small_checkpoint)
+    header = {name: value for name, value in saved.header.items() if name != "sha256"}
+    checkpoint.write(other, header | {"epoch": 4.0}, {name: value * 2 for name, value in saved.tensors.items()})
+    mine = tmp_path / "project"
+    mine.mkdir()
+    (mine / "README.md").write_text("my own words")
+    with pytest.raises(DsslError, match=r"README\.md is not a model card of dssl and would be replaced"):
+        run(Arguments(weights=run_folder, out=mine))
+    assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("README.md", "my own words")]
+
+    # a second export of the same weights adds to the card of the first
+    out = tmp_path / "out"
+    run(Arguments(weights=run_folder, out=out))
+    first = (out / "README.md").read_text()
+    run(Arguments(weights=run_folder, out=out, formats=("torch",)))
+    second = (out / "README.md").read_text()
+    for name in ("`encoder.safetensors`: every tensor", "`encoder.pt2`: every tensor"):
+        assert second.count(name) == 1
+    run(Arguments(weights=run_folder, out=out))
+    (out / "encoder.pt2").unlink()
+    run(Arguments(weights=run_folder, out=out))
+    assert (out / "README.md").read_text() == first
+    with pytest.raises(DsslError, match="holds an export of other weights"):
+        run(Arguments(weights=other, out=out))
+    assert (out / "README.md").read_text() == first
+
+    # in the run's own folder the files of its earlier weights go
+    run(Arguments(weights=run_folder, formats=("safetensors", "torch")))
+    checkpoint.write(checkpoint.path_at(run_folder / "checkpoints", 10**6), header, checkpoint.read(other).tensors)
+    capsys.readouterr()
+    run(Arguments(weights=run_folder))
+    assert "encoder.pt2: of the run's earlier weights, removed" in capsys.readouterr().out
+    assert sorted(path.name for path in (run_folder / "export").iterdir()) == ["README.md", "encoder.safetensors"]
 
 
 def test_the_card_claims_no_more_than_is_known(small_checkpoint: Path, tmp_path: Path) -> None:

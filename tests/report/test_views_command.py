@@ -11,10 +11,13 @@ from safetensors.torch import save_file
 
 from dssl.augment import CIFAR10
 from dssl.commands.views import Arguments, run
+from dssl.config import RunConfig
+from dssl.config_io import to_dict
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.report.survey import FeatureSpace, survey
+from dssl.weights import checkpoint
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
 
@@ -66,7 +69,7 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     assert "dssl views shapes:40 --policies &#39;ra(2,5)&#39; --out OUT --show 2 --sample 20 --no-speed" in made[0][0]
 
 
-def test_distances_by_the_features_of_an_encoder(tmp_path: Path, capsys) -> None:
+def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, capsys) -> None:
     torch.manual_seed(0)
     encoder = build_encoder("small", image_size=32, channels=3)
     weights = tmp_path / "weights.safetensors"
@@ -97,6 +100,26 @@ def test_distances_by_the_features_of_an_encoder(tmp_path: Path, capsys) -> None
     assert f"--weights {weights} --encoder small" in page
     with pytest.raises(DsslError, match="expected --channels 3"):
         run(dataclasses.replace(asked, channels=1))
+    # of a run of gray images the channels are known
+    gray = build_encoder("small", image_size=32, channels=1).state_dict()
+    header = {
+        "config": to_dict(RunConfig(encoder="small", image_size=32, channels=1)), "normalization": CIFAR10.gray().plain(),
+        "step": 1, "epoch": 1,
+    }  # fmt: skip
+    tensors = {f"method.encoder.{name}": value for name, value in gray.items()}
+    checkpoint.write(tmp_path / "gray.safetensors", header, tensors)
+    run(dataclasses.replace(asked, source=str(folder), weights=tmp_path / "gray.safetensors", encoder=None))
+    assert "gray.safetensors" in capsys.readouterr().out
+
+
+def test_the_contact_sheet_does_not_become_one_of_the_images(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(folder.iterdir())
+    with pytest.raises(DsslError, match=r"--out is views\.html, inside the images of \.: .*name a file outside"):
+        run(Arguments(source="."))
+    assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,14 @@ def test_a_damaged_line_of_trials_is_named(whole: Path, tmp_path: Path) -> None:
         search(tmp_path / "run")
 
 
+def test_trials_without_their_start_are_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    lines = (tmp_path / "run" / "trials.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "trials.jsonl").write_text("".join(lines[1:]))
+    with pytest.raises(DsslError, match=r"trials\.jsonl has lost its first line, the start of all trials"):
+        search(tmp_path / "run")
+
+
 def test_the_printed_line_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = train_line(replace(ARGUMENTS, source="shapes:16"), TRIED[2])
