@@ -123,8 +123,8 @@ def _pack(arguments: Arguments) -> int:
 
     from dssl.data import NoSplitError, Quarantine, open_source
     from dssl.data.packed import pack
-    from dssl.data.source import expanded, range_of
-    from dssl.data.write import make_room, write_shards
+    from dssl.data.source import range_of
+    from dssl.data.write import make_room, shard_paths, write_shards
 
     if arguments.out is None:
         raise DsslError("--out is missing: expected a folder for the packed copy")
@@ -148,11 +148,21 @@ def _pack(arguments: Arguments) -> int:
             f"{arguments.out} already holds {printable(left.name)}, the test split of other images: name a new or empty folder"
         )
     shard = arguments.shard or 10_000
-    if len(splits) == 2:  # the old test split goes first: a kill must not leave it beside new training images
-        if form != "pixels":
-            make_room(splits[1][1], arguments.out, split="test", form=form, shard=shard)
-        elif Path(expanded(arguments.place.removeprefix("packed:"))).resolve() != arguments.out.resolve():
-            (arguments.out / "test.pack").unlink(missing_ok=True)
+    if form == "pixels":
+        paths = [arguments.out / f"{split}.pack" for split, _ in splits]
+    else:
+        paths = [
+            path
+            for split, source in splits
+            for path in shard_paths(source, arguments.out, split=split, form=form, shard=shard)
+        ]
+    if all(path.is_file() for path in paths):
+        raise DsslError(f"{arguments.out} already holds a packed copy: name a new or empty folder")
+    # of an attempt that did not end, the test split goes first: a kill must not leave it beside other training images
+    if len(splits) == 2 and form != "pixels":
+        make_room(splits[1][1], arguments.out, split="test", form=form, shard=shard)
+    elif len(splits) == 2:
+        paths[1].unlink(missing_ok=True)
     for split, source in splits:
         quarantine = Quarantine(source, max_share=arguments.max_bad)
         if form != "pixels":

@@ -87,16 +87,21 @@ def write_shards(
     return len(paths), written
 
 
+def shard_paths(source: Source, folder: Path, *, split: Split, form: Format, shard: int) -> list[Path]:
+    """The names of the shards to be."""
+    if shard < 1:
+        raise DsslError(f"a shard of {shard} images: expected at least 1")
+    count = -(-len(source) // shard)
+    return [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
+
+
 def make_room(source: Source, folder: Path, *, split: Split, form: Format, shard: int) -> list[Path]:
-    """The names of the shards to be; those that are there go, the last one first.
+    """The names of the shards to be; those that are there, of an earlier attempt, go, the last one first.
 
     What a kill leaves is then incomplete, and refused: shards of two times would look like one set. A folder that holds
     other shards, or those that are read, is refused.
     """
-    if shard < 1:
-        raise DsslError(f"a shard of {shard} images: expected at least 1")
-    count = -(-len(source) // shard)
-    paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
+    paths = shard_paths(source, folder, split=split, form=form, shard=shard)
     known, read = {path.name for path in paths}, _shards_of(source)
     for path in paths:
         if path.resolve() in read:
@@ -109,7 +114,7 @@ def make_room(source: Source, folder: Path, *, split: Split, form: Format, shard
             )
     for other in there:
         if any(is_partial(other, of=name) for name in known):
-            other.unlink()  # of an earlier attempt that was killed
+            other.unlink()
     for path in reversed(paths):
         path.unlink(missing_ok=True)
     return paths

@@ -153,7 +153,7 @@ def test_datasets_reads_them(photos, tmp_path):
 
 @pytest.mark.parametrize("form", ["tar", "pixels"])
 def test_a_kill_leaves_no_shards_of_two_times(tmp_path, monkeypatch, form):
-    """Another set of as many shards is written over the first, and killed at its second shard, or after the first split."""
+    """A complete copy is not written over; one that lacks its test split is, killed at the second shard or split."""
     for number, place in enumerate(("one", "two")):
         for split, count in (("train", 20), ("val", 4)):
             for image in range(count):
@@ -162,6 +162,12 @@ def test_a_kill_leaves_no_shards_of_two_times(tmp_path, monkeypatch, form):
                 Image.new("RGB", (8, 8), (100 * number, 5 * image, 0)).save(path)
     words = {"action": "pack", "out": tmp_path / "out", "format": form} | ({"shard": 10} if form == "tar" else {})
     assert run(Arguments(place=str(tmp_path / "one"), **words)) == 0
+
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(DsslError, match="already holds a packed copy: name a new or empty folder"):
+        run(Arguments(place=str(tmp_path / "two"), **words))
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    (tmp_path / "out" / ("train-00001-of-00002.tar" if form == "tar" else "train.pack")).unlink()
 
     class Killed(BaseException):
         pass
@@ -250,8 +256,11 @@ def test_the_tar_is_an_ordinary_one(photos, tmp_path):
 def test_shards_are_not_written_over_those_that_are_read(photos, tmp_path, form):
     pack(photos, tmp_path / "shards", form)
     before = {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
-    with pytest.raises(DsslError, match="is one of the shards that are read: name another folder"):
+    with pytest.raises(DsslError, match="already holds a packed copy"):
         pack(tmp_path / "shards", tmp_path / "shards", form)
+    source = open_source(str(tmp_path / "shards"))
+    with pytest.raises(DsslError, match="is one of the shards that are read: name another folder"):
+        write_shards(source, tmp_path / "shards", split="train", form=form, shard=10, quarantine=Quarantine(source))
     assert {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()} == before
 
 
