@@ -143,7 +143,7 @@ def test_a_shard_without_a_readable_image_has_no_rows_and_the_job_goes_to_its_en
         (images / f"{number}.png").write_bytes(b"x")
     for out in ("nothing", "nothing.npz"):
         with pytest.raises(DsslError, match="none of its images can be read"):
-            run(Arguments(weights=folder, data=str(images), out=tmp_path / out, shard=2, threads=1))
+            run(Arguments(weights=folder, data=str(images), out=tmp_path / out, threads=1))
 
 
 def test_what_the_scan_and_the_decoder_could_not_read_is_one_count(

@@ -112,7 +112,10 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
     # a collapse, which may be what is expected, does not hold up the runs behind it; Ctrl-C does
     for end, made in (("false", 19), ("kill -INT $$", 1)):
         stand_in = "".join(f"{name}() {{ echo run; {end}; }}\n" for name in ("torchrun", "python"))
-        done = subprocess.run(["sh", "-c", stand_in + script], capture_output=True, text=True)
+        done = subprocess.run(
+            ["sh", "-c", stand_in + script], capture_output=True, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+        )  # fmt: skip
         assert done.stdout.split() == ["run"] * made
     assert run(Arguments(**arguments, emit="slurm")) == 0
     script = capsys.readouterr().out
