@@ -78,8 +78,9 @@ def test_a_kill_at_every_call_of_a_save(method: str, whole: dict[str, Path], tal
 def test_twenty_kills_at_random_moments(method: str, tally: Tally, tmp_path: Path) -> None:
     """One run, killed twenty times: in a step, in a save, while starting."""
     untouched, broken = tmp_path / "whole", tmp_path / "broken"
-    extra = ("--epochs", "20")
+    extra = ("--epochs", "120")  # long enough for a fast machine: the run must not end before the last kill
     assert run(command(method, untouched, *extra), tmp_path / "log")[0] in (0, 3)
+    end = checkpoint.steps_in(untouched / "checkpoints")[-1]
     generator = random.Random(METHODS.index(method))
     step = 0
     with tally.trial("SIGKILL at a random moment", 20):
@@ -93,7 +94,7 @@ def test_twenty_kills_at_random_moments(method: str, tally: Tally, tmp_path: Pat
             child.send(signal.SIGKILL)
             assert child.wait() == -signal.SIGKILL, child.said()
             step = (checkpoint.steps_in(broken / "checkpoints") or [0])[-1]
-        assert 0 < step < 60, "the kills must come in the middle of the run"
+        assert 0 < step < end, "the kills must come in the middle of the run"
         code, said = run(command(method, broken, *extra), tmp_path / "log")
         assert code in (0, 3), said
         assert end_of(broken) == end_of(untouched)
