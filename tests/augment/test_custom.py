@@ -1,4 +1,4 @@
-"""Operations of one's own: kernels and functions beside the built-in ones, and what is refused."""
+"""Custom operations: kernels and functions beside the built-in ones, and what is refused."""
 
 import numpy as np
 import pytest

@@ -17,8 +17,12 @@ from dssl.config_io import to_dict
 from dssl.data import shapes
 from dssl.data.shapes import Shapes
 from dssl.evaluate.features import compute_features
+from dssl.evaluate.protocols import Task
+from dssl.evaluate.runner import aligned_labels
+from dssl.evaluate.store import FeatureStore
 from dssl.models import build_encoder
 from dssl.weights import checkpoint
+from dssl.weights.load import open_weights
 
 
 class Memory:
@@ -104,3 +108,20 @@ def run_folder(tmp_path: Path, encoder: nn.Module) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture
+def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
+    def build(train: Any = None, test: Any = None, **changes: Any) -> Task:
+        folder = run_folder()
+        loaded = open_weights(folder)
+        train, test = train or Shapes(200), test or Shapes(101, split="test")
+        train_labels, test_labels, classes = aligned_labels(train, test)
+        store = FeatureStore(loaded, folder=folder / "features", threads=1)
+        settings = {"seed": 0, "epochs": 1, **changes}
+        return Task(
+            store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
+            classes=classes, **settings,
+        )  # fmt: skip
+
+    return build

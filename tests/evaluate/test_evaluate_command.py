@@ -1,4 +1,4 @@
-"""The whole command on the built-in images: protocols, hashes, JSON, kept features, and every clear sentence."""
+"""The whole command on the built-in images: protocols, hashes, JSON, and every clear sentence."""
 
 import dataclasses
 import json
@@ -12,39 +12,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image as Pillow
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
-from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.evaluate import classifier, protocols
 from dssl.evaluate.protocols import PROTOCOLS, Task, chosen_protocols
 from dssl.evaluate.references import REFERENCES, references_for
 from dssl.evaluate.result import Result
 from dssl.evaluate.runner import aligned_labels, evaluate
-from dssl.evaluate.store import FeatureStore
 from dssl.report import evaluation as page
-from dssl.weights.load import open_weights
-
-
-@pytest.fixture
-def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
-    def build(train: Any = None, test: Any = None, **changes: Any) -> Task:
-        folder = run_folder()
-        loaded = open_weights(folder)
-        train, test = train or Shapes(200), test or Shapes(101, split="test")
-        train_labels, test_labels, classes = aligned_labels(train, test)
-        store = FeatureStore(loaded, folder=folder / "features", threads=1)
-        settings = {"seed": 0, "epochs": 1, **changes}
-        return Task(
-            store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
-            classes=classes, **settings,
-        )  # fmt: skip
-
-    return build
 
 
 def test_the_command_writes_numbers_with_their_protocol(
@@ -141,37 +119,6 @@ def test_what_one_protocol_trained_outlives_the_failure_of_the_next(
     ]
 
 
-@pytest.mark.parametrize(("side", "ratio", "cropped"), [(32, 1.0, 0), (40, 0.875, 101), (None, 0.875, 50)])
-def test_the_protocol_records_the_crop_that_was_made(
-    task: Callable[..., Task], memory: Any, side: int | None, ratio: float, cropped: int
-) -> None:
-    """Images of the encoder's size are taken whole; None: every second image is larger."""
-    shapes = Shapes(101, split="test")
-    images = [np.array(Pillow.fromarray(shapes.image(i)).resize(((side or 32 + 8 * (i % 2)),) * 2)) for i in range(101)]
-    test = memory(np.zeros((101, 1), np.uint8), list(shapes.labels), shapes.classes)
-    test.images, test.fingerprint = images, f"shapes of {side}"
-    one = task(test=test)
-    result = PROTOCOLS["knn"](one)[0]
-    assert (result.protocol["crop_ratio"], result.protocol["cropped_test_images"]) == (ratio, cropped)
-    # features that are kept say the same
-    store = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
-    assert store.of(test, allow_unreadable=False).cropped == cropped
-    assert store.computed == 0
-
-
-def test_features_kept_before_crops_were_counted_are_computed_again(task: Callable[..., Task]) -> None:
-    one = task()
-    first = one.store.of(one.test, allow_unreadable=False)
-    (path,) = one.store.folder.glob("*.safetensors")  # type: ignore[union-attr]
-    with safe_open(path, framework="pt") as file:
-        metadata = {name: text for name, text in file.metadata().items() if name != "cropped"}
-        tensors = {name: file.get_tensor(name) for name in ("values", "rows")}
-    save_file(tensors, path, metadata=metadata)
-    again = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
-    assert torch.equal(again.of(one.test, allow_unreadable=False).values, first.values)
-    assert again.computed == 101
-
-
 def test_a_protocol_that_moves_the_backbone_is_refused(
     task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,24 +142,6 @@ def test_a_dropped_test_batch_is_refused(task: Callable[..., Task], monkeypatch:
     monkeypatch.setattr(protocols, "knn_predict", drops)
     with pytest.raises(DsslError, match="64 predictions for 101 test images"):
         evaluate(task(), ["knn"])
-
-
-def test_damaged_or_foreign_features_are_computed_again(task: Callable[..., Task]) -> None:
-    one = task()
-    first = one.store.of(one.test, allow_unreadable=False)
-    (path,) = one.store.folder.glob("*.safetensors")  # type: ignore[union-attr]
-    fresh = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
-    assert torch.equal(fresh.of(one.test, allow_unreadable=False).values, first.values)
-    assert fresh.computed == 0
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-    repaired = FeatureStore(one.loaded, folder=one.store.folder, threads=1)
-    assert torch.equal(repaired.of(one.test, allow_unreadable=False).values, first.values)
-    assert repaired.computed == 101
-    other = FeatureStore(one.loaded, folder=one.store.folder, threads=1, crop_ratio=1.0)
-    other.of(one.test, allow_unreadable=False)
-    assert other.computed == 101  # another crop is another feature
 
 
 def test_of_large_images_only_thumbnails_are_kept(
