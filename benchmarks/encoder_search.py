@@ -25,9 +25,9 @@ from dssl.config import OptimizerConfig
 from dssl.data import Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.knn import knn_accuracy
-from dssl.evaluate.probe import Problem
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.knn import knn_accuracy
+from dssl.evaluation.probe import Problem
 from dssl.methods import SimCLR, SimSiam
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate

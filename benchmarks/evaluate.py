@@ -29,9 +29,9 @@ from torchvision import transforms
 from benchmarks import charts, record
 from dssl.augment import CIFAR10
 from dssl.data import open_source
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.knn import knn_predict
-from dssl.evaluate.probe import DEFAULT_STRENGTH, Problem, choose_strength
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.knn import knn_predict
+from dssl.evaluation.probe import DEFAULT_STRENGTH, Problem, choose_strength
 from dssl.models import build_encoder, evaluating
 from dssl.precision import choose_precision
 from dssl.weights.load import load_encoder

@@ -30,7 +30,7 @@ from dssl.methods import METHODS
 from dssl.recipes import recipe
 from dssl.run import RunFolder
 from dssl.text import markdown
-from dssl.train.budget import step_budget
+from dssl.training.budget import step_budget
 
 BATCHES = (512, 256, 128, 64, 32, 16)
 """Images on one GPU, the largest that fits."""
@@ -122,7 +122,7 @@ def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def child(asked: Path, out: Path) -> int:
     """One process of a run: trains, and writes the peak memory of its GPU beside the run."""
-    from dssl.train import train
+    from dssl.training import train
 
     config = config_io.from_dict(json.loads(asked.read_text()), where=str(asked))
     ending = train(config, out)

@@ -21,13 +21,13 @@ from dssl import rng
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.data import Source
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.knn import knn_accuracy
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.knn import knn_accuracy
 from dssl.models import build_encoder
 from dssl.optim import learning_rate, peak_rate, set_learning_rate
 from dssl.precision import choose_precision
 from dssl.recipes import recipe
-from dssl.train.prepare import open_data, open_test_data
+from dssl.training.prepare import open_data, open_test_data
 
 K, TEMPERATURE = 200, 0.1
 

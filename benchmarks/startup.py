@@ -33,11 +33,11 @@ def part(name):
     start = now
 import torch
 part("import torch")
-from dssl.train import pretrain as loop
+from dssl.training import pretrain as loop
 part("import the rest of the loop")
 from dssl.recipes import recipe
 from dssl.precision import choose_precision
-from dssl.train.prepare import build_method, prepare, view_maker
+from dssl.training.prepare import build_method, prepare, view_maker
 config = recipe("shapes", epochs=2)
 method = build_method(config)
 part("build the method")
@@ -141,7 +141,7 @@ def main() -> int:
         print(f"  {row['name']:<48}{row['seconds']['median']:7.2f} s")
     content = {
         "results": rows, "parts": part_rows,
-        "imports": {"dssl --help": imports("import dssl.cli"), "dssl train": imports("import dssl.train.pretrain")},
+        "imports": {"dssl --help": imports("import dssl.cli"), "dssl train": imports("import dssl.training.pretrain")},
     }  # fmt: skip
     record.write("startup", clock, content, folder=options.out)
     groups = {

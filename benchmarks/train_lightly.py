@@ -19,7 +19,7 @@ from benchmarks.train_paper import WithWorkers, Workers
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.models import feature_dim
-from dssl.train.prepare import build_method
+from dssl.training.prepare import build_method
 
 
 class LightlyViews(Dataset[tuple[Tensor, ...]]):

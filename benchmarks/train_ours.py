@@ -15,7 +15,7 @@ from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import recipe
-from dssl.train.prepare import build_method, view_maker
+from dssl.training.prepare import build_method, view_maker
 
 STEPS = 10**6
 

@@ -18,7 +18,7 @@ from benchmarks import pillow_views
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.methods import BYOL, SimCLR, SimSiam
-from dssl.train.prepare import build_method
+from dssl.training.prepare import build_method
 
 WORKERS = 2
 

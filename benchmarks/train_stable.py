@@ -34,7 +34,7 @@ from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.methods.heads import mlp, simclr_projector, simsiam_projector
 from dssl.models import feature_dim
-from dssl.train.prepare import build_method
+from dssl.training.prepare import build_method
 
 _PATIENCE = 180.0
 

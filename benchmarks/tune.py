@@ -27,20 +27,20 @@ from dssl.data import Source, Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
 from dssl.distributed import World
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
 from dssl.files import write_text
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, nt_xent
 from dssl.models import evaluating, forward
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.presets import named_graph
-from dssl.reproduce.scales import named_scale
 from dssl.run import RunFolder
 from dssl.text import markdown
-from dssl.train.prepare import Parts, build_method, images_to_whiten
-from dssl.train.tune import continued, short_run
+from dssl.training.prepare import Parts, build_method, images_to_whiten
+from dssl.training.tune import continued, short_run
 from dssl.weights import checkpoint
+from dssl_reproduce.scales import named_scale
 
 NONE = "none"
 """In place of a policy: two standard pairs, which is the same work without heavy views."""
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> None:
         trial, its = continued(dataclasses.replace(config, graph=graph, heavy=heavy), parts, found[1])
         ending = short_run(trial, its, steps=options.steps, precision="fp32", world=world, folder=folder, header=header)
         trained = time.process_time()
-        row: dict[str, Any] = {**about, "verdict": ending.opinion.verdict, "cpu_seconds": round(trained - began)}
+        row: dict[str, Any] = {**about, "verdict": ending.verdict.status, "cpu_seconds": round(trained - began)}
         row |= scores(its.method, judges, heavy=policy)
         row |= score(its.method.encoder, images, bank, held_out)
         row["score_seconds"] = round(time.process_time() - trained)

@@ -27,7 +27,7 @@ from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
-from dssl.train.prepare import build_method, images_to_whiten
+from dssl.training.prepare import build_method, images_to_whiten
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Self-supervised visual pretraining with any augmentation, without collapse.
 
-The public API: a view graph, a method and their objective for your own loop; ``dssl.train.train`` and ``load_encoder`` for the
+The public API: a view graph, a method and their objective for your own loop; ``dssl.training.train`` and ``load_encoder`` for the
 whole way. Everything is imported when it is first used.
 """
 

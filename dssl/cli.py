@@ -46,7 +46,7 @@ def _run(name: str, words: list[str]) -> int:
         raise choices("command", name, COMMANDS)
     from dssl.commands.arguments import with_home
 
-    command = importlib.import_module(f"dssl.commands.{module_name(name)}")
+    command = importlib.import_module(module_name(name))
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
     parsed = _parse(command.Arguments, f"dssl {name}", words, default)

@@ -55,7 +55,7 @@ class World:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX)
         return bool(votes.item())
 
-    def found(self, value: T | None) -> T | None:
+    def first_found(self, value: T | None) -> T | None:
         """What the first process that has something has, on all of them."""
         return next((one for one in self._gather(value) if one is not None), None) if self.size > 1 else value
 
@@ -63,7 +63,7 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def together(self, work: Callable[[], T]) -> T:
+    def all_or_error(self, work: Callable[[], T]) -> T:
         """Do what may fail on any process: where it fails on one, all of them stop with its line, and none waits for it."""
         if self.size == 1:
             return work()
@@ -82,15 +82,15 @@ class World:
         if self.size == 1:
             return work()
         leads = os.environ.get("LOCAL_RANK", str(self.rank)) == "0"
-        led = self.together(lambda: work() if leads else None)
-        followed = self.together(lambda: None if leads else work())
+        led = self.all_or_error(lambda: work() if leads else None)
+        followed = self.all_or_error(lambda: None if leads else work())
         return cast(T, led if leads else followed)
 
-    def told(self, work: Callable[[], T]) -> T:
+    def from_first(self, work: Callable[[], T]) -> T:
         """What the first process finds, on all of them."""
         if self.size == 1:
             return work()
-        box = [self.together(lambda: work() if self.first else None)]
+        box = [self.all_or_error(lambda: work() if self.first else None)]
         dist.broadcast_object_list(box, 0)
         return cast(T, box[0])
 

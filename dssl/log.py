@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from dssl.errors import DsslError
 from dssl.run import RunFolder
-from dssl.state import Pace, Sight
+from dssl.state import HealthCheck, RunLength
 
 logger = logging.getLogger("dssl")
 
@@ -33,24 +33,26 @@ def show_messages() -> None:
 class Log:
     """Only the first process writes; on the others every call does nothing."""
 
-    def __init__(self, folder: RunFolder | None, *, start: int, pace: Pace, batch_size: int, active: bool) -> None:
+    def __init__(
+        self, folder: RunFolder | None, *, start: int, length: RunLength, batch_size: int, active: bool
+    ) -> None:
         self.active = active
-        self.pace = pace
+        self.length = length
         self.batch_size = batch_size
         self._since = time.perf_counter()
         self._since_step = start
         self._waited = 0.0
-        self.verdict = ""
-        """The last verdict that was logged."""
+        self.status = ""
+        """The last status that was logged."""
         self._measured = ""
-        self._seen: Sight | None = None
+        self._seen: HealthCheck | None = None
         if not active:
             return
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
         # without a terminal (a pipe, a batch system) one line per epoch is enough
         self._bar = tqdm(
-            total=pace.total,
+            total=length.total,
             initial=start,
             unit="step",
             dynamic_ncols=True,
@@ -71,7 +73,7 @@ class Log:
         yield
         self._since += time.perf_counter() - began
 
-    def look(self, now: Sight, *, rate: float) -> None:
+    def check(self, now: HealthCheck, *, rate: float) -> None:
         """Record what was seen, and print a changed verdict."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
@@ -81,13 +83,13 @@ class Log:
         if not self.active:
             return
         self._seen = now
-        verdict = now.opinion.verdict
+        status = now.verdict.status
         measured = {"loss": now.loss, "rate": rate, "images_per_second": images, "data_share": data}
         self.write(
             now.record
-            | {"step": now.step + 1, "epoch": (now.step + 1) / self.pace.steps_per_epoch}
+            | {"step": now.step + 1, "epoch": (now.step + 1) / self.length.steps_per_epoch}
             | measured
-            | {"verdict": verdict}
+            | {"verdict": status}
         )
         for name, value in measured.items():
             self._board.scalar(name, value, now.step + 1)
@@ -96,24 +98,24 @@ class Log:
                 self._board.scalar(f"{group}/{name}", value, now.step + 1)
         self._board.flush()
         self._bar.set_postfix_str(
-            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {verdict}{self._measured}, "
+            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}{self._measured}, "
             f"data {data:.0%} / compute {1 - data:.0%}"
         )
-        if verdict != self.verdict and now.opinion.reason:
-            self.say(*now.opinion.lines())
-        self.verdict = verdict
+        if status != self.status and now.verdict.reason:
+            self.say(*now.verdict.lines())
+        self.status = status
 
-    def round(self, step: int, verdict: str) -> None:
+    def round(self, step: int, status: str) -> None:
         """One line per round, unless there is a progress bar."""
         if self.active and self._bar.disable and (now := self._seen) is not None:
-            where = self.pace.position(step)
-            self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {verdict}{self._measured}")
+            where = self.length.position(step)
+            self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {status}{self._measured}")
             self._measured = ""  # of this round; the next line shows it only if it is measured again
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:
         if not self.active:
             return
-        self.write({"step": step, "epoch": step / self.pace.steps_per_epoch, **result})
+        self.write({"step": step, "epoch": step / self.length.steps_per_epoch, **result})
         self._measured = f", kNN {result['knn']:.1f} %"
         self._board.scalar("knn", result["knn"], step)
 
@@ -121,7 +123,7 @@ class Log:
         """Where a run that started from weights stands beside them."""
         if not self.active:
             return
-        self.write({"step": step, "epoch": step / self.pace.steps_per_epoch, **record})
+        self.write({"step": step, "epoch": step / self.length.steps_per_epoch, **record})
         self._measured = f", {text}"
         for name, value in (record["start"] | record["start"]["held_out"]).items():
             if isinstance(value, float):

@@ -25,7 +25,7 @@ from dssl.objective import Objective
 from dssl.optim import set_learning_rate
 from dssl.precision import autocast, loss_scaler
 from dssl.run import Resumed, RunFolder
-from dssl.state import Keeper, Opinion, Pace, Stop, TrainState, Watch
+from dssl.state import Checkpointer, Monitor, RunLength, StopSignals, TrainState, Verdict
 
 _VOTE_EVERY = 32
 """The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a look."""
@@ -40,7 +40,7 @@ class InputsByStep(Protocol[Inputs_co]):
     def at(self, step: int) -> Inputs_co: ...
 
 
-class Trainable(Generic[Inputs]):
+class Task(Generic[Inputs]):
     """What differs between one training and another."""
 
     name: str
@@ -50,7 +50,7 @@ class Trainable(Generic[Inputs]):
     objective: nn.Module
     """``objective(inputs)`` gives a report whose ``total`` is the loss; DDP wraps it."""
     optimizer: torch.optim.Optimizer
-    watch: Watch[Any]
+    monitor: Monitor[Any]
     header: Mapping[str, Any]
     """What every checkpoint records about the run: its configuration and the fingerprint of its data."""
     fixed_rate: float = 0.0
@@ -82,7 +82,7 @@ class Trainable(Generic[Inputs]):
 class LoopSettings:
     """How the loop goes about a task; it knows no configuration."""
 
-    pace: Pace
+    length: RunLength
     batch_size: int
     data: str
     """The name of the data in an error."""
@@ -101,7 +101,7 @@ class Ending:
 
     step: int
     total: int
-    opinion: Opinion
+    verdict: Verdict
     checkpoint: Path | None
     signal: int | None = None
     """The signal that stopped it, if one did."""
@@ -112,29 +112,29 @@ class Ending:
         if self.signal is not None:
             return 128 + self.signal
         codes = {"diverged": 4, "collapsed": 3, "partial collapse": 3, "below where it started": 5}
-        return codes.get(self.opinion.verdict, 0)
+        return codes.get(self.verdict.status, 0)
 
 
 def run(
-    task: Trainable[Inputs],
+    task: Task[Inputs],
     settings: LoopSettings,
     *,
     world: World,
     folder: RunFolder | None = None,
     resumed: Resumed | None = None,
-    greeting: Sequence[str] = (),
+    intro: Sequence[str] = (),
 ) -> Ending:
     """Train from the first step, or from a checkpoint, to the last step, a signal or a bad end.
 
     Without a folder nothing is written.
     """
-    # -- the start: weights, optimiser, step and the watch's memory are all that a checkpoint holds
-    pace, total, optimizer, watch = settings.pace, settings.pace.total, task.optimizer, task.watch
+    # -- the start: weights, optimiser, step and the monitor's memory are all that a checkpoint holds
+    length, total, optimizer, monitor = settings.length, settings.length.total, task.optimizer, task.monitor
     scaler = loss_scaler(world.device, settings.precision)
-    state = TrainState(task.name, task.module, optimizer, watch, scaler)
-    keeper = Keeper(folder, settings.checkpoint, state, pace=pace, header=task.header)
+    state = TrainState(task.name, task.module, optimizer, monitor, scaler)
+    checkpointer = Checkpointer(folder, settings.checkpoint, state, length=length, header=task.header)
     if resumed is not None:
-        keeper.restore(resumed, data=settings.data)
+        checkpointer.restore(resumed, data=settings.data)
     if world.first and folder is not None:
         # the steps after the checkpoint are made again, and so are their lines; without one, all of them
         folder.drop_metrics_after(-1 if resumed is None else state.step)
@@ -146,10 +146,10 @@ def run(
     bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
     with (
         task.batches(state.step) as batches,
-        Log(folder, start=state.step, pace=pace, batch_size=settings.batch_size, active=world.first) as log,
-        Stop() as stop,
+        Log(folder, start=state.step, length=length, batch_size=settings.batch_size, active=world.first) as log,
+        StopSignals() as stop,
     ):
-        log.say(*keeper.complaints, *greeting, *_where(state.step, total))
+        log.say(*checkpointer.warnings, *intro, *_where(state.step, total))
         with log.aside():
             task.begin(log)
         for step in range(state.step, total):
@@ -173,46 +173,46 @@ def run(
 
             # -- the look: reads numbers from the device, which waits for it, so it is rare
             last = step + 1 == total
-            round_ends = last or (step + 1) % pace.round == 0
+            round_ends = last or (step + 1) % length.round == 0
             if step % settings.look_every == 0 or round_ends:
-                sight = watch.look(step, loss, first_bad=int(bad_step))
-                verdict = sight.opinion.verdict
-                hopeless = verdict == "diverged" or (settings.stop_collapsed and verdict == "collapsed")
+                check = monitor.check(step, loss, first_bad=int(bad_step))
+                status = check.verdict.status
+                hopeless = status == "diverged" or (settings.stop_collapsed and status == "collapsed")
                 # each rank sees its own part of the batch: one that stopped alone would hang the rest, and what it saw
                 # is the verdict of all
                 stops = world.any(hopeless)
-                if stops and (theirs := world.found(sight.opinion if hopeless else None)) is not None:
-                    watch.opinion = theirs
-                    sight = dataclasses.replace(sight, opinion=theirs)
-                log.look(sight, rate=rate)
+                if stops and (theirs := world.first_found(check.verdict if hopeless else None)) is not None:
+                    monitor.verdict = theirs
+                    check = dataclasses.replace(check, verdict=theirs)
+                log.check(check, rate=rate)
                 if stops:
                     break
             if round_ends:
                 with log.aside():
                     task.after_round(step + 1, log)
-                log.round(step + 1, watch.opinion.verdict)
+                log.round(step + 1, monitor.verdict.status)
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
             leaving = _should_stop(stop, step, world, every=min(settings.look_every, _VOTE_EVERY))
-            if keeper.due(round_ends=round_ends, last=last, leaving=leaving):
+            if checkpointer.due(round_ends=round_ends, last=last, leaving=leaving):
                 if not state.is_finite():
                     # not saved, or a resumed run would start from it; the next look stops all processes together
-                    watch.divergence(step, loss, first_bad=int(bad_step))
+                    monitor.divergence(step, loss, first_bad=int(bad_step))
                     if last:  # there is no next look, and the metrics would end on the verdict of this one
-                        log.look(dataclasses.replace(sight, opinion=watch.opinion), rate=rate)
+                        log.check(dataclasses.replace(check, verdict=monitor.verdict), rate=rate)
                 elif world.first:
                     with log.aside():
-                        keeper.save()
+                        checkpointer.save()
                 else:
-                    keeper.begin_again()
+                    checkpointer.begin_again()
 
             # -- the stop
             if leaving:
                 break
-        signal = world.found(stop.signal)  # one node may be preempted and the others not
-        _farewell(log, keeper, watch.opinion, state.step, total, signal)
+        signal = world.first_found(stop.signal)  # one node may be preempted and the others not
+        _say_ending(log, checkpointer, monitor.verdict, state.step, total, signal)
     world.wait()  # for the last save: a process that ends takes the others with it
-    return Ending(state.step, total, watch.opinion, keeper.newest(), signal)
+    return Ending(state.step, total, monitor.verdict, checkpointer.newest(), signal)
 
 
 def take_step(
@@ -242,21 +242,23 @@ def _where(step: int, total: int) -> list[str]:
     return [f"resuming at step {step} of {total}"] if step else []
 
 
-def _should_stop(stop: Stop, step: int, world: World, *, every: int) -> bool:
+def _should_stop(stop: StopSignals, step: int, world: World, *, every: int) -> bool:
     """Whether a signal came to any process; several of them ask each other only every so often."""
     if world.size == 1:
         return stop.signal is not None
     return step % every == 0 and world.any(stop.signal is not None)
 
 
-def _farewell(log: Log, keeper: Keeper, opinion: Opinion, step: int, total: int, signal: int | None) -> None:
-    if opinion.verdict == "diverged" or (step < total and signal is None):
-        reasons = opinion.lines() if opinion.verdict != log.verdict else []
-        log.say(*reasons, f"stopped at step {step} of {total}: {keeper.last_healthy_line()}")
+def _say_ending(
+    log: Log, checkpointer: Checkpointer, verdict: Verdict, step: int, total: int, signal: int | None
+) -> None:
+    if verdict.status == "diverged" or (step < total and signal is None):
+        reasons = verdict.lines() if verdict.status != log.status else []
+        log.say(*reasons, f"stopped at step {step} of {total}: {checkpointer.last_healthy_line()}")
     elif signal is not None:
-        kept = "" if keeper.folder is None else " and saved; the same command resumes it"
+        kept = "" if checkpointer.folder is None else " and saved; the same command resumes it"
         log.say(f"stopped at step {step} of {total}{kept}")
-    elif opinion.verdict in ("collapsed", "partial collapse"):
-        log.say(f"finished, but {opinion.verdict}: {keeper.last_healthy_line()}")
-    elif opinion.verdict == "below where it started":  # judged after the last look, which has not said it
-        log.say(*opinion.lines())
+    elif verdict.status in ("collapsed", "partial collapse"):
+        log.say(f"finished, but {verdict.status}: {checkpointer.last_healthy_line()}")
+    elif verdict.status == "below where it started":  # judged after the last look, which has not said it
+        log.say(*verdict.lines())

@@ -36,7 +36,9 @@ def precision_of(
     if kept is not None:
         return kept["precision"], f"{kept['precision']}, as the run started"
     # the first one alone: processes that measure at the same time slow each other down
-    return world.told(lambda: choose_precision(encoder, image_size=image_size, channels=channels, device=world.device))
+    return world.from_first(
+        lambda: choose_precision(encoder, image_size=image_size, channels=channels, device=world.device)
+    )
 
 
 def choose_precision(

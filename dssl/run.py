@@ -159,7 +159,7 @@ class OpenRun:
         """The first process writes config.json, once; the others wait for it."""
         folder, world = self.folder, self.world
         world.agree({"images with the fingerprint": str(plain["fingerprint"])[:12]})
-        world.together(lambda: folder.write_config(plain) if world.first and not folder.has_run else None)
+        world.all_or_error(lambda: folder.write_config(plain) if world.first and not folder.has_run else None)
 
 
 @contextmanager
@@ -187,14 +187,14 @@ def open_run(
             held.enter_context(folder.locked())
             folder.check(changes)  # what another process did before it let the lock go
 
-        world.together(lambda: take() if world.first else None)
+        world.all_or_error(lambda: take() if world.first else None)
         yield found_run(folder, world)
 
 
 def found_run(folder: RunFolder, world: World) -> OpenRun:
     """What an earlier start left, the same on all processes: where a node sees another disk, all of them stop with a line."""
-    kept = world.together(lambda: folder.read_config() if folder.has_run else None)
-    resumed = world.together(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
+    kept = world.all_or_error(lambda: folder.read_config() if folder.has_run else None)
+    resumed = world.all_or_error(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
     found, started = "no checkpoint", "no run"
     if resumed is not None:
         header = resumed[1].header

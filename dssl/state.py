@@ -1,4 +1,4 @@
-"""All that must survive a kill (weights, optimiser, step, the watch's memory), and the signals that announce one."""
+"""All that must survive a kill (weights, optimiser, step, the monitor's memory), and the signals that announce one."""
 
 import math
 import os
@@ -21,15 +21,15 @@ from dssl.run import Resumed, RunFolder
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
-Verdict = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
+Status = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
 Report_contra = TypeVar("Report_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class Verdict:
     """A verdict with its reasons, in words."""
 
-    verdict: Verdict
+    status: Status
     step: int
     view: str = ""
     edge: str = ""
@@ -39,13 +39,13 @@ class Opinion:
     def lines(self) -> list[str]:
         """For the console and the log."""
         if not self.reason:
-            return [self.verdict]
-        head = f"{self.verdict} at step {self.step}: {self.reason}"
+            return [self.status]
+        head = f"{self.status} at step {self.step}: {self.reason}"
         return [head, *(f"  {number}. {remedy}" for number, remedy in enumerate(self.remedies, 1))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RunLength:
     """How long a run is, and how many steps make a round."""
 
     total: int
@@ -63,7 +63,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class HealthCheck:
     """What was seen at one step."""
 
     step: int
@@ -72,22 +72,22 @@ class Sight:
     """For metrics.jsonl: numbers, and tables of numbers by name."""
     text: str
     """The most telling of them for the progress line, such as "spread 0.93"."""
-    opinion: Opinion
+    verdict: Verdict
 
 
-class Watch(Protocol[Report_contra]):
+class Monitor(Protocol[Report_contra]):
     """Looks at a run every few steps and judges it; its memory is saved in the checkpoint."""
 
-    opinion: Opinion
+    verdict: Verdict
 
     @property
-    def close(self) -> bool:
+    def near_start(self) -> bool:
         """Whether the weights as they are now were measured and are close to those that the run started from."""
 
-    last_close: int | None
+    last_near_start: int | None
     """The last step that was saved while this was so; its checkpoint is kept."""
 
-    def look(self, step: int, report: Report_contra, *, first_bad: int) -> Sight:
+    def check(self, step: int, report: Report_contra, *, first_bad: int) -> HealthCheck:
         """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
 
     def divergence(self, step: int, report: Report_contra, *, first_bad: int) -> None:
@@ -106,23 +106,23 @@ class Loss:
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
-class LossWatch:
-    """The watch over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
+class LossMonitor:
+    """The monitor over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
 
-    close = False
-    last_close: int | None = None
+    near_start = False
+    last_near_start: int | None = None
 
     def __init__(self, *, remedies: tuple[str, ...] = ()) -> None:
-        self.opinion, self.remedies = Opinion("healthy", 0), remedies
+        self.verdict, self.remedies = Verdict("healthy", 0), remedies
 
-    def look(self, step: int, report: Loss, *, first_bad: int) -> Sight:
+    def check(self, step: int, report: Loss, *, first_bad: int) -> HealthCheck:
         loss = float(report.total.detach())
         parts = {name: float(value.detach()) for name, value in report.parts.items()}
         if first_bad >= 0 or not math.isfinite(loss):
             self.divergence(step, report, first_bad=first_bad)
         record = {"step": step, "loss": loss} | ({"parts": parts} if parts else {})
         text = "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
-        return Sight(step=step, loss=loss, record=record, text=text, opinion=self.opinion)
+        return HealthCheck(step=step, loss=loss, record=record, text=text, verdict=self.verdict)
 
     def divergence(self, step: int, report: Loss, *, first_bad: int) -> None:
         broken = ", ".join(name for name, value in report.parts.items() if not math.isfinite(float(value.detach())))
@@ -130,14 +130,14 @@ class LossWatch:
         if math.isfinite(float(report.total.detach())):
             reason = "the weights are no longer numbers"
         began = first_bad if first_bad >= 0 else step
-        self.opinion = Opinion("diverged", began, reason=reason, remedies=self.remedies)
+        self.verdict = Verdict("diverged", began, reason=reason, remedies=self.remedies)
 
     def state(self) -> dict[str, Any]:
         """A healthy run has nothing to remember."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.opinion = Opinion("healthy", 0)
+        self.verdict = Verdict("healthy", 0)
 
 
 @dataclass
@@ -146,7 +146,7 @@ class TrainState:
     """Of the module in a checkpoint."""
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    watch: Watch[Any]
+    monitor: Monitor[Any]
     scaler: torch.amp.GradScaler
     """Of the loss in fp16; has no state in any other precision."""
     step: int = 0
@@ -169,7 +169,7 @@ class TrainState:
             raise DsslError(f"the checkpoint does not fit the {self.name}: {' '.join(str(error).split())}") from None
         try:
             load_optimizer_tensors(self.optimizer, self.module, saved.part("optimizer"))
-            self.watch.load_state(saved.header["health"])
+            self.monitor.load_state(saved.header["health"])
             self.step = int(saved.header["step"])
             if self.scaler.is_enabled():
                 self.scaler.load_state_dict(saved.header["scaler"])
@@ -180,7 +180,7 @@ class TrainState:
             ) from None
 
 
-class Keeper:
+class Checkpointer:
     """Decides when to save, saves, and keeps the newest, the periodic and the last healthy checkpoint."""
 
     def __init__(
@@ -189,17 +189,17 @@ class Keeper:
         config: CheckpointConfig,
         state: TrainState,
         *,
-        pace: Pace,
+        length: RunLength,
         header: Mapping[str, Any],
     ) -> None:
         self.folder, self.config, self.state = folder, config, state
-        self.pace, self.header = pace, dict(header)
+        self.length, self.header = length, dict(header)
         self.last_healthy: int | None = None
-        self.complaints: list[str] = []
+        self.warnings: list[str] = []
         self._saved_at = time.monotonic()
 
     def restore(self, resumed: Resumed, *, data: str) -> None:
-        path, saved, complaints = resumed
+        path, saved, warnings = resumed
         fingerprint = self.header["fingerprint"]
         if saved.header["fingerprint"] != fingerprint:
             raise DsslError(
@@ -208,13 +208,13 @@ class Keeper:
             )
         self.state.load(saved)
         self.last_healthy = saved.header.get("last_healthy")
-        self.complaints = [f"{line}; resuming from {path.name}" for line in complaints]
+        self.warnings = [f"{line}; resuming from {path.name}" for line in warnings]
 
     def due(self, *, round_ends: bool, last: bool, leaving: bool) -> bool:
         if self.folder is None:
             return False
         # by the step alone: neither a save for the minutes nor a resume moves the rounds that are saved
-        rounds = self.state.step // self.pace.round
+        rounds = self.state.step // self.length.round
         periods = (self.config.every_epochs, self.config.keep_every or self.config.every_epochs)
         return (
             last
@@ -230,23 +230,23 @@ class Keeper:
     def save(self) -> Path:
         """Write the state as it is now."""
         assert self.folder is not None
-        step, watch = self.state.step, self.state.watch
-        verdict = watch.opinion.verdict
-        if verdict in ("healthy", "too early"):
+        step, monitor = self.state.step, self.state.monitor
+        status = monitor.verdict.status
+        if status in ("healthy", "too early"):
             self.last_healthy = step
-        if watch.close:
-            watch.last_close = step
+        if monitor.near_start:
+            monitor.last_near_start = step
         path = checkpoint.path_at(self.folder.checkpoints, step)
         checkpoint.write(
             path,
             {
                 **self.header,
                 "step": step,
-                "steps_per_epoch": self.pace.steps_per_epoch,
-                "epoch": step / self.pace.steps_per_epoch,
-                "health": watch.state(),
+                "steps_per_epoch": self.length.steps_per_epoch,
+                "epoch": step / self.length.steps_per_epoch,
+                "health": monitor.state(),
                 "scaler": self.state.scaler.state_dict(),
-                "verdict": verdict,
+                "verdict": status,
                 "last_healthy": self.last_healthy,
             },
             self.state.tensors(),
@@ -257,10 +257,10 @@ class Keeper:
 
     def _protected(self) -> set[int]:
         assert self.folder is not None
-        protected = {step for step in (self.last_healthy, self.state.watch.last_close) if step is not None}
+        protected = {step for step in (self.last_healthy, self.state.monitor.last_near_start) if step is not None}
         every = self.config.keep_every
         if every is not None:
-            period = every * self.pace.round
+            period = every * self.length.round
             protected |= {step for step in checkpoint.steps_in(self.folder.checkpoints) if step % period == 0}
         return protected
 
@@ -276,7 +276,7 @@ class Keeper:
         return f"the last healthy checkpoint is {checkpoint.path_at(self.folder.checkpoints, self.last_healthy)}"
 
 
-class Stop:
+class StopSignals:
     """SIGTERM, SIGINT and SIGUSR1 (from batch systems) end a run after it has saved; a second signal ends it at once.
 
     The same SIGTERM or SIGUSR1 again is no second signal: Slurm sends it to every process, and torchrun hands on its own.
@@ -287,7 +287,7 @@ class Stop:
         self.signal: int | None = None
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 self._before[number] = signal.signal(number, self._note)

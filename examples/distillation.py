@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dssl import recipe
-from dssl.train import RunResult, train
+from dssl.training import RunResult, train
 
 
 def summary(result: RunResult) -> str:
     accuracy = "" if result.knn is None else f", kNN {result.knn:.1f} %"  # where the data has labels and a test split
-    return f"{result.opinion.verdict}{accuracy}: {result.checkpoint}"
+    return f"{result.verdict.status}{accuracy}: {result.checkpoint}"
 
 
 def main() -> None:

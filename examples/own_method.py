@@ -19,7 +19,7 @@ from dssl import recipe
 from dssl.distributed import gather_rows
 from dssl.methods import METHODS, Declaration, MethodSettings, Prediction
 from dssl.methods.method import attached_cost
-from dssl.train import train
+from dssl.training import train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def main() -> None:
     base = recipe("shapes", method=METHOD.name)
     result = train(replace(base, data=options.data, graph=options.graph, epochs=options.epochs), options.out)
     accuracy = "" if result.knn is None else f", kNN {result.knn:.1f} %"  # where the data has labels and a test split
-    print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
+    print(f"{result.verdict.status}{accuracy}: {result.checkpoint}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from dssl.cli import _parse, main
-from dssl.commands import evaluate, module_name, train
+from dssl.commands import module_name, train
 from dssl.commands.arguments import command_line, with_home
-from dssl.commands.completion import flags
 from dssl.recipes import recipe
 
 
@@ -96,7 +95,7 @@ def test_the_home_folder_is_expanded_by_the_command_line(
 def test_the_command_line_is_the_inverse_of_its_parser(words: str) -> None:
     """Parsed by the real parser and written down again: the same words, and the same arguments once more."""
     name, *rest = shlex.split(words)
-    kind = importlib.import_module(f"dssl.commands.{module_name(name)}").Arguments
+    kind = importlib.import_module(module_name(name)).Arguments
     parsed = _parse(kind, f"dssl {name}", rest, None)
     written = command_line(name, parsed)
     assert written == f"dssl {words}"
@@ -127,13 +126,3 @@ def test_the_home_folder_is_expanded_in_nested_settings(monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", "/home/of/mine")
     arguments = train.Arguments(config=recipe("adapt", data="shapes", init=Path("~/w.pth")))
     assert with_home(arguments).config.init == Path("/home/of/mine/w.pth")
-
-
-def test_completion_offers_what_the_parser_takes() -> None:
-    for command in ("views", "data", "evaluate"):
-        offered = {*flags(importlib.import_module(f"dssl.commands.{command}").Arguments)}
-        assert not offered & {"--source", "--action", "--place"}
-    assert "--weights" not in flags(evaluate.Arguments)
-    offered = {*flags(train.Arguments)}
-    assert {"--adapt.head-epochs", "--optimizer.rate", "--method.temperature"} <= offered
-    assert "--adapt" not in offered

@@ -107,25 +107,6 @@ def test_a_terminal_of_another_encoding_gets_an_escape() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "64 \\u2013 66\n", "")
 
 
-def test_the_shell_completes_commands_flags_and_values() -> None:
-    """A real bash runs the script and is asked what it would offer."""
-    asked = {
-        "gr": "graph",
-        "train sh": "shapes",
-        "train shapes --optimizer.ra": "--optimizer.rate",
-        "train shapes --method by": "byol",
-        "train shapes --method.bott": "--method.bottleneck",
-        "train shapes --graph ds": "dssl",
-    }
-    lines = [f'eval "$({sys.executable} -m dssl completion bash)"']
-    for words in asked:
-        array = "dssl " + words
-        lines.append(f"COMP_WORDS=({array}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )); _dssl; echo ${{COMPREPLY[@]}}")
-    result = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=300)
-    assert result.stderr == ""
-    assert [line.split()[0] for line in result.stdout.splitlines()] == list(asked.values())
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

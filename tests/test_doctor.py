@@ -12,9 +12,9 @@ from dssl.commands import doctor
 from dssl.commands.doctor import Arguments, run, verdict
 from dssl.errors import DsslError
 from dssl.recipes import recipe
-from dssl.train import estimate
-from dssl.train.budget import Budget
-from dssl.train.estimate import Speed, loader_rate, measure_speed
+from dssl.training import estimate
+from dssl.training.budget import Budget
+from dssl.training.estimate import Speed, loader_rate, measure_speed
 
 
 @pytest.fixture

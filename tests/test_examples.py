@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent.parent / "examples"
 
 def run(name: str, *words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *words])
-    monkeypatch.setattr("dssl.train.knn.QUERIES", 50)
+    monkeypatch.setattr("dssl.training.knn.QUERIES", 50)
     runpy.run_path(str(FOLDER / name), run_name="__main__")
 
 

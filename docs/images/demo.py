@@ -10,7 +10,7 @@ from dssl.report import figures
 from dssl.report.figures import COLORS
 from dssl.report.run_data import read_run
 from dssl.report.run_report import series
-from dssl.train.health import COLLAPSED, PARTIAL
+from dssl.training.health import COLLAPSED, PARTIAL
 
 RUNS = {"standard": "standard pair", "heavy": "heavy pair", "dssl": "DSSL, the same heavy views"}
 BASELINES = {"untrained encoder": 33.1, "raw pixels": 22.5}

@@ -14,9 +14,16 @@ COMMANDS: dict[str, str] = {
     "data": "inspect a source of images, pack it, or download CIFAR-10",
     "reproduce": "run the paper's tables and figures, at scales from minutes to GPUs",
     "doctor": "check this machine and estimate how long a run would take",
-    "completion": "print a script that completes commands and flags in the shell",
+}
+
+
+_OF_SIBLINGS = {
+    "demo": "dssl_reproduce.demo_command",
+    "evaluate-coco": "dssl_coco.command",
+    "reproduce": "dssl_reproduce.command",
 }
 
 
 def module_name(command: str) -> str:
-    return command.replace("-", "_")
+    """The module of a command: a file of this package, or of a sibling of dssl."""
+    return _OF_SIBLINGS.get(command, f"dssl.commands.{command}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from dssl.config import Precision, RunConfig
-    from dssl.train.budget import Budget
+    from dssl.training.budget import Budget
 
 _PACKAGES = (
     "torch",
@@ -114,7 +114,7 @@ def _measure(
     arguments: Arguments, config: "RunConfig", device: "torch.device", *, batch_size: int | None = None
 ) -> float:
     """Train for some seconds and say how fast; images a second."""
-    from dssl.train.estimate import measure_speed
+    from dssl.training.estimate import measure_speed
 
     speed = measure_speed(config, device, batch_size=batch_size)
     print(f"precision    {speed.why}")
@@ -151,8 +151,8 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
     """Memory by count, the loader by measurement, the GPU's appetite by measurement or from a table, and a verdict."""
     import torch
 
-    from dssl.train.budget import CARDS, ON_TOP, step_budget
-    from dssl.train.estimate import loader_rate
+    from dssl.training.budget import CARDS, ON_TOP, step_budget
+    from dssl.training.estimate import loader_rate
 
     known = {card.name: card for card in CARDS}
     name = arguments.card or "A100"

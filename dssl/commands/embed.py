@@ -41,8 +41,8 @@ class Arguments(WeightsArguments):
 def run(arguments: Arguments) -> int:
     from dssl.data import open_source
     from dssl.distributed import pick_device
-    from dssl.evaluate.embed import embed_file, embed_parquet, embed_shards
-    from dssl.evaluate.store import FeatureStore
+    from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
+    from dssl.evaluation.store import FeatureStore
     from dssl.models.dense import DenseEncoder
     from dssl.precision import half_type
 

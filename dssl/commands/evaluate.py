@@ -23,7 +23,7 @@ from dssl.version import VERSION
 if TYPE_CHECKING:
     from dssl.data import Source
     from dssl.data.source import Split
-    from dssl.evaluate.protocols import Task
+    from dssl.evaluation.protocols import Task
     from dssl.weights.load import LoadedEncoder
 
 
@@ -60,7 +60,7 @@ class Arguments(WeightsArguments):
 
 
 def run(arguments: Arguments) -> int:
-    from dssl.evaluate.protocols import chosen_protocols
+    from dssl.evaluation.protocols import chosen_protocols
 
     protocols = chosen_protocols(arguments.protocols)
     check_counts(arguments, ("image_size", "epochs", "threads"))
@@ -70,9 +70,9 @@ def run(arguments: Arguments) -> int:
         )
     begun = time.perf_counter()
     from dssl.distributed import pick_device
-    from dssl.evaluate.protocols import Task
-    from dssl.evaluate.runner import aligned_labels, evaluate, with_earlier
-    from dssl.evaluate.store import FeatureStore
+    from dssl.evaluation.protocols import Task
+    from dssl.evaluation.runner import aligned_labels, evaluate, with_earlier
+    from dssl.evaluation.store import FeatureStore
     from dssl.precision import half_type
     from dssl.report import evaluation as page
     from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
@@ -113,7 +113,7 @@ def run(arguments: Arguments) -> int:
 
 
 def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], *, data: str, begun: float) -> int:
-    from dssl.evaluate.against import evaluate_against, open_other
+    from dssl.evaluation.against import evaluate_against, open_other
     from dssl.report import comparison as page
 
     others = []

@@ -1,6 +1,5 @@
 """``dssl report``: one page about one or more runs."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +40,11 @@ def run(arguments: Arguments) -> int:
     from dssl.report.run_data import find_runs
 
     runs = find_runs(arguments.runs)
-    tables = [] if arguments.tables is None else _tables(arguments.tables)
+    tables = []
+    if arguments.tables is not None:
+        from dssl_reproduce.table import tables_in
+
+        tables = tables_in(arguments.tables)
     maps, classes, notes = embedding_maps(runs, images=arguments.images) if arguments.images else ([], (), [])
     command = command_line("report", arguments)
     page = run_report.html(runs, command=command, tables=tables, maps=maps, classes=classes, notes=notes)
@@ -51,27 +54,3 @@ def run(arguments: Arguments) -> int:
         print(f"note: {note}")
     print(f"\n{arguments.out}")
     return 0
-
-
-def _tables(folder: Path) -> list[dict[str, object]]:
-    """The tables of a folder, rebuilt from its cells."""
-    from dssl.reproduce import outcome, table
-    from dssl.reproduce.scales import named_scale
-    from dssl.reproduce.targets import every_target
-
-    outcomes = {path.stem: outcome.read(path) for path in sorted((folder / "cells").glob("*.json"))}
-    found = []
-    for name, target in every_target().items():
-        path = folder / f"{name}.json"
-        if path.is_file():
-            try:
-                plain = json.loads(path.read_text(encoding="utf-8"))
-                scale, seeds = named_scale(plain["scale"]), tuple(plain["seeds"])
-            except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-                raise DsslError(
-                    f"{path} is not a table of dssl reproduce ({error}): delete it and run dssl reproduce again"
-                ) from None
-            found.append(table.for_page(table.build(target, scale, seeds=seeds, outcomes=outcomes)))
-    if not found:
-        raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
-    return found

@@ -81,7 +81,7 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
     from dssl.log import show_messages
     from dssl.report.pictures import draw_gallery
-    from dssl.train.pretrain import train
+    from dssl.training.pretrain import train
 
     show_messages()
     if _chosen_in_vain(config):
@@ -93,7 +93,7 @@ def run(arguments: Arguments) -> int:
         result = train(config, arguments.out, gallery=draw_gallery)
     if result.checkpoint is not None and result.signal is None and is_first_process():
         accuracy = f", kNN {result.knn:.1f} %" if result.knn is not None else ""
-        print(f"{result.opinion.verdict}{accuracy}: {result.checkpoint}")
+        print(f"{result.verdict.status}{accuracy}: {result.checkpoint}")
     return result.exit_code
 
 

@@ -71,7 +71,7 @@ def run(arguments: Arguments) -> int:
     check_counts(arguments, ("steps", "image_size", "batch_size", "threads"))
     began = time.perf_counter()
     from dssl.report import tune as report
-    from dssl.train.tune import tune
+    from dssl.training.tune import tune
 
     config = configuration(arguments)
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"

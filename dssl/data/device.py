@@ -124,7 +124,7 @@ class CudaCopies:
         return copies, done
 
 
-class Feed:
+class DeviceTransfer:
     """Brings batches to the device as normalised floats.
 
     On a GPU they arrive as bytes (a quarter of the floats) from pinned memory. On the CPU the kernels that make the views have

@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 
 from dssl.data import UnreadableImage
-from dssl.evaluate.against import WORDS, Against, Row
-from dssl.evaluate.protocols import Task
+from dssl.evaluation.against import WORDS, Against, Row
+from dssl.evaluation.protocols import Task
 from dssl.report import page
 from dssl.report.page import Colour
 from dssl.report.pictures import Picture, picture

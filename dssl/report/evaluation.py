@@ -6,8 +6,8 @@ import torch
 
 from dssl import rng
 from dssl.data import UnreadableImage
-from dssl.evaluate.protocols import Task
-from dssl.evaluate.runner import Evaluation
+from dssl.evaluation.protocols import Task
+from dssl.evaluation.runner import Evaluation
 from dssl.report import page
 from dssl.report.map import Retrieval, layouts, map_picture, map_thumbnail, retrieve
 from dssl.report.pictures import Picture, embedded, picture

@@ -14,12 +14,12 @@ from torch import Tensor
 from dssl import rng
 from dssl.data import Quarantine, Subset
 from dssl.errors import DsslError
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.knn import neighbours
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.knn import neighbours
 from dssl.report.figures import COLORS
 from dssl.report.pictures import to_pillow
 from dssl.report.run_data import RunData
-from dssl.train.prepare import open_test_data
+from dssl.training.prepare import open_test_data
 from dssl.types import Image
 from dssl.weights.load import open_weights
 

@@ -15,8 +15,8 @@ from dssl.errors import DsslError
 from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl.run import EVALUATION_PAGE, RunFolder
-from dssl.state import Opinion
-from dssl.train.health import SAMPLE, WINDOW, Health, Look, lower_spread
+from dssl.state import Verdict
+from dssl.training.health import SAMPLE, WINDOW, HealthMonitor, Observation, lower_spread
 
 logger = logging.getLogger("dssl")
 Curve = Literal["loss", "knn", "spread", "rank"]
@@ -125,31 +125,31 @@ class RunData:
         return total
 
     @cached_property
-    def opinion(self) -> Opinion:
+    def verdict(self) -> Verdict:
         """The run's verdict with its reasons, which are not logged: the health check judges the looks again."""
         if not self.looks:
-            return Opinion("too early", 0)
+            return Verdict("too early", 0)
         last = self.looks[-1]
         fine = last["verdict"] in ("healthy", "too early", "below where it started")
         if fine and self.starts and (below := self.starts[-1]["start"].get("below")):
             reason, remedies = below["reason"], tuple(below["remedies"])
-            return Opinion("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
+            return Verdict("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
         if fine and self.starts and int(self.starts[-1]["step"]) >= int(last["step"]):
             # a look at the end of an epoch comes before the start is compared, which here found the run no longer below it
-            return Opinion(
+            return Verdict(
                 "healthy" if last["verdict"] == "below where it started" else last["verdict"], int(last["step"])
             )
         if last["verdict"] in ("healthy", "too early"):
-            return Opinion(last["verdict"], int(last["step"]))
+            return Verdict(last["verdict"], int(last["step"]))
         # it remembers a collapse, so it sees every look, and begins to judge where the run's own did
         first = next(int(look["step"]) for look in self.looks if look["verdict"] != "too early")
         judged_from = declaration_of(self.config.method).predictions_judged_from
-        health = Health(named_graph(self.config.graph), patience=first, predictions_from=judged_from)
+        health = HealthMonitor(named_graph(self.config.graph), patience=first, predictions_from=judged_from)
         for record in self.looks:
-            opinion = health.judge(_look(record))
+            verdict = health.judge(_look(record))
         if last["verdict"] == "diverged":
-            opinion = health.note_divergence(_look(last), first=-1)
-        return opinion if opinion.verdict == last["verdict"] else Opinion(last["verdict"], int(last["step"]))
+            verdict = health.note_divergence(_look(last), first=-1)
+        return verdict if verdict.status == last["verdict"] else Verdict(last["verdict"], int(last["step"]))
 
     def _recent(self, name: Literal["spread", "rank"]) -> float | None:
         by_view: dict[str, list[float]] = {}
@@ -236,8 +236,8 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in absolute]
 
 
-def _look(record: Mapping[str, Any]) -> Look:
-    return Look(
+def _look(record: Mapping[str, Any]) -> Observation:
+    return Observation(
         step=int(record["step"]) - 1,
         loss=record["loss"],
         edges=record["edges"],

@@ -19,7 +19,7 @@ from dssl.report.pictures import Picture, embedded
 from dssl.report.run_data import Curve, RunData
 from dssl.run import RunFolder
 from dssl.text import columns
-from dssl.train.health import COLLAPSED, PARTIAL
+from dssl.training.health import COLLAPSED, PARTIAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def summary(runs: Sequence[RunData]) -> str:
         spread = "–" if run.spread is None else f"{run.spread:.2f}"
         rank = "–" if run.rank is None else f"{100 * run.rank:.0f} %"
         partly = "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
-        rows.append((printable(run.name), knn, spread, rank, run.opinion.verdict + partly))
+        rows.append((printable(run.name), knn, spread, rank, run.verdict.status + partly))
     return "\n".join(columns(rows, align="<>>>"))
 
 
@@ -260,9 +260,9 @@ def _swatch(number: int) -> Markup:
 def _statement(run: RunData) -> str:
     if not run.looks:
         return "Nothing has been logged yet."
-    reason = run.opinion.reason.replace("->", "→")  # a line break cannot split this one
-    text = f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.opinion.verdict][1]
-    if run.opinion.verdict == "below where it started" or len(drift := run.since_start("drift")) < 2:
+    reason = run.verdict.reason.replace("->", "→")  # a line break cannot split this one
+    text = f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.verdict.status][1]
+    if run.verdict.status == "below where it started" or len(drift := run.since_start("drift")) < 2:
         return text  # which has these numbers, or there are none
     changes = [
         f"{name} {points[0][1]:.1f} → {points[-1][1]:.1f} % on held-out training images"

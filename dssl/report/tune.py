@@ -7,10 +7,10 @@ from dssl.report.page import Colour, percent
 from dssl.report.pictures import Picture
 from dssl.report.survey import PolicyStrength, Survey, survey
 from dssl.report.views import FLAT_WARN, view_picture
-from dssl.state import Verdict
+from dssl.state import Status
 from dssl.text import columns, duration
-from dssl.train.trials import NONE, Search, Trial
-from dssl.train.tune import REFERENCE
+from dssl.training.trials import NONE, Search, Trial
+from dssl.training.tune import REFERENCE
 
 SHOWN, SAMPLE = 6, 200
 """Images whose views are shown, and on which blank views are counted."""
@@ -28,7 +28,7 @@ EVIDENCE = (
     "dssl evaluate RUN --against OTHER --data LABELLED.",
 )
 """How far to trust the score; the measurement is docs/results/tune.md."""
-_COLOURS: Mapping[Verdict, Colour] = {
+_COLOURS: Mapping[Status, Colour] = {
     "healthy": "good", "too early": "neutral", "partial collapse": "bad", "collapsed": "bad", "diverged": "bad",
 }  # fmt: skip
 

@@ -119,18 +119,18 @@ def steps_in(folder: Path) -> list[int]:
 
 def newest_good(folder: Path) -> tuple[Path, Checkpoint, list[str]] | None:
     """The newest checkpoint that can be trusted, with a line for every newer one that cannot."""
-    complaints: list[str] = []
+    warnings: list[str] = []
     for step in reversed(steps_in(folder)):
         path = path_at(folder, step)
         try:
-            return path, read(path), complaints
+            return path, read(path), warnings
         except CheckpointError as error:
-            complaints.append(str(error))
+            warnings.append(str(error))
         except OSError as error:  # gone since then, no permission, a loop of links
-            complaints.append(f"{path} cannot be read: {error.strerror or error}")
-    if complaints:
+            warnings.append(f"{path} cannot be read: {error.strerror or error}")
+    if warnings:
         raise CheckpointError(
-            f"no checkpoint in {folder} can be trusted: {'; '.join(complaints)}; start over in another --out, or move them away"
+            f"no checkpoint in {folder} can be trusted: {'; '.join(warnings)}; start over in another --out, or move them away"
         )
     return None
 

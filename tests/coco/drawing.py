@@ -13,11 +13,11 @@ from PIL import Image, ImageDraw
 from torch import nn
 
 from dssl import config_io
-from dssl.coco.config import CocoConfig
 from dssl.config import RunConfig
 from dssl.methods import BYOLConfig
-from dssl.train.prepare import build_method
+from dssl.training.prepare import build_method
 from dssl.weights import checkpoint
+from dssl_coco.config import CocoConfig
 
 CATEGORIES = [{"id": 90, "name": "triangle"}, {"id": 3, "name": "square"}, {"id": 41, "name": "never there"}]
 """Neither in order nor without gaps, as in COCO."""

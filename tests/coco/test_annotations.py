@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dssl.coco.annotations import read_split
 from dssl.errors import DsslError
+from dssl_coco.annotations import read_split
 from tests.coco.drawing import CATEGORIES, crowd, draw, square, triangle, write
 
 

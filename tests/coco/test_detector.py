@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from dssl.coco.annotations import read_split
-from dssl.coco.batches import make_sample
-from dssl.coco.config import CocoConfig
-from dssl.coco.detector import Detector, Origin, build_detector, verify_backbone
 from dssl.errors import DsslError
 from dssl.precision import autocast
+from dssl_coco.annotations import read_split
+from dssl_coco.batches import make_sample
+from dssl_coco.config import CocoConfig
+from dssl_coco.detector import Detector, Origin, build_detector, verify_backbone
 from tests.coco.drawing import draw, pretrained, tiny
 
 

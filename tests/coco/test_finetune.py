@@ -16,15 +16,15 @@ from torch import nn
 from dssl import config_io, rng
 from dssl.batchnorm import BatchNorm2dAcrossRanks
 from dssl.cli import main
-from dssl.coco.annotations import read_split
-from dssl.coco.batches import CocoBatches
-from dssl.coco.config import CocoConfig
-from dssl.coco.detector import Origin, build_detector
-from dssl.coco.finetune import Finetuning, detect_all, finetune
 from dssl.distributed import World
 from dssl.errors import DsslError
-from dssl.report.coco import write_page
 from dssl.weights import checkpoint
+from dssl_coco.annotations import read_split
+from dssl_coco.batches import CocoBatches
+from dssl_coco.config import CocoConfig
+from dssl_coco.detector import Origin, build_detector
+from dssl_coco.finetune import Finetuning, detect_all, finetune
+from dssl_coco.page import write_page
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
 from tests.train.running import end_of, kill_at, run
@@ -156,8 +156,8 @@ def test_a_rate_beyond_reason_ends_as_divergence(
     config = tiny(draw(tmp_path / "data"), rate=1e20, warmup=0, **steps)
     with caplog.at_level(logging.INFO, logger="dssl"):
         result = finetune(config, tmp_path / "run")
-    assert result.ending.opinion.verdict == "diverged"
-    assert result.ending.opinion.step == 1
+    assert result.ending.verdict.status == "diverged"
+    assert result.ending.verdict.step == 1
     assert result.ending.step == (2 if look_every == 1 else 4)
     assert result.ending.exit_code == 4
     assert result.scores is None
@@ -241,7 +241,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_pat
 
 def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     from dssl.config import RunConfig
-    from dssl.train.pretrain import train
+    from dssl.training.pretrain import train
 
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
@@ -266,7 +266,7 @@ def test_without_pycocotools_one_line_says_how_to_get_it(
 
 def test_help_needs_neither_torch_nor_pycocotools() -> None:
     check = (
-        "import sys, dssl.commands.evaluate_coco\n"
+        "import sys, dssl_coco.command\n"
         "print([name for name in ('torch', 'torchvision', 'pycocotools', 'numba') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=60)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dssl.coco.config import CocoConfig
-from dssl.coco.finetune import finetune
+from dssl_coco.config import CocoConfig
+from dssl_coco.finetune import finetune
 
 IMAGES = 4
 

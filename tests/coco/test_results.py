@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dssl.coco.annotations import CocoData, read_split
-from dssl.coco.batches import decode_runs
-from dssl.coco.results import COLUMNS, Detection, ground_truth, score, to_results
+from dssl_coco.annotations import CocoData, read_split
+from dssl_coco.batches import decode_runs
+from dssl_coco.results import COLUMNS, Detection, ground_truth, score, to_results
 from tests.coco.drawing import crowd, draw, square, triangle, write
 
 LEVELS = 101

@@ -9,7 +9,7 @@ import torch
 
 from dssl.augment import IMAGENET, ViewMaker
 from dssl.data import open_source
-from dssl.data.device import CudaCopies, Feed
+from dssl.data.device import CudaCopies, DeviceTransfer
 from dssl.data.loader import Batches
 from dssl.data.pipeline import default_threads
 from dssl.graph import View
@@ -62,9 +62,9 @@ def batches(maker, **options):
 
 
 def test_bytes_normalised_on_the_device_are_the_floats_of_the_kernels():
-    feed = Feed(CPU, normalization=IMAGENET, copies=Late())
+    feed = DeviceTransfer(CPU, normalization=IMAGENET, copies=Late())
     assert feed.as_bytes
-    plain = Feed(CPU, normalization=IMAGENET)
+    plain = DeviceTransfer(CPU, normalization=IMAGENET)
     assert not plain.as_bytes
     floats = ViewMaker(VIEWS, size=32, seed=1, normalization=IMAGENET)
     with batches(Counting(), pinned=True) as as_bytes, batches(floats) as as_floats:
@@ -75,14 +75,16 @@ def test_bytes_normalised_on_the_device_are_the_floats_of_the_kernels():
             assert torch.equal(placed[name], expected[name])
             assert placed[name].is_contiguous(memory_format=torch.channels_last)
             assert expected[name].data_ptr() == other.views[name].data_ptr()  # on the CPU nothing is copied
-        double = Feed(CPU, normalization=IMAGENET, dtype=torch.float64, copies=Late()).place(one)
+        double = DeviceTransfer(CPU, normalization=IMAGENET, dtype=torch.float64, copies=Late()).place(one)
         assert torch.equal(double["s1"], expected["s1"].double())
-        assert torch.equal(Feed(CPU, normalization=IMAGENET, dtype=torch.float64).place(other)["s1"], double["s1"])
+        assert torch.equal(
+            DeviceTransfer(CPU, normalization=IMAGENET, dtype=torch.float64).place(other)["s1"], double["s1"]
+        )
 
 
 def test_a_buffer_is_not_used_again_before_its_copy_has_ended():
     late, maker = Late(), Counting()
-    feed = Feed(CPU, normalization=IMAGENET, copies=late)
+    feed = DeviceTransfer(CPU, normalization=IMAGENET, copies=late)
     with batches(maker, pinned=True, ahead=1, threads=2) as made:
         batch = made.at(0)
         read = [block for block in maker.blocks if np.shares_memory(block, batch.views["s1"].numpy())]
@@ -115,7 +117,7 @@ def test_a_buffer_is_not_used_again_before_its_copy_has_ended():
 @pytest.mark.parametrize("way", ["close", "forget"])
 def test_memory_is_not_given_back_before_the_copies_have_ended(way):
     late = Late()
-    feed = Feed(CPU, normalization=IMAGENET, copies=late)
+    feed = DeviceTransfer(CPU, normalization=IMAGENET, copies=late)
     made = batches(Counting(), pinned=True)
     for step in range(3):
         feed.place(made.at(step))

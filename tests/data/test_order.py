@@ -17,7 +17,7 @@ from dssl.data import Subset, open_source
 from dssl.data.loader import Batches
 from dssl.data.order import Order, ShardOrder, order_of, require_shards
 from dssl.errors import DsslError
-from dssl.train.prepare import open_data
+from dssl.training.prepare import open_data
 from tests.data.first_pixel import Maker
 
 SIZES = [7, 1, 30, 12, 5, 9, 21, 3, 16, 4, 11]

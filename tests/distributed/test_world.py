@@ -16,9 +16,9 @@ from dssl.data import index
 from dssl.distributed import World, join_world
 from dssl.errors import DsslError
 from dssl.run import OpenRun, RunFolder
-from dssl.train import prepare, train
-from dssl.train.health import Health, Look, Opinion
-from dssl.train.pretrain import Pretraining
+from dssl.training import prepare, train
+from dssl.training.health import HealthMonitor, Observation, Verdict
+from dssl.training.pretrain import Pretraining
 from tests.train.running import fork
 from tests.train.test_train import TINY
 
@@ -73,20 +73,20 @@ def test_the_first_process_scans_and_measures_for_all(tmp_path: Path) -> None:
 
 def judging(world: World, folder: Path) -> None:
     """The second process sees a collapse that the first does not."""
-    judge = Health.judge
+    judge = HealthMonitor.judge
 
-    def judge_badly(self: Health, now: Look) -> Opinion:
+    def judge_badly(self: HealthMonitor, now: Observation) -> Verdict:
         judge(self, now)
         if world.rank == 1 and now.step >= 1:
-            self.opinion = Opinion("collapsed", now.step, "h1", "h1->s1", "all of them are one point")
-        return self.opinion
+            self.verdict = Verdict("collapsed", now.step, "h1", "h1->s1", "all of them are one point")
+        return self.verdict
 
-    Health.judge = judge_badly
+    HealthMonitor.judge = judge_badly
     health = replace(TINY.health, every=1, stop=True)
     config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
     dist.destroy_process_group()  # train joins for itself
     result = train(config, folder / "run")
-    print(json.dumps([result.step, result.exit_code, result.opinion.reason]), flush=True)
+    print(json.dumps([result.step, result.exit_code, result.verdict.reason]), flush=True)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 

@@ -16,10 +16,10 @@ from dssl.config import RunConfig
 from dssl.config_io import to_dict
 from dssl.data import shapes
 from dssl.data.shapes import Shapes
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.protocols import Task
-from dssl.evaluate.runner import aligned_labels
-from dssl.evaluate.store import FeatureStore
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.protocols import Task
+from dssl.evaluation.runner import aligned_labels
+from dssl.evaluation.store import FeatureStore
 from dssl.models import build_encoder
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights

@@ -13,8 +13,8 @@ from torch import nn
 from dssl.augment import IMAGENET, Normalization
 from dssl.commands.evaluate import Arguments, run
 from dssl.errors import DsslError
-from dssl.evaluate import against
-from dssl.evaluate.protocols import untrained
+from dssl.evaluation import against
+from dssl.evaluation.protocols import untrained
 from dssl.models import build_encoder
 from dssl.models.for_cpus import whiten
 from dssl.weights import checkpoint, pretrained

@@ -17,10 +17,10 @@ from dssl.augment import CIFAR10
 from dssl.data import UnreadableImage
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError, Stopped
-from dssl.evaluate import classifier
-from dssl.evaluate.classifier import Training
-from dssl.evaluate.result import weights_hash
-from dssl.evaluate.store import FeatureStore
+from dssl.evaluation import classifier
+from dssl.evaluation.classifier import Training
+from dssl.evaluation.result import weights_hash
+from dssl.evaluation.store import FeatureStore
 from dssl.optim import build_optimizer
 from dssl.weights.load import LoadedEncoder
 from dssl.weights.match import MatchReport

@@ -19,7 +19,7 @@ from dssl.commands.data import run as show
 from dssl.commands.embed import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluate.features import compute_features
+from dssl.evaluation.features import compute_features
 from dssl.models import build_encoder
 from dssl.models.dense import DenseEncoder, last_map
 

@@ -17,11 +17,11 @@ from torch import nn
 from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
 from dssl.errors import DsslError
-from dssl.evaluate import classifier, protocols
-from dssl.evaluate.protocols import PROTOCOLS, Task, chosen_protocols
-from dssl.evaluate.references import REFERENCES, references_for
-from dssl.evaluate.result import Result
-from dssl.evaluate.runner import aligned_labels, evaluate
+from dssl.evaluation import classifier, protocols
+from dssl.evaluation.protocols import PROTOCOLS, Task, chosen_protocols
+from dssl.evaluation.references import REFERENCES, references_for
+from dssl.evaluation.result import Result
+from dssl.evaluation.runner import aligned_labels, evaluate
 from dssl.report import evaluation as page
 
 
@@ -287,7 +287,7 @@ def test_too_little_memory_is_one_line(
     def refuse(*_: Any, **__: Any) -> None:
         torch.empty(2**60, dtype=torch.uint8)  # the real error of the real allocator
 
-    monkeypatch.setattr("dssl.evaluate.features.forward", refuse)
+    monkeypatch.setattr("dssl.evaluation.features.forward", refuse)
     assert main(["evaluate", str(run_folder()), "--threads", "1"]) == 2
     said = capsys.readouterr().err
     assert "out of memory with image_size 32" in said

@@ -12,13 +12,13 @@ from torch import nn
 
 from dssl.augment import CIFAR10
 from dssl.data import Quarantine, UnreadableImage, open_source
-from dssl.data.device import Feed
+from dssl.data.device import DeviceTransfer
 from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluate.features import compute_features
-from dssl.evaluate.result import weights_hash
-from dssl.evaluate.store import FeatureStore
+from dssl.evaluation.features import compute_features
+from dssl.evaluation.result import weights_hash
+from dssl.evaluation.store import FeatureStore
 from dssl.weights.load import LoadedEncoder
 from dssl.weights.match import MatchReport
 
@@ -67,7 +67,7 @@ class Bytes:
 
 def test_bytes_that_are_normalised_on_the_device_give_the_same_bits() -> None:
     source, encoder = Shapes(50), Mean()
-    feed = Feed(torch.device("cpu"), normalization=CIFAR10, copies=Bytes())
+    feed = DeviceTransfer(torch.device("cpu"), normalization=CIFAR10, copies=Bytes())
     options: Any = {"image_size": 32, "normalization": CIFAR10, "batch_size": 20}
     usual = compute_features(encoder, source, **options)
     assert torch.equal(compute_features(encoder, source, feed=feed, **options).values, usual.values)

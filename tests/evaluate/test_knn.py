@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 
 from dssl.errors import DsslError
-from dssl.evaluate.knn import knn_accuracy, knn_predict, largest, neighbours
-from dssl.train.budget import Counted
+from dssl.evaluation.knn import knn_accuracy, knn_predict, largest, neighbours
+from dssl.training.budget import Counted
 
 
 def sklearn_predictions(real: Any, k: int, temperature: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from dssl.evaluate.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
+from dssl.evaluation.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
 from dssl.methods.losses import effective_rank, spread
 from dssl.report.map import layouts, map_picture, map_thumbnail, pca, retrieve
 

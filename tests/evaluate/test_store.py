@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dssl.data.shapes import Shapes
-from dssl.evaluate.protocols import PROTOCOLS, Task
-from dssl.evaluate.store import FeatureStore
+from dssl.evaluation.protocols import PROTOCOLS, Task
+from dssl.evaluation.store import FeatureStore
 
 
 @pytest.mark.parametrize(("side", "ratio", "cropped"), [(32, 1.0, 0), (40, 0.875, 101), (None, 0.875, 50)])

@@ -17,7 +17,7 @@ from dssl.augment import IMAGENET, Normalization
 from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.train.prepare import normalization_of
+from dssl.training.prepare import normalization_of
 from dssl.weights.load import load_weights_into, open_weights
 from dssl.weights.match import match
 from dssl.weights.pretrained import load_imagenet, torchvision_file

@@ -84,7 +84,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         runs.append(config)
         return SimpleNamespace(checkpoint=None, signal=None, exit_code=0)
 
-    monkeypatch.setattr("dssl.train.pretrain.train", record)
+    monkeypatch.setattr("dssl.training.pretrain.train", record)
     return runs
 
 

@@ -29,11 +29,11 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The only complaint that was made."""
     said = capsys.readouterr().err.splitlines()
-    complaints = [line for line in said if line.startswith("dssl: ")]
-    assert len(complaints) == 1, said
-    assert said[-1] == complaints[0]
+    warnings = [line for line in said if line.startswith("dssl: ")]
+    assert len(warnings) == 1, said
+    assert said[-1] == warnings[0]
     assert not any("Traceback" in line or "Exception ignored" in line for line in said)
-    return complaints[0]
+    return warnings[0]
 
 
 def same_end(out: Path, untouched: Path) -> None:
@@ -174,10 +174,10 @@ def test_errors_of_the_disk_while_it_saves(fault: str, untouched: Path, tally: T
         tracer = under_strace(child, "-e", f"trace={call}", "-e", injection)
         assert child.wait() == 2, child.said()
         tracer.wait(30)
-        complaints = [line for line in child.said().splitlines() if line.startswith("dssl: ")]
-        assert len(complaints) == 1, child.said()
+        warnings = [line for line in child.said().splitlines() if line.startswith("dssl: ")]
+        assert len(warnings) == 1, child.said()
         assert "Traceback" not in child.said()
-        assert str(out / "checkpoints" / "step-") in complaints[0] or str(out / "metrics.jsonl") in complaints[0]
+        assert str(out / "checkpoints" / "step-") in warnings[0] or str(out / "metrics.jsonl") in warnings[0]
         assert checkpoint.newest_good(out / "checkpoints") is not None
         same_end(out, untouched)
 

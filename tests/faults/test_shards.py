@@ -90,9 +90,9 @@ def test_a_tar_that_is_written_in_place_between_epochs(tally: Tally, tmp_path: P
 
 
 def one_line(code: int, said: str, *parts: str) -> None:
-    complaints = [line for line in said.splitlines() if line.startswith("dssl: ")]
+    warnings = [line for line in said.splitlines() if line.startswith("dssl: ")]
     assert code == 2, said
-    assert len(complaints) == 1, said
+    assert len(warnings) == 1, said
     assert "Traceback" not in said
     for part in parts:
-        assert part in complaints[0]
+        assert part in warnings[0]

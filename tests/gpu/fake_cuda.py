@@ -23,7 +23,7 @@ from dssl.config import OptimizerConfig
 from dssl.models.blocks import checkpoint_activations
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.precision import autocast, half_type, loss_scaler
-from dssl.train import budget
+from dssl.training import budget
 
 CUDA = torch.device("cuda", 0)
 WAITS = ("nonzero", "masked_select", "_unique2", "equal", "is_nonzero", "index.Tensor")

@@ -14,7 +14,7 @@ import torch
 
 from dssl import build_encoder
 from dssl.recipes import recipe
-from dssl.train.budget import step_budget
+from dssl.training.budget import step_budget
 
 HERE = Path(__file__).parent
 METHODS = ("simsiam", "byol", "simclr")

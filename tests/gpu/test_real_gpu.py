@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from dssl import Objective, named_graph
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.data import open_source
-from dssl.data.device import Feed
+from dssl.data.device import DeviceTransfer
 from dssl.data.loader import Batches
 from dssl.optim import build_optimizer
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.recipes import recipe
-from dssl.train import train
-from dssl.train.budget import ON_TOP, step_budget
-from dssl.train.prepare import build_method, normalization_of, view_maker
+from dssl.training import train
+from dssl.training.budget import ON_TOP, step_budget
+from dssl.training.prepare import build_method, normalization_of, view_maker
 from tests.distributed import cuda_norm_worker
 from tests.distributed.test_torchrun import end, survive, torchrun
 from tests.gpu.conftest import Row
@@ -72,7 +72,7 @@ def test_the_host_does_not_wait_in_a_step(device: str, optimizer: str, row: Row)
     scaler = loss_scaler(where, precision)
     asks = precision == "fp16" and optimizer == "lars"  # the scaler asks the device whether to skip the step
     normalization = normalization_of(config, None)
-    feed = Feed(where, normalization=normalization)
+    feed = DeviceTransfer(where, normalization=normalization)
     maker = view_maker(config, objective.graph, None if feed.as_bytes else normalization)
     bad_step = torch.full((), -1, dtype=torch.int64, device=where)
     losses: list[Tensor] = []

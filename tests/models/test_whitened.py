@@ -15,8 +15,8 @@ from dssl.config import RunConfig
 from dssl.methods import BYOL, Method
 from dssl.models.for_cpus import WhitenedEncoder, fixed_filters, whiten
 from dssl.recipes import recipe
-from dssl.train import train
-from dssl.train.prepare import build_method, prepare
+from dssl.training import train
+from dssl.training.prepare import build_method, prepare
 from dssl.weights import checkpoint
 from dssl.weights.formats import export
 from dssl.weights.load import open_weights
@@ -148,7 +148,7 @@ def test_checkpoint_resume_and_export_keep_the_filters(tmp_path: Path, monkeypat
     def refuse(*_: object) -> None:
         raise AssertionError("a resumed run measures nothing")
 
-    monkeypatch.setattr("dssl.train.prepare.images_to_whiten", refuse)
+    monkeypatch.setattr("dssl.training.prepare.images_to_whiten", refuse)
     assert train(config, tmp_path / "broken").step == 8
     whole, broken = (
         checkpoint.read(checkpoint.path_at(tmp_path / run / "checkpoints", 8)) for run in ("whole", "broken")

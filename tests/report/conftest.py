@@ -62,7 +62,7 @@ class Browser:
         """The result of JavaScript that the test, not the page, executes."""
         return self.driver.execute_script(script)
 
-    def complaints(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Everything the console said since the page was opened, violations of its security policy included."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 

@@ -100,7 +100,7 @@ def test_the_page_renders_and_nothing_overflows(
     browser, request: pytest.FixtureRequest, width: int, scheme: str, page: str
 ) -> None:
     browser.open(request.getfixturevalue(page), width=width, scheme=scheme)
-    assert browser.complaints() == []
+    assert browser.warnings() == []
     assert browser.requests() == []
     assert browser.overflow() == []
     assert browser.broken_images() == 0
@@ -170,7 +170,7 @@ def test_a_script_that_got_in_would_not_run(browser, views_page: Path, tmp_path:
     browser.open(poisoned)
     assert browser.run("return document.title") != "owned"
     assert browser.run("return getComputedStyle(document.getElementById('p')).color") != "rgb(255, 0, 0)"
-    assert sum("Content Security Policy" in message for message in browser.complaints()) == 2
+    assert sum("Content Security Policy" in message for message in browser.warnings()) == 2
 
 
 def test_the_harness_sees_overflow_errors_and_requests(browser, tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ def test_the_harness_sees_overflow_errors_and_requests(browser, tmp_path: Path) 
     )
     browser.open(bad, width=400)
     assert [found.split(" ")[0] for found in browser.overflow()] == ["document", "DIV.null"]
-    assert any("wrong" in message for message in browser.complaints())
+    assert any("wrong" in message for message in browser.warnings())
     assert browser.requests() == ["http://127.0.0.1:9/x"]
     assert browser.broken_images() == 1

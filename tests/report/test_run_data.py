@@ -16,7 +16,7 @@ from tests.report.run_folders import write_run
 def test_a_finished_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "one", "dssl"))
     assert (run.name, run.method, run.steps, run.total, run.finished) == ("one", "simsiam", 96, 96, True)
-    assert run.opinion.verdict == "healthy"
+    assert run.verdict.status == "healthy"
     assert run.curve("loss")[0] == pytest.approx((0.5, -0.9 * (1 - 2.718281828 ** (-12 / 96))))
     assert [epoch for epoch, _ in run.curve("knn")] == [2, 4, 6, 8, 10, 12]
     assert run.knn == run.curve("knn")[-1][1]
@@ -54,20 +54,20 @@ def test_predictions_that_are_all_one_are_a_reason_although_the_projections_are_
         if "spread" in record:
             record["source"] = dict.fromkeys(record["spread"], 0.05)
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    opinion = read_run(folder).opinion
-    assert opinion.verdict == "collapsed"
-    assert "h1" in opinion.reason
-    assert len(opinion.remedies) == 3
+    verdict = read_run(folder).verdict
+    assert verdict.status == "collapsed"
+    assert "h1" in verdict.reason
+    assert len(verdict.remedies) == 3
 
 
 def test_a_collapsed_run_says_which_view_and_what_to_do(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "one", "heavy", floor=0.1, verdict="collapsed"))
-    assert run.opinion.verdict == "collapsed"
-    assert "h1" in run.opinion.reason
-    assert any("dssl" in remedy for remedy in run.opinion.remedies)
+    assert run.verdict.status == "collapsed"
+    assert "h1" in run.verdict.reason
+    assert any("dssl" in remedy for remedy in run.verdict.remedies)
     # a verdict by other rules than today's is believed, without today's reasons
     other = read_run(write_run(tmp_path / "two", "heavy", floor=0.95, verdict="collapsed"))
-    assert (other.opinion.verdict, other.opinion.reason) == ("collapsed", "")
+    assert (other.verdict.status, other.verdict.reason) == ("collapsed", "")
 
 
 def test_a_run_whose_last_look_is_the_first_that_counts_has_its_reason(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_run_whose_last_look_is_the_first_that_counts_has_its_reason(tmp_path:
     for record in looks[:-1]:
         record["verdict"] = "too early"
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, looks)))
-    opinion = read_run(folder).opinion
-    assert (opinion.verdict, opinion.step) == ("collapsed", looks[-1]["step"] - 1)
-    assert "h1" in opinion.reason
+    verdict = read_run(folder).verdict
+    assert (verdict.status, verdict.step) == ("collapsed", looks[-1]["step"] - 1)
+    assert "h1" in verdict.reason
 
 
 def test_a_run_in_the_middle_of_a_line_and_before_its_first_look(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_run_in_the_middle_of_a_line_and_before_its_first_look(tmp_path: Path)
     (folder / "metrics.jsonl").unlink()
     empty = read_run(folder)
     assert (empty.steps, empty.knn, empty.spread, empty.images_per_second, empty.seconds) == (0, None, None, None, 0)
-    assert empty.opinion.verdict == "too early"
+    assert empty.verdict.status == "too early"
 
 
 @pytest.mark.parametrize("nothing", [None, float("nan")], ids=["null, as today", "NaN, as earlier versions"])
@@ -102,8 +102,8 @@ def test_what_is_not_a_number_is_left_out(tmp_path: Path, nothing: float | None)
     last |= {"loss": nothing, "spread": dict.fromkeys(last["spread"], nothing), "verdict": "diverged"}
     (folder / "metrics.jsonl").write_text("\n".join([*lines[:-2], json.dumps(last)]))
     run = read_run(folder)
-    assert run.opinion.verdict == "diverged"
-    assert "no longer a number" in run.opinion.reason
+    assert run.verdict.status == "diverged"
+    assert "no longer a number" in run.verdict.reason
     assert all(value == value for name in ("loss", "spread") for _, value in run.curve(name))
 
 
@@ -176,7 +176,7 @@ def test_the_last_comparison_with_the_start_decides(tmp_path: Path, below: objec
     record = {"step": 96, "epoch": 12.0, "start": {"drift": 0.1, "held_out": {}} | ({"below": below} if below else {})}
     with folder.metrics_file.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    assert read_run(folder.path).opinion.verdict == expected
+    assert read_run(folder.path).verdict.status == expected
 
 
 def test_searches_and_detectors_beside_runs_are_left_out(tmp_path: Path) -> None:

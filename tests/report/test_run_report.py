@@ -12,9 +12,9 @@ from dssl.files import write_text
 from dssl.report import run_report
 from dssl.report.map import EmbeddingMap
 from dssl.report.run_data import find_runs, read_run
-from dssl.reproduce.paper import targets
-from dssl.reproduce.scales import SCALES
-from dssl.reproduce.table import build, for_page
+from dssl_reproduce.paper import targets
+from dssl_reproduce.scales import SCALES
+from dssl_reproduce.table import build, for_page
 from tests.report.run_folders import write_run
 
 HOSTILE = "$x_y$<script>document.title='owned'<_script><img src=x onerror=\"document.title='owned'\">' {{7*7}}"
@@ -57,7 +57,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (400, "light")])
 def test_the_page_renders_and_nothing_overflows(browser, report: Path, width: int, scheme: str) -> None:
     browser.open(report, width=width, scheme=scheme)
-    assert browser.complaints() == []
+    assert browser.warnings() == []
     assert browser.requests() == []
     assert browser.overflow() == []
     assert browser.broken_images() == 0

@@ -49,7 +49,7 @@ def test_a_folder_becomes_a_page_that_a_browser_shows_well(
         assert sheet.width > 400
     for width, scheme in ((1280, "light"), (400, "dark")):
         browser.open(out, width=width, scheme=scheme)
-        assert browser.complaints() == []
+        assert browser.warnings() == []
         assert browser.overflow() == []
         assert browser.broken_images() == 0
     titles = browser.run("return [...document.querySelectorAll('.picture figcaption')].map(e => e.title)")

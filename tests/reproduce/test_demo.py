@@ -13,8 +13,8 @@ from dssl import rng
 from dssl.augment import CIFAR10
 from dssl.cli import main
 from dssl.data import open_source
-from dssl.reproduce import demo
-from dssl.reproduce.demo import DemoRun
+from dssl_reproduce import demo
+from dssl_reproduce.demo import DemoRun
 
 FINE = DemoRun(verdict="healthy", spread=0.95, knn=42.0, images=2000)
 UNTRAINED = {"raw pixels": 15.0, "untrained encoder": 20.0}
@@ -79,7 +79,7 @@ def test_the_three_runs_differ_in_the_graph_alone() -> None:
 def test_raw_pixels_and_the_untrained_encoder_are_measured_as_the_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a nearest-neighbour search written out here."""
     config = dataclasses.replace(demo.settings("standard"), data="figures:300", image_size=32)
-    monkeypatch.setattr("dssl.train.knn.QUERIES", 40)
+    monkeypatch.setattr("dssl.training.knn.QUERIES", 40)
     found = demo.untrained_accuracies(config)
     assert list(found) == ["raw pixels", "untrained encoder"]
     train, test = open_source("figures:300"), open_source("figures", split="test")
@@ -136,8 +136,8 @@ def test_the_page_names_the_command_that_makes_it_again(
     monkeypatch.chdir(tmp_path)
     named: list[str] = []
     ended = SimpleNamespace(signal=None)
-    monkeypatch.setattr("dssl.train.pretrain.train", lambda *_, **__: ended)
-    monkeypatch.setattr("dssl.reproduce.demo.untrained_accuracies", lambda _: UNTRAINED)
+    monkeypatch.setattr("dssl.training.pretrain.train", lambda *_, **__: ended)
+    monkeypatch.setattr("dssl_reproduce.demo.untrained_accuracies", lambda _: UNTRAINED)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
     monkeypatch.setattr("dssl.report.run_data.read_run", lambda *_, name: SimpleNamespace(name=name))
     monkeypatch.setattr(DemoRun, "of", lambda _: FINE)

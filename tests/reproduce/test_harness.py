@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from dssl.errors import DsslError
-from dssl.evaluate import protocols
-from dssl.reproduce import child, harness, outcome
-from dssl.reproduce.harness import finished, run_jobs
-from dssl.reproduce.paper import Experiment, PaperCell
-from dssl.reproduce.scales import job_of, jobs_of
+from dssl.evaluation import protocols
 from dssl.weights import checkpoint
+from dssl_reproduce import child, harness, outcome
+from dssl_reproduce.harness import finished, run_jobs
+from dssl_reproduce.paper import Experiment, PaperCell
+from dssl_reproduce.scales import job_of, jobs_of
 from tests.reproduce import tiny
 
 JOBS = jobs_of([tiny.TARGET], tiny.SCALE, seeds=(0,))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dssl.errors import DsslError
-from dssl.reproduce.paper import WORDS, PaperCell, read_targets, targets
-from dssl.reproduce.targets import chosen_targets
+from dssl_reproduce.paper import WORDS, PaperCell, read_targets, targets
+from dssl_reproduce.targets import chosen_targets
 
 EVERY = targets()
 

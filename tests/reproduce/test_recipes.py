@@ -10,7 +10,7 @@ from torch import nn
 
 from dssl.config import RunConfig
 from dssl.errors import DsslError
-from dssl.evaluate.classifier import SUPERVISED
+from dssl.evaluation.classifier import SUPERVISED
 from dssl.graph import ViewGraph
 from dssl.methods import SimSiamConfig, declaration_of
 from dssl.models import build_encoder, feature_dim
@@ -18,10 +18,10 @@ from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
-from dssl.reproduce.paper import Experiment, targets
-from dssl.reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, config_of, job_of, jobs_of, with_our_rows
-from dssl.reproduce.targets import BEYOND, STEPS, chosen_targets
-from dssl.train.prepare import build_method, normalization_of, view_maker
+from dssl.training.prepare import build_method, normalization_of, view_maker
+from dssl_reproduce.paper import Experiment, targets
+from dssl_reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, config_of, job_of, jobs_of, with_our_rows
+from dssl_reproduce.targets import BEYOND, STEPS, chosen_targets
 
 EXPERIMENTS = list(
     dict.fromkeys(cell.experiment for target in targets().values() for cell in target.cells if cell.experiment)

@@ -14,13 +14,13 @@ from PIL import ImageColor
 
 from dssl import config_io
 from dssl.cli import main
-from dssl.commands.reproduce import Arguments, run, status_line
 from dssl.errors import DsslError
 from dssl.report.figures import SERIES
-from dssl.reproduce.harness import JobProgress, Status
-from dssl.reproduce.outcome import Measured, Outcome
-from dssl.reproduce.paper import targets
-from dssl.reproduce.scales import SCALES, Job, jobs_of, with_our_rows
+from dssl_reproduce.command import Arguments, run, status_line
+from dssl_reproduce.harness import JobProgress, Status
+from dssl_reproduce.outcome import Measured, Outcome
+from dssl_reproduce.paper import targets
+from dssl_reproduce.scales import SCALES, Job, jobs_of, with_our_rows
 
 JOBS = jobs_of([targets()["table5"]], SCALES["cpu"], seeds=(0,))
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from dssl.commands.report import _tables
-from dssl.reproduce import write
-from dssl.reproduce.outcome import Measured, Outcome, read
-from dssl.reproduce.paper import targets
-from dssl.reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
-from dssl.reproduce.table import ResultTable, build, for_page, runs_of, student_95
-from dssl.reproduce.targets import STEPS
+from dssl_reproduce import write
+from dssl_reproduce.outcome import Measured, Outcome, read
+from dssl_reproduce.paper import targets
+from dssl_reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
+from dssl_reproduce.table import ResultTable, build, for_page, runs_of, student_95, tables_in
+from dssl_reproduce.targets import STEPS
 
 SCALE = SCALES["cpu"]
 MAIN = targets()["table2"]
@@ -227,7 +226,7 @@ def test_tables_come_back_from_a_folder(tmp_path: Path) -> None:
         one.write(tmp_path / "cells" / f"{name}.json")
     made = build(MAIN, SCALE, seeds=(0,), outcomes=outcomes)
     (tmp_path / "table2.json").write_text(json.dumps(write.plain(made)))
-    assert _tables(tmp_path) == [for_page(made)]
+    assert tables_in(tmp_path) == [for_page(made)]
 
 
 def test_the_gain_against_steps() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
-from dssl.evaluate.classifier import SUPERVISED
+from dssl.evaluation.classifier import SUPERVISED
 from dssl.methods import SimSiamConfig
-from dssl.reproduce import table, write
-from dssl.reproduce.harness import Place, SessionEnd, finished, run_jobs
-from dssl.reproduce.paper import Experiment, PaperCell, Target
-from dssl.reproduce.scales import Scale, jobs_of
+from dssl_reproduce import table, write
+from dssl_reproduce.harness import Place, SessionEnd, finished, run_jobs
+from dssl_reproduce.paper import Experiment, PaperCell, Target
+from dssl_reproduce.scales import Scale, jobs_of
 
 
 def settings(data: str, method: str) -> RunConfig:

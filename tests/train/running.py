@@ -25,7 +25,7 @@ _CONTEXT.set_forkserver_preload(
         "dssl.cli",
         "tyro",
         "dssl.commands.train",
-        "dssl.train.pretrain",
+        "dssl.training.pretrain",
         "dssl.report.pictures",
         "torch.utils.tensorboard",
         "tests.train.warm",

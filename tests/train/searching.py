@@ -1,10 +1,10 @@
 """Trials of a search for a policy, as made up for tests."""
 
-from dssl.state import Verdict
-from dssl.train.trials import Trial
+from dssl.state import Status
+from dssl.training.trials import Trial
 
 
-def trial(policy: str, score: float, *, verdict: Verdict = "healthy", seconds: float = 10.0) -> Trial:
+def trial(policy: str, score: float, *, verdict: Status = "healthy", seconds: float = 10.0) -> Trial:
     reason = "" if verdict == "healthy" else "embeddings of view h1 have a spread of 0.05"
     return Trial(
         policy=policy,

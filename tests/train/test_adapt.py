@@ -17,10 +17,10 @@ from dssl.recipes import recipe
 from dssl.report import run_report
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder
-from dssl.train import train
-from dssl.train.adaptation import rate_shares, settle
-from dssl.train.knn import OnlineKnn
-from dssl.train.prepare import build_method
+from dssl.training import train
+from dssl.training.adaptation import interpolate, rate_shares
+from dssl.training.knn import OnlineKnn
+from dssl.training.prepare import build_method
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
 from tests.train.adapting import EPOCHS, HEADS, STEPS, config, write_weights
@@ -105,7 +105,7 @@ def test_a_run_that_may_not_drift_returns_its_start_and_says_so(
 def test_the_largest_share_within_the_drift_is_taken(most: float, expected: float) -> None:
     layer = torch.nn.Linear(1, 1, bias=False)
     start, end = torch.full((1, 1), 3.0), torch.full((1, 1), 4.0)
-    found = settle(
+    found = interpolate(
         layer, start={"weight": start}, end={"weight": end}, drift=lambda: layer.weight.item() - 3, most=most
     )
     assert found == (expected, pytest.approx(expected, abs=1e-6))
@@ -193,7 +193,7 @@ def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
 def test_knn_on_the_test_split_is_measured_at_the_start_too(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dssl.train.knn.QUERIES", 50)
+    monkeypatch.setattr("dssl.training.knn.QUERIES", 50)
     train(config(weights, knn_every=1, epochs=2, adapt={"most_drift": None}), tmp_path / "run")
     run = read_run(tmp_path / "run")
     assert [epoch for epoch, _ in run.curve("knn")] == [0, 1, 2]
@@ -243,7 +243,7 @@ def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monke
     assert loaded.image_size == 32
     assert "resized" in open_weights(tmp_path / "run", image_size=48).report.text()
     # an encoder of one size that is not known as such is refused in a line
-    monkeypatch.setattr("dssl.train.prepare.size_arguments", lambda *_: {})
+    monkeypatch.setattr("dssl.training.prepare.size_arguments", lambda *_: {})
     with pytest.raises(DsslError, match=r"views of 32 px and whole images of 18 px: .*--adapt\.evaluation-size 32"):
         build_method(wanted)
 

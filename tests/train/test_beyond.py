@@ -18,9 +18,9 @@ from dssl.methods import METHODS
 from dssl.objective import Objective
 from dssl.presets import named_graph
 from dssl.report.pictures import draw_gallery
-from dssl.train.budget import step_budget
-from dssl.train.prepare import check_sizes
-from dssl.train.pretrain import train
+from dssl.training.budget import step_budget
+from dssl.training.prepare import check_sizes
+from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from dssl.weights.load import load_encoder
 

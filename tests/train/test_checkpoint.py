@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from dssl import log, state
 from dssl.config import CheckpointConfig
 from dssl.run import RunFolder
-from dssl.state import Keeper, Opinion, Pace, Sight
+from dssl.state import Checkpointer, HealthCheck, RunLength, Verdict
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import CheckpointError
 
@@ -108,11 +108,11 @@ def test_the_newest_good_one_is_found(saved: Path) -> None:
     newer.write_bytes(saved.read_bytes()[:-3])
     found = checkpoint.newest_good(folder)
     assert found is not None
-    path, loaded, complaints = found
+    path, loaded, warnings = found
     assert path == saved
     assert loaded.header["step"] == 7
-    assert len(complaints) == 1
-    assert "step-000000009" in complaints[0]
+    assert len(warnings) == 1
+    assert "step-000000009" in warnings[0]
     saved.write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be trusted"):
         checkpoint.newest_good(folder)
@@ -164,16 +164,16 @@ def test_what_is_saved_by_epochs_depends_on_the_epoch_alone(tmp_path: Path, monk
     monkeypatch.setattr(state.time, "monotonic", lambda: now)
     config = CheckpointConfig(every_epochs=5, every_minutes=15, keep_every=2)
     at = SimpleNamespace(step=0)
-    pace = Pace(total=400, steps_per_epoch=10, round=10, counted="epoch")
-    keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})
+    length = RunLength(total=400, steps_per_epoch=10, round=10, counted="epoch")
+    checkpointer = Checkpointer(RunFolder(tmp_path), config, at, length=length, header={})
     found = set()
     for step in range(1, 201):
         at.step, now = step, now + 24  # an epoch takes 4 minutes
         if step == 35:  # resumed
-            keeper = Keeper(RunFolder(tmp_path), config, at, pace=pace, header={})
-        if keeper.due(round_ends=step % 10 == 0, last=False, leaving=False):
+            checkpointer = Checkpointer(RunFolder(tmp_path), config, at, length=length, header={})
+        if checkpointer.due(round_ends=step % 10 == 0, last=False, leaving=False):
             found.add(step)
-            keeper.begin_again()
+            checkpointer.begin_again()
     assert {step for step in range(10, 201, 10) if step % 50 == 0 or step % 20 == 0} <= found
     assert 30 not in found
 
@@ -182,13 +182,15 @@ def test_measuring_and_saving_are_no_part_of_the_rate(monkeypatch: pytest.Monkey
     now, written = 0.0, []
     monkeypatch.setattr(log.time, "perf_counter", lambda: now)
     monkeypatch.setattr(log.Log, "write", lambda self, record: written.append(record))
-    pace = Pace(total=40, steps_per_epoch=10, round=10, counted="epoch")
-    with log.Log(None, start=0, pace=pace, batch_size=32, active=True) as one:
+    length = RunLength(total=40, steps_per_epoch=10, round=10, counted="epoch")
+    with log.Log(None, start=0, length=length, batch_size=32, active=True) as one:
         for step in range(20):
             now += 1.0
             one.step(0.25)
             if step % 10 == 9:
-                one.look(Sight(step=step, loss=1.0, record={}, text="", opinion=Opinion("healthy", step)), rate=0.1)
+                one.check(
+                    HealthCheck(step=step, loss=1.0, record={}, text="", verdict=Verdict("healthy", step)), rate=0.1
+                )
                 with one.aside():
                     now += 100.0  # kNN
     assert [(record["images_per_second"], record["data_share"]) for record in written] == [(32.0, 0.25)] * 2

@@ -21,11 +21,11 @@ from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder, found_run
-from dssl.state import Pace, TrainState
-from dssl.train import prepare
-from dssl.train import pretrain as loop
-from dssl.train.prepare import build_method
-from dssl.train.pretrain import train
+from dssl.state import RunLength, TrainState
+from dssl.training import prepare
+from dssl.training import pretrain as loop
+from dssl.training.prepare import build_method
+from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from tests.train.running import end_of
 from tests.train.test_train import TINY
@@ -156,7 +156,7 @@ def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
 
 def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     config = replace(TINY, optimizer=OptimizerConfig(rate=1e20, warmup_epochs=0))
-    assert train(config, tmp_path / "run").opinion.verdict == "diverged"
+    assert train(config, tmp_path / "run").verdict.status == "diverged"
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -165,7 +165,7 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     records = [json.loads(line, parse_constant=refuse) for line in lines]
     assert any(record.get("loss", 0) is None for record in records)
     run = read_run(tmp_path / "run")
-    assert run.opinion.verdict == "diverged"
+    assert run.verdict.status == "diverged"
     assert len(run.curve("loss")) < len(run.looks)  # NaN is not drawn
 
 
@@ -174,9 +174,9 @@ def test_tensorboard_shows_every_point_of_a_resumed_run_once(tmp_path: Path, sta
     """Points up to the checkpoint stay, those after it are made again; without a checkpoint, all of them."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = RunFolder(tmp_path)
-    pace = Pace(total=40, steps_per_epoch=10, round=10, counted="epoch")
+    length = RunLength(total=40, steps_per_epoch=10, round=10, counted="epoch")
     for number, (begin, steps) in enumerate(((0, (1, 10, 20, 25)), (start, (30,)))):
-        with Log(folder, start=begin, pace=pace, batch_size=4, active=True) as log:
+        with Log(folder, start=begin, length=length, batch_size=4, active=True) as log:
             for step in steps:
                 log.knn(step, {"knn": float(step)})
         (file,) = folder.tensorboard.glob("*.tfevents.??????????.*")

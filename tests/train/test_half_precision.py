@@ -9,7 +9,7 @@ import torch
 from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.precision import autocast, half_type, loss_scaler
-from dssl.train.pretrain import train
+from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from tests.train.test_train import TINY
 
@@ -20,7 +20,7 @@ def test_fp16_trains_and_saves_its_scale(tmp_path: Path) -> None:
         checkpoint_activations=True,
     )  # fmt: skip
     result = train(config, tmp_path / "run")
-    assert result.opinion.verdict != "diverged"
+    assert result.verdict.status != "diverged"
     saved = checkpoint.read(result.checkpoint)  # type: ignore[arg-type]
     assert saved.header["scaler"]["_growth_tracker"] == result.step  # no step overflowed
     assert saved.header["scaler"]["scale"] >= 1

@@ -9,7 +9,7 @@ import torch
 
 from dssl import Objective, SimSiam, named_graph
 from dssl.methods import METHODS
-from dssl.train.health import COLLAPSED, Health, Look, likely_cause, look, patience, rank_share
+from dssl.training.health import COLLAPSED, HealthMonitor, Observation, likely_cause, observe, patience, rank_share
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
@@ -17,22 +17,22 @@ COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partiti
 HEALTHY_RUNS = [file for file in CURVES if file not in COLLAPSED_RUNS]
 
 
-def looks(file: Path) -> tuple[dict[str, object], list[Look]]:
+def looks(file: Path) -> tuple[dict[str, object], list[Observation]]:
     """A curve: what the run was, and every look at it."""
     first, *lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return first, [Look(**line) for line in lines]
+    return first, [Observation(**line) for line in lines]
 
 
 def verdicts(file: Path) -> list[tuple[float, str]]:
     """What the watch would have said at each look: (epoch, verdict)."""
     about, curve = looks(file)
     steps = int(str(about["steps_per_epoch"]))
-    health = Health(
+    health = HealthMonitor(
         named_graph(str(about["graph"])),
         patience=patience(steps),
         predictions_from=METHODS[str(about["method"])].predictions_judged_from,
     )
-    return [((now.step + 1) / steps, health.judge(now).verdict) for now in curve]
+    return [((now.step + 1) / steps, health.judge(now).status) for now in curve]
 
 
 @pytest.mark.parametrize("file", HEALTHY_RUNS, ids=lambda file: file.stem)
@@ -66,18 +66,18 @@ def test_a_long_epoch_does_not_delay_the_first_verdict(steps_per_epoch: int, exp
     assert patience(steps_per_epoch) == expected
 
 
-def constant(value: float) -> Look:
+def constant(value: float) -> Observation:
     names = ("h1", "h2")
     same = dict.fromkeys(names, value)
-    return Look(
+    return Observation(
         step=0, loss=-0.9, edges={"h1->h2": -0.9, "h2->h1": -0.8}, spread=same, rank=same, source=same, target=same
     )
 
 
 def test_a_collapse_names_view_edge_and_three_remedies() -> None:
-    health = Health(named_graph("heavy"), patience=3)
+    health = HealthMonitor(named_graph("heavy"), patience=3)
     first, second, third = (health.judge(replace(constant(COLLAPSED / 2), step=step)) for step in range(3))
-    assert (first.verdict, second.verdict, third.verdict) == ("too early", "too early", "collapsed")
+    assert (first.status, second.status, third.status) == ("too early", "too early", "collapsed")
     assert third.edge == "h1->h2"  # the easier of the two
     assert len(third.remedies) == 3
     assert "--graph dssl" in third.remedies[0]
@@ -85,37 +85,37 @@ def test_a_collapse_names_view_edge_and_three_remedies() -> None:
 
 
 def test_one_bad_look_is_no_collapse() -> None:
-    health = Health(named_graph("heavy"), patience=1)
+    health = HealthMonitor(named_graph("heavy"), patience=1)
     for value in (0.9, 0.9, 0.9, 0.1, 0.9):
-        assert health.judge(constant(value)).verdict == "healthy"
+        assert health.judge(constant(value)).status == "healthy"
 
 
 def test_nan_is_divergence_at_once() -> None:
-    health = Health(named_graph("heavy"), patience=99)
-    opinion = health.judge(constant(float("nan")))
-    assert opinion.verdict == "diverged"
-    assert health.judge(constant(0.9)).verdict == "diverged"  # nothing comes back from there
+    health = HealthMonitor(named_graph("heavy"), patience=99)
+    verdict = health.judge(constant(float("nan")))
+    assert verdict.status == "diverged"
+    assert health.judge(constant(0.9)).status == "diverged"  # nothing comes back from there
 
 
 def test_weights_that_are_no_numbers_stop_a_run_whose_loss_is_one() -> None:
     """An overflow in the optimiser's state: the checkpoint is not written, and the next look must say why."""
-    health = Health(named_graph("heavy"), patience=1)
+    health = HealthMonitor(named_graph("heavy"), patience=1)
     health.note_divergence(constant(0.9), first=-1)
     said = health.judge(replace(constant(0.9), step=7))
-    assert said.verdict == "diverged"
+    assert said.status == "diverged"
     assert said.reason == "weights or the optimiser's state are no longer numbers, though the loss is one"
 
 
 def test_a_view_that_collapsed_wholly_is_not_hidden_by_one_of_low_rank() -> None:
     now = replace(constant(0.9), spread={"h1": 0.06, "h2": 0.5}, rank={"h1": 0.5, "h2": 0.005})
-    said = Health(named_graph("heavy"), patience=0).judge(now)
-    assert (said.verdict, said.view) == ("collapsed", "h1")
+    said = HealthMonitor(named_graph("heavy"), patience=0).judge(now)
+    assert (said.status, said.view) == ("collapsed", "h1")
 
 
 def test_the_reason_names_what_was_judged() -> None:
     now = replace(constant(0.1), source={"h1": 0.9, "h2": 0.9})
     for step, word in ((10, "embeddings"), (1000, "predictions")):
-        said = Health(named_graph("heavy"), patience=0, predictions_from=1000).judge(replace(now, step=step))
+        said = HealthMonitor(named_graph("heavy"), patience=0, predictions_from=1000).judge(replace(now, step=step))
         assert said.reason.startswith(word)
 
 
@@ -130,7 +130,7 @@ def test_two_points_are_a_collapse_however_few_images_a_process_has(rows: int) -
     collapsed = collapsed + 0.001 * healthy
     for values, expected in ((healthy, "healthy"), (collapsed, "partial collapse")):
         now = replace(constant(0.9), rank=dict.fromkeys(("h1", "h2"), rank_share(values)), rows=rows)
-        assert Health(named_graph("heavy"), patience=0).judge(now).verdict == expected
+        assert HealthMonitor(named_graph("heavy"), patience=0).judge(now).status == expected
 
 
 def test_the_likely_cause_points_at_a_heavy_view() -> None:
@@ -156,17 +156,19 @@ def test_a_collapse_with_an_addition_names_its_view_and_edge(text: str, view: st
     graph = named_graph(text)
     spread = dict.fromkeys(graph.encoded, 0.9) | {view: 0.1}
     losses = {one.name: -0.5 for one in graph.edges}
-    now = Look(step=0, loss=-0.9, edges=losses, spread=spread, rank=spread, source={}, target={"teacher(h1)": 0.0})
-    opinion = Health(graph, patience=0).judge(now)
-    assert (opinion.verdict, opinion.view, opinion.edge) == ("collapsed", view, edge)
-    assert remedy in opinion.remedies[0]
+    now = Observation(
+        step=0, loss=-0.9, edges=losses, spread=spread, rank=spread, source={}, target={"teacher(h1)": 0.0}
+    )
+    verdict = HealthMonitor(graph, patience=0).judge(now)
+    assert (verdict.status, verdict.view, verdict.edge) == ("collapsed", view, edge)
+    assert remedy in verdict.remedies[0]
 
 
 def test_state_survives_json() -> None:
-    health = Health(named_graph("heavy"), patience=2)
+    health = HealthMonitor(named_graph("heavy"), patience=2)
     for value in (0.9, 0.1, 0.1):
         health.judge(constant(value))
-    again = Health(named_graph("heavy"), patience=2)
+    again = HealthMonitor(named_graph("heavy"), patience=2)
     again.load_state(json.loads(json.dumps(health.state())))
     for value in (0.1, 0.9, 0.1, 0.05):
         assert health.judge(constant(value)) == again.judge(constant(value))
@@ -212,15 +214,15 @@ def test_a_collapsed_encoder_is_seen_in_its_embeddings() -> None:
     graph = named_graph("standard")
     objective = Objective(SimSiam(Constant(), feature_dim=8, hidden=16, output=16, bottleneck=4), graph).eval()
     views = {name: torch.randn(32, 3, 4, 4) for name in ("s1", "s2")}
-    health = Health(graph, patience=1)
-    assert health.judge(look(0, objective(views))).verdict == "collapsed"
+    health = HealthMonitor(graph, patience=1)
+    assert health.judge(observe(0, objective(views))).status == "collapsed"
 
 
 def test_predictions_are_judged_where_projections_cannot_fall() -> None:
     """SimSiam's projections stay apart while its predictions become one; BYOL's predictions start out as one."""
     now = replace(constant(0.9), source={"h1": 0.05, "h2": 0.05})
-    assert Health(named_graph("heavy"), patience=0, predictions_from=0).judge(now).verdict == "collapsed"
-    assert Health(named_graph("heavy"), patience=0).judge(now).verdict == "healthy"
+    assert HealthMonitor(named_graph("heavy"), patience=0, predictions_from=0).judge(now).status == "collapsed"
+    assert HealthMonitor(named_graph("heavy"), patience=0).judge(now).status == "healthy"
 
 
 def test_narrow_predictions_of_a_view_that_pulls_no_other_are_no_collapse() -> None:
@@ -230,34 +232,34 @@ def test_narrow_predictions_of_a_view_that_pulls_no_other_are_no_collapse() -> N
     now = replace(constant(0.9), spread=wide, rank=wide, edges={"h1->s1": -0.5}, source=wide | {"h1": 0.1, "h2": 0.1})
     for graph, expected in (("dssl", "healthy"), ("s1->s2, s1<->h1, s2<->h2", "collapsed"), ("h1->s1", "collapsed")):
         seen = now if "s2" in graph or graph == "dssl" else replace(now, source={"h1": 0.1})
-        assert Health(named_graph(graph), patience=0, predictions_from=0).judge(seen).verdict == expected
+        assert HealthMonitor(named_graph(graph), patience=0, predictions_from=0).judge(seen).status == expected
     one = replace(now, source=wide | {"s1": 0.1})
-    assert Health(named_graph("dssl"), patience=0, predictions_from=0).judge(one).verdict == "collapsed"
+    assert HealthMonitor(named_graph("dssl"), patience=0, predictions_from=0).judge(one).status == "collapsed"
 
 
 def test_a_run_that_recovers_from_a_long_collapse_is_not_healthy() -> None:
     """With a falling rate predictions spread again at the end, and the encoder is worse than an untrained one."""
-    health = Health(named_graph("heavy"), patience=1)
+    health = HealthMonitor(named_graph("heavy"), patience=1)
     for step in range(40):
         health.judge(replace(constant(0.1), step=step))
-    resumed = Health(named_graph("heavy"), patience=1)
+    resumed = HealthMonitor(named_graph("heavy"), patience=1)
     resumed.load_state(json.loads(json.dumps(health.state())))
     for watch in (health, resumed):
         said = [watch.judge(replace(constant(0.9), step=step)) for step in range(40, 80)]
-        assert said[-1].verdict == "partial collapse"
-        assert "between steps 0 and 41, at 52% of all looks" in said[-1].reason
+        assert said[-1].status == "partial collapse"
+        assert "between steps 0 and 41, at 52% of all checks" in said[-1].reason
         assert (said[-1].view, said[-1].edge, len(said[-1].remedies)) == ("h1", "h1->h2", 3)
 
 
 def test_a_short_collapse_is_forgiven() -> None:
-    health = Health(named_graph("heavy"), patience=1)
-    said = [health.judge(replace(constant(0.1 if 40 <= step < 50 else 0.9), step=step)).verdict for step in range(100)]
+    health = HealthMonitor(named_graph("heavy"), patience=1)
+    said = [health.judge(replace(constant(0.1 if 40 <= step < 50 else 0.9), step=step)).status for step in range(100)]
     assert {"collapsed", "healthy"} <= set(said[40:60])
     assert said[-1] == "healthy"
 
 
 def test_the_memory_of_an_earlier_version_is_read() -> None:
-    state = Health(named_graph("heavy"), patience=1).state()
-    health = Health(named_graph("heavy"), patience=1)
+    state = HealthMonitor(named_graph("heavy"), patience=1).state()
+    health = HealthMonitor(named_graph("heavy"), patience=1)
     health.load_state({key: state[key] for key in ("spreads", "ranks", "verdict")})
-    assert health.judge(constant(0.9)).verdict == "healthy"
+    assert health.judge(constant(0.9)).status == "healthy"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dssl import precision
 from dssl.precision import choose_precision, encoder_seconds
-from dssl.train.pretrain import train
+from dssl.training.pretrain import train
 from tests.train.test_train import TINY, replace
 
 CPU = torch.device("cpu")

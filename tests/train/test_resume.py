@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl.state import Stop
+from dssl.state import StopSignals
 from dssl.weights import checkpoint
 from tests.train.running import command, end_of, kill_at, run, start, wait_for_step
 
@@ -87,7 +87,7 @@ def test_a_signal_that_comes_twice(
     """From Slurm and from torchrun, it is one request to save; from whoever is in a hurry, it ends the run."""
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    with Stop() as stop:
+    with StopSignals() as stop:
         for number in numbers:
             os.kill(os.getpid(), number)
         assert stop.signal is not None

@@ -14,9 +14,9 @@ from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder
-from dssl.train import train
-from dssl.train.prepare import build_method, prepare
-from dssl.train.start import Standing, Start
+from dssl.training import train
+from dssl.training.prepare import build_method, prepare
+from dssl.training.start import Standing, Start
 from tests.train.adapting import STEPS, config, write_weights
 
 
@@ -46,13 +46,13 @@ def test_a_run_that_made_things_worse_says_so_and_has_its_own_exit_code(tmp_path
         method=recipe("shapes").method, optimizer=OptimizerConfig(rate=500.0, warmup_epochs=0),
     )  # fmt: skip
     result = train(worse, tmp_path / "run")
-    assert result.opinion.verdict == "below where it started"
+    assert result.verdict.status == "below where it started"
     assert result.exit_code == 5
-    assert "on held-out training images" in result.opinion.reason
-    assert any("dssl train adapt" in remedy for remedy in result.opinion.remedies)
-    assert any(str(tmp_path / "run" / "start.safetensors") in remedy for remedy in result.opinion.remedies)
+    assert "on held-out training images" in result.verdict.reason
+    assert any("dssl train adapt" in remedy for remedy in result.verdict.remedies)
+    assert any(str(tmp_path / "run" / "start.safetensors") in remedy for remedy in result.verdict.remedies)
     run = read_run(tmp_path / "run")
-    assert run.opinion.verdict == "below where it started"
+    assert run.verdict.status == "below where it started"
     # the same command again finds it finished, and does not forget
     assert train(worse, tmp_path / "run").exit_code == 5
 
@@ -81,12 +81,12 @@ def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
     result = train(plain, tmp_path / "run")
     assert result.exit_code == 5
     close = tmp_path / "run" / "checkpoints" / f"step-{2 * STEPS:09d}.safetensors"
-    instead = result.opinion.remedies[-1]
+    instead = result.verdict.remedies[-1]
     assert str(tmp_path / "run" / "start.safetensors") in instead
     assert (f"take {close}, the last checkpoint with a drift of at most 0.2" in instead) == close.is_file()
     assert close.is_file() == (drifts[1] < 0.2)
     assert ("no checkpoint stayed within a drift of 0.2" in instead) != close.is_file()
-    assert read_run(tmp_path / "run").opinion.remedies[-1] == instead  # and so does the report
+    assert read_run(tmp_path / "run").verdict.remedies[-1] == instead  # and so does the report
 
 
 class _Start(Start):
@@ -114,10 +114,10 @@ class _Start(Start):
 )
 def test_the_verdict(now: dict[str, float], p_values: dict[str, float], drift: float, below: bool) -> None:
     standing = Standing(drift=drift, feature_rank=10.0, held_out=now, p_values=p_values)
-    opinion = _Start(standing, before={"kNN": 75.0, "probe": 75.0}, apart=0.5).judge(7, "take the start")
-    assert (opinion is not None) == below
-    if opinion is not None:
-        assert opinion.remedies[-1] == "take the start"
+    verdict = _Start(standing, before={"kNN": 75.0, "probe": 75.0}, apart=0.5).judge(7, "take the start")
+    assert (verdict is not None) == below
+    if verdict is not None:
+        assert verdict.remedies[-1] == "take the start"
 
 
 def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(

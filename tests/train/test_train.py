@@ -21,8 +21,8 @@ from dssl.methods import SimSiam, SimSiamConfig
 from dssl.report.map import embedding_maps
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_data import read_run
-from dssl.train.prepare import open_test_data
-from dssl.train.pretrain import train
+from dssl.training.prepare import open_test_data
+from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 
 TINY = RunConfig(
@@ -101,7 +101,7 @@ def test_labels_that_cannot_give_a_curve_do_not_stop_a_run(
 
 
 def test_a_rare_class_outside_of_the_bank_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dssl.train.knn.BANK", 3)
+    monkeypatch.setattr("dssl.training.knn.BANK", 3)
     assert train(replace(TINY, data="shapes:64", epochs=1), tmp_path / "run").knn is not None
 
 
@@ -178,7 +178,7 @@ def test_a_rate_beyond_reason_is_called_divergence(tmp_path: Path, caplog: pytes
     checkpoint.write(checkpoint.path_at(other / "checkpoints", 4), header, wild)
     with caplog.at_level(logging.INFO, logger="dssl"):
         result = train(config, other)
-    assert result.opinion.verdict == "diverged"
+    assert result.verdict.status == "diverged"
     assert result.exit_code == 4
     assert "diverged at step" in caplog.text
     assert "--optimizer.clip 1" in caplog.text
@@ -194,15 +194,15 @@ def test_weights_that_break_in_the_last_step_are_in_the_metrics(
 
     monkeypatch.setattr(SimSiam, "after_step", breaking)
     result = train(replace(TINY, knn_every=0), tmp_path / "run")
-    assert (result.opinion.verdict, result.exit_code) == ("diverged", 4)
+    assert (result.verdict.status, result.exit_code) == ("diverged", 4)
     read = read_run(tmp_path / "run")
-    assert read.opinion.verdict == "diverged"
+    assert read.verdict.status == "diverged"
 
 
 def test_learning_rate_of_1e20_diverges(tmp_path: Path) -> None:
     config = replace(TINY, optimizer=OptimizerConfig(rate=1e20, warmup_epochs=0), checkpoint=CheckpointConfig(keep=9))
     result = train(config, tmp_path / "run")
-    assert result.opinion.verdict == "diverged"
+    assert result.verdict.status == "diverged"
     assert result.exit_code == 4
     for step in checkpoint.steps_in(tmp_path / "run" / "checkpoints"):
         saved = checkpoint.read(checkpoint.path_at(tmp_path / "run" / "checkpoints", step))

@@ -24,9 +24,9 @@ from dssl.config import RunConfig
 from dssl.data import Source, Subset, open_source
 from dssl.errors import DsslError
 from dssl.report import tune as report
-from dssl.state import Opinion, Verdict
-from dssl.train import prepare, trials, tune
-from dssl.train.trials import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
+from dssl.state import Status, Verdict
+from dssl.training import prepare, trials, tune
+from dssl.training.trials import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
 from tests.train.running import launch
 from tests.train.searching import trial
 
@@ -217,7 +217,7 @@ def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monke
     def collapsing(config: RunConfig, *arguments: Any, **options: Any) -> loop.Ending:
         ending = real(config, *arguments, **options)
         bad = config.heavy == "jigsaw(2)" and config.graph == "dssl"
-        return replace(ending, opinion=Opinion("collapsed", 1, reason="one point")) if bad else ending
+        return replace(ending, verdict=Verdict("collapsed", 1, reason="one point")) if bad else ending
 
     monkeypatch.setattr(tune, "short_run", collapsing)
     found = search(tmp_path / "run", policies=("jigsaw(2)",))
@@ -233,12 +233,12 @@ def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("verdict", ["collapsed", "diverged"])
-def test_a_start_that_broke_down_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
+def test_a_start_that_broke_down_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Status) -> None:
     real = tune.short_run
 
     def breaking(*arguments: Any, **options: Any) -> loop.Ending:
         ending = real(*arguments, **options)
-        return replace(ending, opinion=Opinion(verdict, 1)) if options["kept"] else ending
+        return replace(ending, verdict=Verdict(verdict, 1)) if options["kept"] else ending
 
     monkeypatch.setattr(tune, "short_run", breaking)
     with pytest.raises(DsslError, match=f"the shared start of standard pairs {verdict}"):

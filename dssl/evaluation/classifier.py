@@ -1,0 +1,253 @@
+"""Classifiers trained on augmented images: the paper's linear protocols, fine-tuning, and training with labels from scratch."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dssl import loop, rng
+from dssl.augment import ViewMaker
+from dssl.config import CheckpointConfig, OptimizerConfig
+from dssl.data import Source
+from dssl.data.device import Batch, DeviceTransfer
+from dssl.data.loader import Batches
+from dssl.distributed import World
+from dssl.errors import DsslError, Stopped
+from dssl.evaluation.features import Progress
+from dssl.evaluation.result import frozen, weights_hash
+from dssl.evaluation.store import FeatureStore
+from dssl.graph import View
+from dssl.optim import build_optimizer, peak_rate
+from dssl.run import RunFolder
+from dssl.state import Loss, LossMonitor, RunLength
+from dssl.weights import checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How a classifier is trained; all of it becomes part of the number's protocol."""
+
+    optimizer: Literal["sgd", "lars"] = "sgd"
+    rate: float
+    """Base rate; the peak rate is this times batch size / 256."""
+    batch_size: int
+    """With fewer images, all of them form one batch."""
+    epochs: int
+    decay: Literal["cosine", "linear"]
+    """How the rate falls to zero."""
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    policy: str = "crop(0.08,1) > flip"
+    """Augmentation of the training images; test images are always centre crops."""
+
+
+LINEAR_CIFAR_SGD = Training(rate=30.0, batch_size=256, epochs=100, decay="cosine")
+"""The published code's: rate 30, no weight decay, batch 256, 100 epochs."""
+LINEAR_CIFAR_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
+"""The paper has no LARS on CIFAR-10: these are its ImageNet settings."""
+LINEAR_IMAGENET_SGD = Training(rate=0.1, batch_size=4096, epochs=90, decay="linear")
+"""The paper's for SimCLR."""
+LINEAR_IMAGENET_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
+"""The paper's for SimSiam and BYOL."""
+FINETUNE = Training(rate=0.05, batch_size=256, epochs=30, decay="cosine", nesterov=True)
+"""SimCLR's for a part of the labels: Nesterov, no weight decay, 30 epochs (60 with 1 %); ours: batch 256, cosine."""
+SUPERVISED = Training(
+    rate=0.1, batch_size=256, epochs=200, decay="cosine", weight_decay=5e-4, policy="crop(0.2,1) > flip"
+)
+"""The paper gives the result of its supervised baseline but not its settings: these are common ones."""
+
+
+def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
+    """The optimiser's settings; LARS adapts the rate of matrices only, and decays nothing else."""
+    return OptimizerConfig(
+        name=training.optimizer,
+        rate=peak,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        decay_norms_and_biases=training.optimizer != "lars",
+    )
+
+
+def rate_at(step: int, *, peak: float, total: int, decay: Literal["cosine", "linear"]) -> float:
+    """The learning rate of a step: from the peak at step 0 towards zero after the last."""
+    done = step / total
+    return peak * (0.5 * (1 + math.cos(math.pi * done)) if decay == "cosine" else 1 - done)
+
+
+def new_head(dim: int, classes: int, *, seed: int) -> nn.Linear:
+    """A linear layer of small normal weights and zero bias that depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(rng.key(seed, "head") % 2**63)
+        head = nn.Linear(dim, classes)
+        nn.init.normal_(head.weight, std=0.01)
+        nn.init.zeros_(head.bias)
+    return head
+
+
+def train_classifier(
+    encoder: nn.Module,
+    head: nn.Linear,
+    source: Source,
+    *,
+    labels: NDArray[np.int64],
+    training: Training,
+    store: FeatureStore,
+    seed: int,
+    freeze: bool,
+    folder: Path | None = None,
+    ended: Callable[[Path], None] = shutil.rmtree,
+    progress: Progress | None = None,
+) -> Training:
+    """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
+
+    ``labels`` go with the images of ``source``; ``store`` says how the encoder is run. With a ``folder`` the training resumes
+    there after a kill, bit for bit; ``ended`` is told what it saved, and deletes it unless told otherwise. Returns the
+    settings as they were used.
+    """
+    if len(labels) != len(source):
+        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
+    used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
+    with frozen(encoder) if freeze else nullcontext():
+        head.to(next(encoder.parameters(), head.weight).device)
+        _fit(
+            _Fitting(encoder, head, source, labels, used, store, seed=seed, freeze=freeze, progress=progress),
+            folder,
+            ended,
+        )
+    encoder.eval()
+    return used
+
+
+class _Classifier(nn.Module):
+    """Encoder, head and the cross-entropy of their output."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Linear, *, freeze: bool) -> None:
+        super().__init__()
+        self.encoder, self.head, self.freeze = encoder, head, freeze
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Loss:
+        images, labels = inputs
+        with torch.set_grad_enabled(not self.freeze):
+            feature = self.encoder(images)
+        return Loss(F.cross_entropy(self.head(feature).float(), labels))
+
+
+class _Fitting(loop.Task[Batch]):
+    """A classifier, as the loop trains it. Accuracy is measured once: choosing a checkpoint would use the test split."""
+
+    name = "classifier"
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training,
+        store: FeatureStore, *, seed: int, freeze: bool, progress: Progress | None,
+    ) -> None:  # fmt: skip
+        self.source, self.training, self.store, self.seed, self.progress = source, training, store, seed, progress
+        self.device = head.weight.device
+        self.feed = DeviceTransfer(self.device, normalization=store.loaded.normalization)
+        self.peak = peak_rate(training.rate, training.batch_size)
+        self.steps_per_epoch = len(source) // training.batch_size
+        self.total = self.steps_per_epoch * training.epochs
+        self.objective = _Classifier(encoder, head, freeze=freeze)
+        encoder.train(not freeze)
+        self.module = head if freeze else self.objective
+        self.optimizer = build_optimizer(
+            self.module, optimizer_of(training, peak=self.peak), nesterov=training.nesterov
+        )
+        self.monitor = LossMonitor()
+        self.labels = torch.from_numpy(labels)
+        shown = {name: getattr(store.loaded, name) for name in ("image_size", "channels")}
+        shown["normalization"] = dataclasses.asdict(store.loaded.normalization)
+        shown |= {"seed": seed} | {name: getattr(store, name) for name in ("crop_ratio", "autocast", "threads")}
+        about = [dataclasses.asdict(training), shown, freeze, weights_hash(self.objective)]
+        told = json.dumps([*about, source.fingerprint, labels.tolist()], default=str)
+        self.header = {"fingerprint": hashlib.sha256(told.encode()).hexdigest()}
+
+    def batches(self, start: int) -> AbstractContextManager[Batches]:
+        loaded = self.store.loaded
+        maker = ViewMaker(
+            [View(name="train", policy=self.training.policy)],
+            size=loaded.image_size,
+            seed=self.seed,
+            channels=loaded.channels,
+            normalization=None if self.feed.as_bytes else loaded.normalization,
+        )
+        return Batches(
+            self.source, maker, batch_size=self.training.batch_size, seed=self.seed, steps=self.total,
+            start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes, labels=self.labels.numpy(),
+        )  # fmt: skip
+
+    def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.feed.place(batch)["train"], self.labels[batch.indices].to(self.device)
+
+    def rate(self, step: int) -> float:
+        return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
+
+    def after_step(self, step: int) -> None:
+        if self.progress is not None:
+            self.progress(step + 1, self.total)
+
+
+def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> None:
+    settings = loop.LoopSettings(
+        length=RunLength(
+            total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"
+        ),
+        batch_size=task.training.batch_size,
+        data=task.source.name,
+        precision="bf16" if task.store.autocast is torch.bfloat16 else "fp32",
+        seed=task.seed,
+        checkpoint=CheckpointConfig(keep=1),
+        look_every=20,
+    )
+    world = World(0, 1, task.device)
+    if folder is None:
+        ending = loop.run(task, settings, world=world)
+    else:
+        # a training that is there may have other weights or images: the name distinguishes them
+        kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
+        with kept.locked():
+            kept.checkpoints.mkdir(exist_ok=True)
+            ending = loop.run(
+                task, settings, folder=kept, world=world, resumed=checkpoint.newest_good(kept.checkpoints)
+            )
+        if ending.verdict.status == "diverged":
+            shutil.rmtree(kept.path)
+        elif ending.signal is None:
+            ended(kept.path)
+    if ending.verdict.status == "diverged":
+        raise DsslError(
+            f"the classifier's loss is not a number at step {ending.verdict.step}: its base rate {task.training.rate:g} "
+            "is too high for this encoder"
+        )
+    if ending.signal is not None:
+        raise Stopped(ending.signal, saved=folder is not None)
+
+
+@torch.no_grad()
+def predict_features(head: nn.Linear, features: Tensor) -> Tensor:
+    """The class of every row of features."""
+    return F.linear(features, head.weight.float().cpu(), head.bias.float().cpu()).argmax(dim=1)
+
+
+def share_of_labels(labels: NDArray[np.int64], share: float, *, seed: int) -> NDArray[np.int64]:
+    """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
+    order = rng.permutation(rng.key(seed, "labels"), len(labels))
+    chosen = [
+        members[: max(1, round(share * len(members)))]
+        for label in np.unique(labels)
+        if len(members := order[labels[order] == label])
+    ]
+    return np.sort(np.concatenate(chosen))

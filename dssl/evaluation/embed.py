@@ -1,0 +1,239 @@
+"""Embeddings of any source, written as they are computed, in shards that a second run keeps."""
+
+import csv
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dssl.data import Source, Subset
+from dssl.data.quarantine import Quarantine
+from dssl.data.source import any_readable, reading_of, stamp_of
+from dssl.errors import DsslError
+from dssl.evaluation.features import NothingReadable
+from dssl.evaluation.store import FeatureStore
+from dssl.files import replacing, write_text
+from dssl.models import feature_dim
+from dssl.models.dense import DenseEncoder
+
+SMALL = 100_000
+"""Upper limit of images in one .npz or .csv."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """What was written."""
+
+    images: int
+    shape: tuple[int, ...]
+    """Of one row: its length, or channels, height and width."""
+    unreadable: int
+    computed: int
+    """Images that went through the encoder this time; the others existed already."""
+    files: int
+
+
+def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: int) -> Embedded:
+    """Write ``embeddings-00000.npy`` (float32, a row for each image) and ``names-00000.txt`` for every ``shard`` images.
+
+    The names come last, so a shard with names is complete; another run with the same weights and images resumes after it.
+    """
+    if shard < 1:
+        raise DsslError(f"a shard of {shard} images: expected at least 1")
+    about = _about(store, source) | {"shard": shard, "shards": -(-len(source) // shard)}
+    manifest = folder / "embeddings.json"
+    if folder.exists() and not folder.is_dir():
+        raise DsslError(
+            f"{folder} is a file: name a folder for the shards, or a name that ends in .npz, .csv or .parquet"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    stamps = _check_manifest(manifest, about)
+    again = _to_redo(source, folder, shard, stamps)
+    if again:
+        (folder / "unreadable.txt").unlink(missing_ok=True)
+    quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
+    computed = images = 0
+    shape: tuple[int, ...] = ()
+    for number in range(about["shards"]):
+        indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
+        values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
+        if not (values.is_file() and names.is_file()) or number in again:
+            names.unlink(missing_ok=True)
+            stamps[str(number)] = stamp_of(
+                Subset(source, indices)
+            )  # before they are read, in case they change meanwhile
+            rows, titles, _ = _rows(store, source, indices, quarantine)
+            with replacing(values) as temporary, temporary.open("wb") as file:
+                np.save(file, rows, allow_pickle=False)
+            write_text(manifest, json.dumps(about | {"files": stamps}, indent=2) + "\n")
+            write_text(names, "".join(f"{title}\n" for title in titles))
+            computed += len(rows)
+        stored = np.load(values, mmap_mode="r", allow_pickle=False)
+        images, shape = images + len(stored), stored.shape[1:]
+    if images == 0:
+        raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
+    return Embedded(
+        images=images,
+        shape=shape,
+        unreadable=quarantine.total - images,
+        computed=computed,
+        files=about["shards"],
+    )
+
+
+def embed_file(store: FeatureStore, source: Source, path: Path) -> Embedded:
+    """Write one .npz (``embeddings``, ``names``) or one .csv (name, then a column for each dimension)."""
+    if len(source) > SMALL:
+        raise DsslError(
+            f"{path}: {len(source):,} images are too many for one file (at most {SMALL:,}): name a folder instead"
+        )
+    quarantine = Quarantine(source, max_share=1.0)
+    rows, names, _ = _rows(store, source, np.arange(len(source), dtype=np.int64), quarantine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".npz":
+        about = json.dumps(_about(store, source), sort_keys=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, embeddings=rows, names=np.array(names), about=np.array(about))
+    else:
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as lines:
+            _csv(lines, rows, names)
+    return Embedded(
+        images=len(rows),
+        shape=rows.shape[1:],
+        unreadable=quarantine.total - len(rows),
+        computed=len(source),
+        files=1,
+    )
+
+
+def embed_parquet(store: FeatureStore, source: Source, path: Path, *, shard: int) -> Embedded:
+    """Write one Parquet file with the columns path, label (the name of the class; null without classes) and embedding.
+
+    ``shard`` images are computed at a time and become a row group.
+    """
+    from dssl.data.parquet import pyarrow_module
+
+    arrow = pyarrow_module()
+    quarantine = Quarantine(source, max_share=1.0)
+    loaded = store.loaded
+    size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+    schema = arrow.schema(
+        [("path", arrow.string()), ("label", arrow.string()), ("embedding", arrow.list_(arrow.float32(), size))],
+        metadata={"dssl": json.dumps(_about(store, source), sort_keys=True)},
+    )
+    images = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, arrow.parquet.ParquetWriter(str(temporary), schema) as writer:
+        for begin in range(0, len(source), shard):
+            indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
+            rows, names, kept = _rows(store, source, indices, quarantine)
+            labels: list[str | None] = [None] * len(kept)
+            if source.labels is not None and source.classes is not None:
+                labels = [source.classes[source.labels[row]] for row in kept]
+            values = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.ravel()), size)
+            columns = [arrow.array(names, arrow.string()), arrow.array(labels, arrow.string()), values]
+            writer.write_table(arrow.table(columns, schema=schema))
+            images += len(rows)
+        if images == 0:
+            raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
+    return Embedded(images=images, shape=(size,), unreadable=quarantine.total - images, computed=len(source), files=1)
+
+
+def _rows(
+    store: FeatureStore, source: Source, indices: NDArray[np.int64], quarantine: Quarantine
+) -> tuple[NDArray[np.float32], list[str], list[int]]:
+    """Embeddings, names and indices of the readable images among these."""
+    try:
+        features = store.compute(source, indices=indices, quarantine=quarantine)
+    except NothingReadable:
+        if len(indices) == len(source):
+            raise
+        # a shard without rows: the others are still worth having
+        loaded = store.loaded
+        size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+        return np.empty((0, *_shape(store, size)), np.float32), [], []
+    values, kept = features.values.numpy(), [int(row) for row in features.rows]
+    values = values.reshape(len(values), *_shape(store, values.shape[1]))
+    return values, [source.label_of(row) for row in kept], kept
+
+
+def _shape(store: FeatureStore, length: int) -> tuple[int, ...]:
+    """Of a row: a vector, or a feature map where the encoder gives maps."""
+    encoder = store.loaded.encoder
+    return encoder.shape if isinstance(encoder, DenseEncoder) else (length,)
+
+
+def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
+    loaded = store.loaded
+    return {
+        **({"dense": list(loaded.encoder.shape)} if isinstance(loaded.encoder, DenseEncoder) else {}),
+        "weights": loaded.sha256,
+        "encoder": loaded.name,
+        "image_size": loaded.image_size,
+        "normalization": loaded.normalization.plain(),
+        "precision": store.precision,
+        "source": source.fingerprint,
+        "images": len(source),
+        "reading": reading_of(source),
+    }
+
+
+def _check_manifest(manifest: Path, about: dict[str, Any]) -> dict[str, str]:
+    """Refuse to mix embeddings of other weights or images with these; returns the stamp of each shard's files."""
+    if not manifest.exists():
+        # a kill may have left the manifest under its temporary name
+        if any(not entry.name.startswith(f".{manifest.name}.") for entry in manifest.parent.iterdir()):
+            raise DsslError(f"{manifest.parent} contains other files and no embeddings: name a new or empty folder")
+        write_text(manifest, json.dumps(about, indent=2) + "\n")
+        return {}
+    before: Any = None
+    with suppress(OSError, ValueError):
+        before = json.loads(manifest.read_text(encoding="utf-8"))
+    stamps: dict[str, str] = {}
+    if isinstance(before, dict):
+        before.setdefault("reading", about["reading"])  # not in those of an earlier version
+        stamps = before.pop("files", {})
+    if before != about:
+        known = before if isinstance(before, dict) else {}
+        changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
+        raise DsslError(f"{manifest.parent} holds other embeddings ({', '.join(changed)} differ): name another folder")
+    return stamps
+
+
+def _to_redo(source: Source, folder: Path, shard: int, stamps: Mapping[str, str]) -> set[int]:
+    """The shards whose images have been replaced since, and those that lack images, if any of these can be read now.
+
+    A disk that was away is no reason to lose images. All shards with gaps are redone, which keeps the list of them whole.
+    """
+    lacking: dict[int, list[int]] = {}
+    replaced: set[int] = set()
+    for number, begin in enumerate(range(0, len(source), shard)):
+        names = folder / f"names-{number:05d}.txt"
+        if names.is_file():
+            known = set(names.read_text(encoding="utf-8").splitlines())
+            indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
+            stamp = stamp_of(Subset(source, indices))
+            if stamps.get(str(number), stamp) != stamp:
+                replaced.add(number)
+            if missing := [index for index in indices.tolist() if source.label_of(index) not in known]:
+                lacking[number] = missing
+    missing = [index for indices in lacking.values() for index in indices]
+    return replaced | set(lacking) if replaced or any_readable(source, missing) else set()
+
+
+def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:
+    writer = csv.writer(file)
+    writer.writerow(["name", *(f"d{number}" for number in range(rows.shape[1]))])
+    for name, row in zip(names, rows, strict=True):
+        # the shortest text that gives the same float32 back
+        writer.writerow([_harmless(name), *(str(value) for value in row)])
+
+
+def _harmless(name: str) -> str:
+    """A name that no spreadsheet takes for a formula; as a path it is the same."""
+    return f"./{name}" if name.startswith(("=", "+", "-", "@")) else name

@@ -1,0 +1,299 @@
+"""Has the run collapsed, where, and what to do about it: a verdict from the embeddings themselves.
+
+Per view, every few steps: the *spread* of the projections and of the predictions (standard deviation of the normalised vectors
+times sqrt(d): 1 when they fill the sphere, 0 when they are all the same) and the *effective rank* (exp of the entropy of the
+singular values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor gives
+the same output for every image, so its predictions are judged too; BYOL's are from step 1,000 on. A run that spreads again after
+a long collapse is not healthy: what it had lost does not come back. The thresholds come from real runs, kept in
+``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dssl.graph import Edge, ViewGraph
+from dssl.methods.losses import effective_rank, spread, wide
+from dssl.objective import LossReport
+from dssl.state import HealthCheck, Status, Verdict
+
+PARTIAL, COLLAPSED = 0.35, 0.2
+"""Below these the median spread of a view, of its projections or its predictions, counts as partly and as wholly collapsed."""
+RANK_SHARE = 0.04
+"""Below this share of the largest possible effective rank a view counts as partly collapsed, whatever its spread."""
+LEAST_RANK = 1.28
+"""Below this effective rank, too: a rank is 1 at least, which of a few images is a large share of the largest possible."""
+WINDOW = 5
+"""Looks over which the median is taken."""
+LASTING = 0.25
+"""A run that has recovered still counts as partly collapsed where it was collapsed at this share of all looks or more."""
+SAMPLE = 256
+"""Rows used for the effective rank: its cost grows with the cube."""
+
+
+def patience(steps_per_epoch: int) -> int:
+    """Steps before the first verdict: three epochs, but no fewer than 100 steps and no more than 500.
+
+    The dip of the first epochs is one of steps, not of images: an epoch of a large set is longer than the dip.
+    """
+    return min(max(3 * steps_per_epoch, 100), 500)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the health check reads of one step."""
+
+    step: int
+    loss: float
+    edges: dict[str, float]
+    spread: dict[str, float]
+    rank: dict[str, float]
+    """Effective rank of each view's projections, as a share of the largest possible."""
+    source: dict[str, float]
+    """Spread of the predictions."""
+    target: dict[str, float]
+    """Spread of the targets."""
+    regularisers: dict[str, float] = field(default_factory=dict)
+    """The method's term for each view that has one."""
+    rows: int = SAMPLE
+    """Images that the rank is of."""
+
+
+def rank_share(embedding: Tensor) -> float:
+    """Effective rank of the normalised embeddings as a share of the largest possible."""
+    rows = F.normalize(wide(embedding[:SAMPLE]), dim=1)
+    return effective_rank(rows) / min(rows.shape)
+
+
+def lower_spread(graph: ViewGraph, spread: Mapping[str, float], source: Mapping[str, float]) -> dict[str, float]:
+    """By view the lower of the spreads of its projections and its predictions, where these count.
+
+    Of a view that pulls no other, as DSSL's heavy ones, predictions may be narrow because little can be told from it: they count
+    only where no view that pulls has any.
+    """
+    counted = {name: value for name, value in source.items() if name in graph.targets} or source
+    return {name: min(float(value), float(counted.get(name, value))) for name, value in spread.items()}
+
+
+@torch.no_grad()
+def observe(step: int, report: LossReport) -> Observation:
+    """Read the values of a step; this is the only place that waits for the device."""
+    return Observation(
+        step=step,
+        loss=float(report.total.detach()),
+        edges={name: float(value) for name, value in report.edges.items()},
+        spread={name: float(value) for name, value in report.spread.items()},
+        rank={name: rank_share(value) for name, value in report.projections.items()},
+        source={name: float(spread(value)) for name, value in report.predictions.items()},
+        target={name: float(spread(value)) for name, value in report.targets.items()},
+        regularisers={name: float(value) for name, value in report.regularisers.items()},
+        rows=min((len(value) for value in report.projections.values()), default=SAMPLE),
+    )
+
+
+@dataclass(slots=True)
+class CollapseEpisode:
+    """The collapse that a run has been through: its looks, from the first to the last, and what was worst at the last."""
+
+    view: str
+    edge: str
+    since: int
+    until: int
+    lowest: float
+    looks: int = 1
+    """Health checks."""
+
+
+@dataclass
+class HealthMonitor:
+    """The loop's watch for collapse (``state.Monitor``); its memory is small and is saved in the checkpoint."""
+
+    graph: ViewGraph
+    patience: int
+    """Steps before the first verdict: early embeddings wander, and a dip in the second epoch is normal."""
+    predictions_from: int | None = None
+    """The step from which the predictions are judged too, as the method asks for."""
+    spreads: dict[str, deque[float]] = field(default_factory=dict)
+    """What is judged, by view."""
+    ranks: dict[str, deque[float]] = field(default_factory=dict)
+    seen: int = 0
+    """Looks so far."""
+    episode: CollapseEpisode | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict("too early", 0))
+    below: Verdict | None = None
+    """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
+    near_start: bool = False
+    """Whether the features were measured at this step and are close to those of the weights that the run started from."""
+    last_near_start: int | None = None
+
+    def judge(self, now: Observation) -> Verdict:
+        """Take one look into account and judge the run."""
+        if self.verdict.status == "diverged":  # nothing comes back from there, whatever the loss may say
+            return self.verdict
+        values = [now.loss, *now.edges.values(), *now.spread.values()]
+        if not all(value == value and abs(value) != float("inf") for value in values):
+            return self.note_divergence(now, first=-1)
+        for name, value in self.judged(now).items():
+            self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(value)
+            self.ranks.setdefault(name, deque(maxlen=WINDOW)).append(now.rank[name])
+        self.seen += 1
+        if now.step + 1 < self.patience:
+            self.verdict = Verdict("too early", now.step)
+        else:
+            self.verdict = self._remember(self._verdict(now))
+        self.compare_with_start(self.below)
+        return self.verdict
+
+    def compare_with_start(self, below: Verdict | None) -> None:
+        """Take note of how the run stands beside the weights that it started from: below them, or not."""
+        if self.verdict is self.below is not None:
+            self.verdict = Verdict("healthy", self.verdict.step)
+        self.below = below
+        if below is not None and self.verdict.status in ("healthy", "too early"):
+            self.verdict = below
+
+    def judged(self, now: Observation) -> dict[str, float]:
+        """The spread that counts, by view."""
+        if self.predictions_from is None or now.step < self.predictions_from:
+            return now.spread
+        return lower_spread(self.graph, now.spread, now.source)
+
+    def check(self, step: int, report: LossReport, *, first_bad: int) -> HealthCheck:
+        now = observe(step, report)
+        verdict = self.judge(now)
+        if first_bad >= 0:
+            verdict = self.note_divergence(now, first=first_bad)
+        lowest = min(self.judged(now).values())
+        return HealthCheck(
+            step=now.step, loss=now.loss, record=asdict(now), text=f"spread {lowest:.2f}", verdict=verdict
+        )
+
+    def divergence(self, step: int, report: LossReport, *, first_bad: int) -> None:
+        self.note_divergence(observe(step, report), first=first_bad)
+
+    def note_divergence(self, now: Observation, *, first: int) -> Verdict:
+        """The run is no longer made of numbers; ``first`` is the step at which that began, if it is known."""
+        self.verdict = diverged(now, step=first if first >= 0 else now.step)
+        return self.verdict
+
+    def _verdict(self, now: Observation) -> Verdict:
+        spread = {name: median(values) for name, values in self.spreads.items()}
+        rank = {name: median(values) for name, values in self.ranks.items()}
+        least = max(RANK_SHARE, LEAST_RANK / max(now.rows, 2))
+        # the view that is worst by its worse measure, unless one has collapsed altogether
+        worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / least))
+        flattest = min(spread, key=lambda name: spread[name])
+        if spread[flattest] < COLLAPSED:
+            status: Status = "collapsed"
+            worst = flattest
+        elif spread[worst] < PARTIAL or rank[worst] < least:
+            status = "partial collapse"
+        else:
+            return Verdict("healthy", now.step)
+        cause = likely_cause(self.graph, worst, now.edges)
+        reason = (
+            f"{self._judged_name(now.step)} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), "
+            f"effective rank {rank[worst]:.0%} of the largest possible; likely cause: the edge {cause.name}"
+        )
+        self._note_episode(worst, cause.name, now.step, spread[worst])
+        return Verdict(status, now.step, worst, cause.name, reason, remedies(self.graph, cause))
+
+    def _note_episode(self, view: str, edge: str, step: int, spread: float) -> None:
+        before = self.episode
+        if before is None:
+            self.episode = CollapseEpisode(view, edge, step, step, spread)
+        else:
+            self.episode = CollapseEpisode(view, edge, before.since, step, min(before.lowest, spread), before.looks + 1)
+
+    def _remember(self, found: Verdict) -> Verdict:
+        """A falling rate lets embeddings spread again at the end of a run, but what they had lost does not come back."""
+        episode = self.episode
+        if found.status != "healthy" or episode is None or episode.looks < LASTING * self.seen:
+            return found
+        cause = next(edge for edge in self.graph.active_edges if edge.name == episode.edge)
+        reason = (
+            f"{self._judged_name(episode.until)} of view {episode.view} have spread again, but they had collapsed "
+            f"(spread {episode.lowest:.2f}) between steps {episode.since} and {episode.until}, at "
+            f"{episode.looks / self.seen:.0%} of all checks, and what the encoder knew before may be lost; "
+            f"likely cause: the edge {episode.edge}"
+        )
+        return Verdict("partial collapse", found.step, episode.view, episode.edge, reason, remedies(self.graph, cause))
+
+    def _judged_name(self, step: int) -> str:
+        return "embeddings" if self.predictions_from is None or step < self.predictions_from else "predictions"
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "spreads": {name: list(values) for name, values in self.spreads.items()},
+            "ranks": {name: list(values) for name, values in self.ranks.items()},
+            "verdict": self.verdict.status,
+            "seen": self.seen,
+            **({} if self.episode is None else {"spell": asdict(self.episode)}),
+            **({} if self.below is None else {"below": asdict(self.below)}),
+            **({} if self.last_near_start is None else {"last_close": self.last_near_start}),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
+        self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
+        self.verdict = Verdict(state["verdict"], 0)
+        self.seen = state.get("seen", 0)  # earlier versions kept neither
+        self.episode = CollapseEpisode(**state["spell"]) if "spell" in state else None
+        self.last_near_start = state.get("last_close")
+        if below := state.get("below"):
+            renamed = {"status" if name == "verdict" else name: value for name, value in below.items()}  # earlier name
+            self.below = Verdict(**(renamed | {"remedies": tuple(below["remedies"])}))
+            if self.verdict.status == self.below.status:
+                self.verdict = self.below
+
+
+def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
+    """The edge to suspect first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
+    edges = graph.active_edges
+    # a teacher is frozen: what it makes of a heavy view cannot collapse
+    heavy = [edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.targets)]
+    touching = [edge for edge in heavy or edges if view in (edge.predictor, *edge.target_views)]
+    return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
+
+
+def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
+    """Three things to try, the most likely first."""
+    heavy = [] if cause.is_taught else [name for name in cause.targets if graph.view(name).is_heavy]
+    if heavy:
+        return (
+            f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",
+            "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
+            "add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg, which tolerate more",
+        )
+    return (
+        "lower --optimizer.rate by half, or lengthen --optimizer.warmup-epochs",
+        "inspect the views with `dssl views`: from blank or identical views only a constant can be learned",
+        "enlarge --batch-size, add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg",
+    )
+
+
+def diverged(now: Observation, *, step: int) -> Verdict:
+    broken = [name for name, value in now.edges.items() if value != value or abs(value) == float("inf")]
+    edge = broken[0] if broken else next(iter(now.edges))
+    number = now.loss == now.loss and abs(now.loss) != float("inf")
+    return Verdict(
+        "diverged",
+        step,
+        edge=edge,
+        reason=(
+            "weights or the optimiser's state are no longer numbers, though the loss is one"
+            if number
+            else f"the loss is no longer a number (edge {edge})"
+        ),
+        remedies=(
+            "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
+            "set --optimizer.clip 1",
+            "use --precision fp32",
+        ),
+    )

@@ -1,0 +1,230 @@
+"""From a configuration to the parts of a run: data, views, method and objective."""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dssl import rng
+from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
+from dssl.config import RunConfig
+from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
+from dssl.data.loader import EvaluationBatches, Maker
+from dssl.data.order import require_shards
+from dssl.data.scale import Range, parse_range
+from dssl.data.source import range_of
+from dssl.distributed import World
+from dssl.errors import DsslError
+from dssl.graph import View, ViewGraph
+from dssl.methods import Method, Teacher, declaration_of
+from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
+from dssl.models.for_cpus import WhitenedEncoder, whiten
+from dssl.objective import Objective
+from dssl.presets import named_graph
+from dssl.training.adaptation import keep_most
+from dssl.weights.load import load_weights_into, stated_normalization
+from dssl.weights.pretrained import is_imagenet, load_imagenet
+from dssl.weights.published import imagenet_normalization
+
+logger = logging.getLogger("dssl")
+
+
+def open_data(config: RunConfig, *, value_range: Range | None = None) -> Source:
+    """The training images, or the part of them that the configuration asks for; with a range that was measured before."""
+    source = open_source(config.data, channels=config.channels, value_range=value_range or config.range)
+    if config.shuffle == "shards":
+        require_shards(source)
+    if config.limit is None or config.limit >= len(source):
+        return source
+    return Subset(source, rng.sample(rng.key(config.seed, "limit"), len(source), config.limit))
+
+
+def open_test_data(config: RunConfig, *, value_range: Range | None = None) -> Source | None:
+    """The test split, where there is one with labels: what kNN is measured on."""
+    try:
+        source = open_source(
+            config.data, split="test", channels=config.channels, value_range=value_range or config.range
+        )
+    except NoSplitError:
+        return None
+    return source if source.labels is not None else None
+
+
+def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
+    """Known constants, those of the weights that the run starts from, or mean and standard deviation of the data itself."""
+    if config.normalization == "measure":
+        assert source is not None
+        # what may be unreadable is for the configuration to say; the run's own quarantine names the files
+        allowed = Quarantine(source, max_share=config.bad_share)
+        return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
+    if config.normalization == "imagenet" and config.init is not None:
+        stated = None if is_imagenet(config.init) else stated_normalization(config.init, channels=config.channels)
+        return stated or imagenet_normalization(config.encoder, channels=config.channels)
+    known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
+    return known.gray() if config.channels == 1 else known
+
+
+def evaluation_size(config: RunConfig) -> int:
+    """The size of whole images where the encoder is measured; a transformer, built for one size, keeps that of its views."""
+    if config.adapt is None or size_arguments(config.encoder, config.image_size):
+        return config.image_size
+    return config.adapt.evaluation_size
+
+
+def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
+    """What makes the views of the graph; without a normalisation, as uint8 to look at."""
+    sizes: dict[int, list[View]] = {}
+    for view in graph.made:
+        sizes.setdefault(graph.size(view.name) or config.image_size, []).append(view)
+    makers = [
+        ViewMaker(
+            views,
+            size=size,
+            seed=config.seed,
+            channels=config.channels,
+            policies={"standard": config.standard, "heavy": config.heavy},
+            normalization=normalization,
+        )
+        for size, views in sizes.items()
+    ]
+    return makers[0] if len(makers) == 1 else SizedViewMaker(makers, [view.name for view in graph.made])
+
+
+def images_to_whiten(config: RunConfig, source: Source, normalization: Normalization) -> Tensor:
+    """Up to 2,000 training images, chosen by the seed, as the encoder sees them."""
+    chosen = rng.sample(rng.key(config.seed, "whiten"), len(source), 2000)
+    quarantine = Quarantine(source, max_share=config.bad_share)
+    with EvaluationBatches(
+        source, size=config.image_size, channels=config.channels, normalization=normalization, indices=chosen,
+        threads=config.threads, quarantine=quarantine,
+    ) as batches:  # fmt: skip
+        return torch.cat([batch.images for batch in batches])
+
+
+def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
+    """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
+    torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
+    encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
+    dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
+    if init is not None:  # before the method copies the encoder, as BYOL does
+        if is_imagenet(init):
+            line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
+        else:
+            line = load_weights_into(encoder, init).text()
+        logger.info(line)
+    check_sizes(config, encoder, dim)
+    method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
+    assert isinstance(method, nn.Module)
+    if config.adapt is not None:
+        keep_most(method, config.adapt)
+    if config.teacher is not None:
+        method.add_module("teacher", _teacher(config, config.teacher, method))
+    Objective(method, named_graph(config.graph))  # refuses what the method cannot do, before anything is written
+    return method
+
+
+def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
+    """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
+    from dssl.weights.load import open_weights
+
+    graph = named_graph(config.graph)
+    try:
+        loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
+        widths = {}  # by the size of a view; refuses one that it cannot see
+        for name in graph.taught:
+            size = graph.size(name) or config.image_size
+            widths[size] = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
+    except DsslError as error:
+        raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
+    features, *more = set(widths.values())
+    if more:
+        found = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
+        raise DsslError(
+            f"the teacher {path} makes {found}: let it see views of one size, or name one that ends in pooling"
+        )
+    if loaded.channels != config.channels:
+        raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
+    logger.info(f"teacher: {loaded.report.text()}")
+    assert isinstance(method, nn.Module)
+    with evaluating(method):
+        images = torch.zeros(2, config.channels, config.image_size, config.image_size)
+        width = method.predict(images).prediction.shape[1]
+    return Teacher(
+        loaded.encoder, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
+    )
+
+
+def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
+    """Refuse an encoder that cannot see one of the graph's views, or sees it with another number of features.
+
+    Also one that cannot see whole images at the size at which it is measured.
+    """
+    graph = named_graph(config.graph)
+    if (whole := evaluation_size(config)) != config.image_size:
+        try:
+            found = feature_dim(encoder, image_size=whole, channels=config.channels)
+        except DsslError:
+            found = None
+        if found != dim:
+            raise DsslError(
+                f"the encoder {config.encoder} cannot see views of {config.image_size} px and whole images of {whole} px: "
+                f"give them one size, such as --adapt.evaluation-size {config.image_size}"
+            )
+    for name in graph.encoded:
+        if (size := graph.size(name)) is None:
+            continue
+        try:
+            found = feature_dim(encoder, image_size=size, channels=config.channels)
+        except DsslError as error:
+            raise DsslError(
+                f"view {name} has {size} px, which the encoder {config.encoder} cannot process: {error}"
+            ) from None
+        if found != dim:
+            raise DsslError(
+                f"view {name} has {size} px, where the encoder {config.encoder} gives {found} features instead of the {dim} at "
+                f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that a run needs and that does not change while it runs."""
+
+    graph: ViewGraph
+    source: Source
+    normalization: Normalization
+    method: Method
+
+
+def prepare(
+    config: RunConfig,
+    method: Method,
+    *,
+    normalization: Normalization | None,
+    value_range: Range | None = None,
+    new: bool,
+    world: World | None = None,
+) -> Parts:
+    """Open the data and put the parts together; a resumed run hands in the normalisation and the range that it started with.
+
+    In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
+    several processes one scans and measures, and the others use its result.
+    """
+    world = world or World(0, 1, torch.device("cpu"))
+    wanted = parse_range(config.range, channels=config.channels)
+    if value_range is None and wanted is not None and wanted.percent:
+        value_range = world.from_first(lambda: range_of(open_data(config)))
+    source = world.in_turn(lambda: open_data(config, value_range=value_range))
+    normalization = normalization or world.from_first(lambda: normalization_of(config, source))
+    assert isinstance(method, nn.Module)
+    whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
+    if new and whitened:
+        images = world.all_or_error(lambda: images_to_whiten(config, source, normalization))
+        for encoder in whitened:
+            whiten(encoder, images)
+    if isinstance(teacher := getattr(method, "teacher", None), Teacher):
+        teacher.expect(normalization)
+    return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

@@ -1,0 +1,244 @@
+"""From an encoder to box and mask AP on COCO: fine-tuning for the training loop, then detections and scores."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dssl import config_io, loop
+from dssl.batchnorm import batchnorm_across_ranks
+from dssl.config import OptimizerConfig, Precision
+from dssl.data.pipeline import in_threads
+from dssl.distributed import World
+from dssl.errors import DsslError
+from dssl.files import write_text
+from dssl.optim import build_optimizer
+from dssl.precision import autocast, precision_of
+from dssl.run import EVALUATION_FILE, OpenRun, RunFolder, open_run
+from dssl.state import LossMonitor, RunLength
+from dssl.version import VERSION
+from dssl.weights import checkpoint
+from dssl_coco.annotations import CocoData, CocoImage, read_split
+from dssl_coco.batches import CocoBatches, Sample, read_scaled, scaled_size
+from dssl_coco.config import CocoConfig
+from dssl_coco.detector import Detector, Origin, build_detector
+from dssl_coco.results import Detection, Scores, require_pycocotools, score, to_results
+
+TASK = "coco"
+_MEASURED_SIZE = 224
+"""Side in pixels of the images on which the precision is measured."""
+_AHEAD = 16
+"""Scored images in memory at a time."""
+COMPARABLE = (
+    "this is torchvision's Mask R-CNN, not Detectron's, which the paper used: heads, initialisation, anchors and resampling "
+    "differ in detail, so these numbers are not strictly comparable with the paper's table; compare runs of this command."
+)
+_REMEDIES = (
+    "lower --rate by half or more, or lengthen --warmup",
+    "set --clip 10",
+    "use --norm sync where the frozen statistics do not fit the weights, and --precision fp32",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What the page of a scored run shows."""
+
+    test: CocoData
+    results: list[Detection]
+    protocol: dict[str, Any]
+    losses: list[tuple[int, float, dict[str, float]]]
+    """Step, loss and its parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CocoResult:
+    """How fine-tuning ended; there are scores only after the last step, on the first process."""
+
+    ending: loop.Ending
+    scores: Scores | None = None
+    findings: Findings | None = None
+
+
+def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
+    """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split."""
+    require_pycocotools()
+    with open_run(
+        RunFolder(Path(out)),
+        config,
+        default=lambda: config,
+        task=TASK,
+        device=config.device,
+        batch_size=config.batch_size,
+    ) as opened:
+        return _run(config, opened)
+
+
+def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
+    folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
+    train, test = _data(config)
+    known = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
+    detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
+    precision, why = precision_of(
+        config.precision, kept, world,
+        # part of an image is enough: which precision is faster hardly depends on the size
+        encoder=detector.network.backbone, image_size=min(config.test_size, _MEASURED_SIZE), channels=3,
+    )  # fmt: skip
+    header = {
+        "task": TASK,
+        "dssl_version": VERSION,
+        "config": config_io.to_dict(config),
+        "origin": origin.plain(),
+        "categories": dict(zip(map(str, train.category_ids), train.category_names, strict=True)),
+        "fingerprint": train.fingerprint,
+    }
+    images = train.trainable()
+    about = {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
+    opened.describe(header | about)
+    per_epoch = len(images) / config.batch_size
+    settings = loop.LoopSettings(
+        length=RunLength(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step"),
+        batch_size=config.batch_size,
+        data=f"{config.data} {config.train}",
+        precision=precision,
+        seed=config.seed,
+        checkpoint=config.checkpoint,
+        look_every=config.look_every,
+        clip=config.clip,
+    )
+    task = Finetuning(config, images, detector, world=world, header=header)
+    intro = [origin.text, *_greeting(config, train, test, world, why), COMPARABLE]
+    ending = loop.run(task, settings, folder=folder, world=world, resumed=resumed, intro=intro)
+    if ending.step < ending.total or ending.signal is not None or ending.verdict.status == "diverged":
+        return CocoResult(ending=ending)
+    with autocast(world.device, precision):
+        results = detect_all(detector, test, config, world=world)
+    if not world.first:
+        return CocoResult(ending=ending)
+    scores = score(test, results)
+    protocol = _protocol(config, train, test, origin, ending, precision=precision, processes=world.size)
+    write_text(folder.path / "results.json", json.dumps(results) + "\n")
+    written = {"scores": scores.plain(), "protocol": protocol}
+    write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")
+    findings = Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
+    return CocoResult(ending=ending, scores=scores, findings=findings)
+
+
+class Finetuning(loop.Task[tuple[Sample, ...]]):
+    """Mask R-CNN as the loop trains it. Only the last weights are scored: choosing a checkpoint would use the test split."""
+
+    name = "detector"
+
+    def __init__(
+        self,
+        config: CocoConfig,
+        images: Sequence[CocoImage],
+        detector: Detector,
+        *,
+        world: World,
+        header: Mapping[str, Any],
+    ) -> None:
+        self.config, self.images, self.world, self.header = config, images, world, header
+        if world.size > 1 and not config.frozen:
+            batchnorm_across_ranks(detector)
+        self.module = self.objective = detector.to(world.device).train()
+        optimizer = OptimizerConfig(rate=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
+        self.optimizer = build_optimizer(detector, optimizer)
+        self.monitor = LossMonitor(remedies=_REMEDIES)
+
+    def batches(self, start: int) -> AbstractContextManager[CocoBatches]:
+        world = self.world
+        return CocoBatches(
+            self.images, self.config, start=start, rank=world.rank, world_size=world.size,
+            pinned=world.device.type == "cuda",
+        )  # fmt: skip
+
+    def place(self, batch: tuple[Sample, ...]) -> list[Sample]:
+        return [sample.to(self.world.device) for sample in batch]
+
+    def rate(self, step: int) -> float:
+        return self.config.rate_at(step)
+
+
+def detect_all(detector: Detector, data: CocoData, config: CocoConfig, *, world: World) -> list[Detection]:
+    """Detections in every image of the split, shared out among the processes, all of which receive them all."""
+    mine = data.images[world.rank :: world.size]
+
+    def prepared(index: int) -> torch.Tensor:
+        size = scaled_size(mine[index].size, shorter=config.test_size, longest=config.max_size)
+        return read_scaled(mine[index], size)
+
+    detector.eval()
+    results: list[Detection] = []
+    for begin in range(0, len(mine), _AHEAD):
+        indices = range(begin, min(begin + _AHEAD, len(mine)))
+        for index, pixels in zip(indices, in_threads(prepared, indices, threads=config.threads), strict=True):
+            found = detector.detect(pixels.to(world.device), size=mine[index].size)
+            results += to_results(mine[index], found, data.category_ids)
+    detector.train()
+    if world.size == 1:
+        return results
+    parts: list[Any] = [None] * world.size
+    dist.all_gather_object(parts, results)
+    return sorted((one for part in parts for one in part), key=lambda one: (one["image_id"], -one["score"]))
+
+
+def _data(config: CocoConfig) -> tuple[CocoData, CocoData]:
+    train = read_split(config.data, config.train, limit=config.train_images)
+    test = read_split(config.data, config.test, limit=config.test_images)
+    for split, purpose in ((train, "train on"), (test, "score")):
+        if not split.trainable():
+            raise DsslError(f"{split.name} has no image with an object: there is nothing to {purpose}")
+    if (train.category_ids, train.category_names) != (test.category_ids, test.category_names):
+        raise DsslError(f"{train.name} and {test.name} have different categories: expected the same ids and names")
+    return train, test
+
+
+def _greeting(config: CocoConfig, train: CocoData, test: CocoData, world: World, why: str) -> list[str]:
+    norm = "frozen" if config.frozen else "trained, over all processes" if world.size > 1 else "trained"
+    processes = f"{world.size} processes on " if world.size > 1 else ""
+    objects = [len(image.objects) for image in train.trainable()]
+    return [
+        f"{train.name}: {len(objects):,} images with {sum(objects):,} objects of {len(train.category_ids)} categories; "
+        f"{config.total:,} steps of {config.batch_size} on {processes}{world.device}; BatchNorm {norm}; {why}",
+        *(f"{train.name}: {note}" for note in train.notes),
+        *(f"{test.name}: {note}" for note in test.notes if test.name != train.name),
+    ]
+
+
+def _protocol(
+    config: CocoConfig,
+    train: CocoData,
+    test: CocoData,
+    origin: Origin,
+    ending: loop.Ending,
+    *,
+    precision: Precision,
+    processes: int,
+) -> dict[str, Any]:
+    assert ending.checkpoint is not None
+    return {
+        "detector": "torchvision Mask R-CNN with a feature pyramid on all four stages",
+        "note": COMPARABLE,
+        "weights": origin.plain(),
+        "config": config_io.to_dict(config),
+        "precision": precision,
+        "processes": processes,
+        "steps": config.total,
+        "rate drops at": list(config.drops),
+        "batchnorm": "frozen" if config.frozen else "trained over the global batch",
+        "train": {"name": train.name, "images": len(train.trainable()), "fingerprint": train.fingerprint},
+        "test": {"name": test.name, "images": len(test.images), "fingerprint": test.fingerprint},
+        "left out": [*train.notes, *test.notes],
+        "checkpoint": {"file": ending.checkpoint.name, "sha256": checkpoint.read(ending.checkpoint).header["sha256"]},
+        "scored": "the weights of the last step, once",
+    }
+
+
+def _losses(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
+    return [(record["step"], record["loss"], record["parts"]) for record in folder.metrics() if "parts" in record]

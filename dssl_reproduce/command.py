@@ -1,0 +1,214 @@
+"""``dssl reproduce``: a table or figure of the paper, run and compared."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from dssl.commands.arguments import check_counts, command_line
+from dssl.errors import DsslError
+
+if TYPE_CHECKING:
+    from dssl_reproduce.harness import Place, Status
+    from dssl_reproduce.outcome import Outcome
+    from dssl_reproduce.paper import Target
+    from dssl_reproduce.scales import Job, Scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Run every cell of a table or figure of the paper, and write it with the paper's numbers beside ours.
+
+    Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
+    LaTeX labels, or all; and two tables of our own, beyond (each addition to the paper alone) and steps (the gain of DSSL over
+    equal work against the number of steps). Finished runs are skipped and interrupted ones resumed, so it may be stopped at any
+    time.
+    """
+
+    target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
+    """The table or figure, such as table2 or ablation."""
+    scale: Literal["cpu", "cpu-few", "cpu-1000", "hour", "hour-few", "paper"] = "cpu"
+    """cpu: minutes per cell on two cores; hour: up to an hour; -few and -1000: on 5,000 and 1,000 images; paper: the paper's."""
+    seeds: tuple[int, ...] = (0,)
+    """One run per seed; the table gives mean and standard deviation."""
+    cifar10: Path = Path("data/cifar10")
+    """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER downloads it."""
+    imagenet: Path | None = None
+    """The folder of ImageNet that contains train and val; without it the cells on ImageNet are skipped."""
+    out: Path = Path("results")
+    """The folder for tables and for cells, one small JSON file per finished run: commit it."""
+    runs: Path | None = None
+    """The folder for the runs themselves with their checkpoints; runs inside --out by default."""
+    jobs: int | None = None
+    """Runs at a time; by default one per GPU, or one per two cores."""
+    plan: bool = False
+    """Only list what would be run."""
+    emit: Literal["torchrun", "slurm"] | None = None
+    """Only print a cluster script that runs what is not finished; afterwards the same command without --emit measures it."""
+    gpus: int = 8
+    """With --emit: GPUs per node."""
+
+
+def run(arguments: Arguments) -> int:
+    _check(arguments)
+    from dssl_reproduce.harness import Place, cluster_script, finished, run_jobs
+    from dssl_reproduce.scales import jobs_of, named_scale
+    from dssl_reproduce.targets import chosen_targets
+
+    targets, scale = chosen_targets(arguments.target), named_scale(arguments.scale)
+    jobs = jobs_of(targets, scale, seeds=arguments.seeds)
+    if not jobs:
+        notes = " ".join(text for target in targets for text in target.missing)
+        raise DsslError(f"{arguments.target} has nothing to run: {notes}")
+    folder = arguments.out / scale.name
+    data = {} if arguments.imagenet is None else {"imagenet": str(arguments.imagenet)}
+    if arguments.cifar10.exists():
+        data["cifar10"] = f"cifar10:{arguments.cifar10}"
+    runs = folder / "runs" if arguments.runs is None else arguments.runs / scale.name
+    place = Place(data=data, runs=runs, cells=folder / "cells")
+    done = finished(jobs, place)
+    here = [job for job in jobs if job.name in done or job.config.data in data]
+    if arguments.plan:
+        _show_plan(jobs, place, set(done))
+        return 0
+    if not here:
+        raise DsslError(_no_data(arguments, jobs))
+    if arguments.emit is not None:
+        open_jobs = [job for job in here if job.name not in done]
+        script = cluster_script(
+            open_jobs, place, style=arguments.emit, gpus=arguments.gpus, folder=folder / "configs",
+            again=command_line("reproduce", arguments, always=("scale",), leave_out=("plan", "emit", "gpus")),
+        )  # fmt: skip
+        print(script, end="")
+        return 0
+    show = _Line()
+    ended = run_jobs(here, place, workers=arguments.jobs, say=show.say, show=show.status)
+    show.clear()
+    outcomes = finished(jobs, place)
+    for target in targets:
+        _write_table(arguments, target, scale, outcomes, folder)
+    if skipped := len(jobs) - len(here):
+        print(f"{skipped} runs skipped: {_no_data(arguments, jobs)}")
+    for name, reason in ended.failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    if ended.signal is not None:
+        print("stopped; every run has saved itself, and the same command resumes them", file=sys.stderr)
+        return 128 + ended.signal
+    return 1 if ended.failed else 0
+
+
+def _write_table(
+    arguments: Arguments, target: "Target", scale: "Scale", outcomes: "dict[str, Outcome]", folder: Path
+) -> None:
+    from dssl.files import write_atomically, write_text
+    from dssl_reproduce import table, write
+
+    made = table.build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
+    runs = table.runs_of(target, scale, seeds=arguments.seeds, outcomes=outcomes)
+    used = {one.name: one for found in runs.values() for one in found}
+    kind: Literal["curves", "gains"] = "gains" if target.name == "steps" else "curves"
+    picture = write.gains(target, made, runs) if kind == "gains" else write.curves(made, runs)
+    if picture is not None:
+        write_atomically(folder / f"{target.name}.png", [picture])
+    drawn = None if picture is None else kind
+    text = write.document(made, command=_command(arguments), outcomes=list(used.values()), drawn=drawn)
+    write_text(folder / f"{target.name}.md", text)
+    write_text(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
+    print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")
+
+
+class _Line:
+    """A line that is overwritten on a terminal; elsewhere only events are printed."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown = 0
+
+    def say(self, line: str) -> None:
+        self.clear()
+        print(line, file=sys.stderr, flush=True)
+
+    def status(self, status: "Status") -> None:
+        if not self._live:
+            return
+        import shutil
+
+        line = status_line(status)[: shutil.get_terminal_size().columns - 1]
+        print("\r" + line.ljust(self._shown), end="", file=sys.stderr, flush=True)
+        self._shown = len(line)
+
+    def clear(self) -> None:
+        if self._live and self._shown:
+            print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
+            self._shown = 0
+
+
+def status_line(status: "Status") -> str:
+    """``3/9 done, 41 min left | simsiam-dssl-seed0 52 %, healthy, kNN 38.1 %``."""
+    left = "" if status.seconds_left is None else f", {_duration(status.seconds_left)} left"
+    parts = [f"{status.done}/{status.total} done{left}"]
+    for one in status.running:
+        share = f"{one.share:.0%}" if one.share else "starts"
+        parts.append(f"{one.name} {share}{', ' if one.words else ''}{one.words}")
+    return " | ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
+    from dssl.run import RunFolder
+    from dssl.text import columns
+
+    rows = []
+    for job in jobs:
+        state = "finished" if job.name in done else "to run"
+        if job.name not in done:
+            if job.config.data not in place.data:
+                state = f"skipped: no {job.config.data}"
+            elif RunFolder(place.runs / job.name).has_run:
+                state = "to resume"
+        rows.append((job.name, state))
+    print(*columns(rows), sep="\n")
+
+
+def _no_data(arguments: Arguments, jobs: "list[Job]") -> str:
+    wanted = {job.config.data for job in jobs}
+    words = []
+    if "cifar10" in wanted and not arguments.cifar10.exists():
+        words.append(
+            f"no CIFAR-10 in {arguments.cifar10} (download it: dssl data cifar10 {arguments.cifar10}, or give --cifar10)"
+        )
+    if "imagenet" in wanted and arguments.imagenet is None:
+        words.append("no ImageNet (give --imagenet FOLDER, which contains train and val)")
+    return "; ".join(words)
+
+
+def _check(arguments: Arguments) -> None:
+    if not arguments.seeds or len(set(arguments.seeds)) != len(arguments.seeds):
+        raise DsslError(
+            f"--seeds is {' '.join(map(str, arguments.seeds)) or 'empty'}: expected distinct numbers, such as 0 1"
+        )
+    check_counts(arguments, ("jobs", "gpus"))
+    if arguments.imagenet is not None and not arguments.imagenet.is_dir():
+        raise DsslError(
+            f"--imagenet is {arguments.imagenet}, which is not a folder: expected one that contains train and val"
+        )
+
+
+def _command(arguments: Arguments) -> str:
+    """The command that makes the tables again; where images and results are is up to whoever runs it."""
+    default = Path("data/cifar10")
+    told = dataclasses.replace(
+        arguments,
+        cifar10=default if arguments.cifar10 == default else Path("FOLDER"),
+        imagenet=None if arguments.imagenet is None else Path("FOLDER"),
+    )
+    here = ("out", "runs", "jobs", "plan", "emit", "gpus")
+    return command_line("reproduce", told, always=("scale",), leave_out=here)
