@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dssl import config_io
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
 from dssl.distributed import World
@@ -30,8 +29,6 @@ from dssl.weights import checkpoint
 from tests.train.running import end_of
 from tests.train.test_train import TINY
 
-OLD = Path(__file__).with_name("earlier") / "config-371ebfb.json"
-"""config.json as commit 371ebfb wrote it."""
 AsRank = Callable[[RunConfig, Path, int], None]
 EVERY_STEP = CheckpointConfig(every_minutes=1e-9, keep=99)
 
@@ -107,38 +104,6 @@ def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
         assert slots == {"step", "exp_avg", "exp_avg_sq"}
         for parameter, state in restored.state.items():
             assert {slot: value.device for slot, value in state.items()} == dict.fromkeys(slots, parameter.device)
-
-
-def test_a_run_of_an_earlier_version_continues(tmp_path: Path) -> None:
-    """Its config.json and the headers of its checkpoints say ``accumulate: 1``, a setting that is gone."""
-    kept = json.loads(OLD.read_text())
-    assert kept["config"]["accumulate"] == 1
-    config = config_io.from_dict(kept["config"])
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(config, whole)
-    cut(whole, broken, step=2)
-    shutil.copyfile(OLD, broken / "config.json")
-    for step in checkpoint.steps_in(broken / "checkpoints"):
-        path = checkpoint.path_at(broken / "checkpoints", step)
-        saved = checkpoint.read(path)
-        header = {name: value for name, value in saved.header.items() if name != "sha256"}
-        checkpoint.write(path, header | {"config": kept["config"]}, saved.tensors)
-    result = train(config, broken)
-    assert (result.step, result.total) == (4, 4)
-    ours, expected = (checkpoint.newest_good(run / "checkpoints") for run in (broken, whole))
-    assert ours is not None
-    assert expected is not None
-    assert all(torch.equal(ours[1].tensors[name], value) for name, value in expected[1].tensors.items())
-    assert read_run(broken).config == config
-
-
-def test_an_old_setting_is_read_at_its_only_value(tmp_path: Path) -> None:
-    config = config_io.from_dict(json.loads(OLD.read_text())["config"])
-    assert "accumulate" not in config_io.to_dict(config)
-    # the fingerprint is that of the earlier version: results that are named by it are found again
-    assert config_io.fingerprint(config) == "8cfa6a223f7e26fe"
-    (tmp_path / "run.toml").write_text("accumulate = 1\nepochs = 20\n")
-    assert config_io.load(tmp_path / "run.toml") == RunConfig(epochs=20)
 
 
 def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
