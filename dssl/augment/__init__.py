@@ -1,7 +1,9 @@
 """Views of images: policies as data, plans drawn as arrays, kernels bit-identical to Pillow."""
 
 from dssl.augment.channels import check_channels, without_colour
+from dssl.augment.corruptions import corrupt_images, kinds_seen
 from dssl.augment.custom import add_function, add_kernel
+from dssl.augment.kinds import KINDS, SEVERITIES, Kind
 from dssl.augment.maker import (
     CIFAR10,
     DEFAULT_POLICIES,
@@ -19,7 +21,7 @@ from dssl.augment.tables import TABLES
 from dssl.augment.text import NAMED, meanings_of, parse, show
 
 __all__ = [
-    "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "NAMED", "OPERATIONS", "TABLES", "Buffers", "Normalization", "Plan",
-    "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel", "check_channels",
-    "meanings_of", "parse", "show", "without_colour",
+    "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "KINDS", "NAMED", "OPERATIONS", "SEVERITIES", "TABLES", "Buffers", "Kind",
+    "Normalization", "Plan", "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel",
+    "check_channels", "corrupt_images", "kinds_seen", "meanings_of", "parse", "show", "without_colour",
 ]  # fmt: skip

@@ -2,8 +2,9 @@
 
 import dataclasses
 
+from dssl.augment.kinds import KINDS
 from dssl.augment.operations import OPERATIONS
-from dssl.augment.policy import Chain, Choose, Maybe, Policy
+from dssl.augment.policy import Chain, Choose, Corruption, Maybe, Policy
 from dssl.augment.primitives import Jitter, Single
 from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, named_table
 from dssl.augment.tables import COLOURLESS
@@ -38,6 +39,8 @@ def colour_operation(policy: Policy) -> str | None:
             return "the saturation of jitter" if policy.saturation else "the hue of jitter" if policy.hue else None
         case Single() | AtMagnitude():
             return policy.operation if OPERATIONS[policy.operation].needs_colour else None
+        case Corruption():
+            return show(policy) if KINDS[policy.kind].needs_colour else None
         case RandAugment() | UniformAugment() | TrivialAugment():
             found = (row.operation for row in named_table(policy.table) if OPERATIONS[row.operation].needs_colour)
             return next((f"{name} of the table {policy.table}" for name in found), None)

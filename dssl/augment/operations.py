@@ -17,6 +17,9 @@ DRAWS = 2
 """How many random numbers an operation may use besides its value."""
 
 
+NEED_COLOUR = (code.COLOR, code.GRAY, code.HUE, code.FOG, code.BRIGHTEN, code.SATURATE, code.JPEG)
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A named operation on an image that has its final size."""
@@ -37,7 +40,7 @@ class Operation:
     @property
     def needs_colour(self) -> bool:
         """Whether it means nothing for channels that are not red, green and blue (or gray)."""
-        return self.kernel in (code.COLOR, code.GRAY, code.HUE)
+        return self.kernel in NEED_COLOUR
 
 
 _STAYS = "stays as it is"
@@ -65,8 +68,15 @@ OPERATIONS: dict[str, Operation] = {
         Operation("translate-y", code.AFFINE, code.SHARE_Y, "share of the image", -1, 1),
         Operation("translate-x-pixels", code.AFFINE, code.SHIFT_X, "pixels", -10_000, 10_000),
         Operation("translate-y-pixels", code.AFFINE, code.SHIFT_Y, "pixels", -10_000, 10_000),
+        Operation("translate", code.AFFINE, code.SHARE_AROUND, "share of the image, in any direction", 0, 1),
         Operation("cutout", code.CUTOUT, code.SHARE_SIDE, "side as a share of the image", 0, 2, one_channel=_FILLED),
         Operation("cutout-pixels", code.CUTOUT, code.SIDE, "side in pixels", 0, 10_000, one_channel=_FILLED),
+        Operation("noise", code.NOISE, code.SEEDED, "standard deviation as a share of 255", 0, 1),
+        Operation(
+            "soften", code.GAUSSIAN, code.ROOT, "sigma in pixels at 128 px, growing with the root of the size", 0, 100
+        ),
+        Operation("add", code.ADD, code.PLAIN, "share of 255 that is added", -1, 1),
+        Operation("jpeg", code.JPEG, code.PLAIN, "quality", 1, 100),
     )
 }
 """Every operation that a table or a policy can name; ``custom.py`` adds to it."""

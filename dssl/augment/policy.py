@@ -2,19 +2,21 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from dssl.augment.kernels import codes as code
+from dssl.augment.kinds import Corruption
 from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Script, Single, check_number
 from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, named_table
 from dssl.errors import DsslError
 
 __all__ = [
-    "AtMagnitude", "Blur", "Chain", "Choose", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe", "Policy", "RandAugment",
-    "Resize", "Single", "TrivialAugment", "UniformAugment", "named_table", "sizing",
+    "AtMagnitude", "Blur", "Chain", "Choose", "Corruption", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe", "Policy", "RandAugment",
+    "Resize", "Single", "TrivialAugment", "UniformAugment", "named_table", "parts", "sizing",
 ]  # fmt: skip
 
 
@@ -97,10 +99,27 @@ class Choose:
 
 
 Policy: TypeAlias = (
-    Crop | Resize | Flip | Jitter | Blur | Jigsaw | Single
+    Crop | Resize | Flip | Jitter | Blur | Jigsaw | Single | Corruption
     | RandAugment | UniformAugment | TrivialAugment | AtMagnitude
     | Chain | Maybe | Choose
 )  # fmt: skip
+
+
+def parts(policy: Policy) -> Iterator[Policy]:
+    """A policy and all policies inside it."""
+    yield policy
+    match policy:
+        case Chain():
+            inside = policy.steps
+        case Choose():
+            inside = policy.policies
+        case Maybe():
+            inside = (policy.policy,)
+        case _:
+            inside = ()
+    for part in inside:
+        yield from parts(part)
+
 
 Sizing: TypeAlias = Literal["first", "never", "unsure"]
 

@@ -208,22 +208,30 @@ class Jigsaw:
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """One operation at one value in its own unit: ``rotate(30)`` is 30 degrees."""
+    """One operation at one value in its own unit, or at one drawn up to ``high``: ``rotate(30)`` is 30 degrees."""
 
     operation: str
     value: float
+    high: float | None = None
 
     def __post_init__(self) -> None:
         known = operation(self.operation)
         check_number(f"the value of {self.operation}", self.value, known.low, known.high)
+        if self.high is not None:
+            check_number(f"the largest value of {self.operation}", self.high, self.value, known.high)
 
     def widths(self) -> tuple[int, ...]:
         return (VALUES,)
 
     def slots(self) -> int:
-        return DRAWS
+        return DRAWS if self.high is None else 2 + DRAWS
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
+        if self.high is not None:
+            place = script.add_operation(self.operation, low=float(self.value), high=float(self.high))
+            script.add(code.DRAW_OPERATION, slot=slot, step=step, whole=(place, 1, slot, slot + 1),
+                       numbers=(float(code.MAGNITUDES),))  # fmt: skip
+            return
         place = script.add_operation(self.operation)
         script.add(code.DRAW_VALUE, slot=slot, step=step, whole=(place,), numbers=(float(self.value),))
 

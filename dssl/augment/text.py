@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from dssl.augment.kinds import Corruption
 from dssl.augment.operations import OPERATIONS
 from dssl.augment.policy import Chain, Choose, Maybe, Policy
 from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Single
@@ -24,6 +25,17 @@ NAMED: dict[str, Policy] = {
     "standard-cifar": Chain((*_COLOUR, _GRAY)),
     "standard-ablation": Chain(_COLOUR),
     "standard-channels": Chain((*_COLOUR[:2], Maybe(Jitter(0.4, 0.4, 0.0, 0.0), 0.8), Maybe(Blur(0.1, 2.0), 0.5))),
+    # what the student of a robust encoder sees: noise, blur, JPEG, less contrast, other light
+    "corrupt": Choose(
+        (1.0,) * 5,
+        (
+            Single("noise", 0.04, 0.25),
+            Single("soften", 0.8, 3.0),
+            Single("jpeg", 8, 50),
+            Single("contrast", 0.2, 0.8),
+            Chain((Single("brightness", 0.3, 0.9), Single("add", -0.1, 0.3))),
+        ),
+    ),
 }
 """Named policies; they print as their name."""
 
@@ -45,16 +57,17 @@ _MAKERS: dict[str, tuple[int, int, Callable[..., Policy]]] = {
     "ua": (0, 2, lambda count=2, *rest: UniformAugment(_whole("ua", count), *rest)),
     "ta": (0, 1, TrivialAugment),
     "op": (2, 3, AtMagnitude),
+    "corruption": (2, 2, lambda kind, severity: Corruption(kind, _whole("corruption", severity))),
 }
 RESERVED = frozenset({*_MAKERS, *NAMED, "heavy"})
 """Names that a custom operation cannot have."""
 
-_TEXT_ARGUMENTS = {("ra", 2), ("ua", 1), ("ta", 0), ("op", 0), ("op", 2)}
+_TEXT_ARGUMENTS = {("ra", 2), ("ua", 1), ("ta", 0), ("op", 0), ("op", 2), ("corruption", 0)}
 
 
 def _whole(name: str, number: float) -> int:
     if number != number or number in (float("inf"), float("-inf")) or number != int(number):
-        raise DsslError(f"the first number of {name} is {number:g}; it must be a whole number")
+        raise DsslError(f"the number of {name} is {number:g}; it must be a whole number")
     return int(number)
 
 
@@ -155,7 +168,7 @@ class _Reader:
             fewest, most, make = _MAKERS[name]
         else:
             known = OPERATIONS[name]
-            fewest, most, make = int(known.default is None), int(known.unit != ""), partial(Single, name)
+            fewest, most, make = int(known.default is None), 2 * int(known.unit != ""), partial(Single, name)
             default = [] if known.default is None else [known.default]
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
@@ -233,7 +246,10 @@ def show(policy: Policy) -> str:
             return _call("op", policy.operation, policy.magnitude, *table)
         case Single():
             plain = policy.value == OPERATIONS[policy.operation].default
-            return policy.operation if plain else _call(policy.operation, policy.value)
+            values = (policy.value,) if policy.high is None else (policy.value, policy.high)
+            return policy.operation if plain and policy.high is None else _call(policy.operation, *values)
+        case Corruption():
+            return _call("corruption", policy.kind, policy.severity)
 
 
 def _wrapped(policy: Policy, *kinds: type) -> str:

@@ -1,6 +1,6 @@
 """Each operation of a table alone, over its magnitudes: what it looks like, how much it changes, and whether that grows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +9,12 @@ from dssl.augment import ViewMaker, parse, show
 from dssl.augment.policy import (
     AtMagnitude,
     Chain,
-    Choose,
-    Maybe,
-    Policy,
     RandAugment,
     Resize,
     TrivialAugment,
     UniformAugment,
     named_table,
+    parts,
 )
 from dssl.graph import View
 from dssl.report.page import Colour
@@ -95,9 +93,9 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
 
 def tables_of(policies: Sequence[str]) -> tuple[str, ...]:
     """The tables from which the policies draw at a chosen magnitude; if there are none, all their tables."""
-    parts = [part for text in policies for part in _parts(parse(text))]
-    chosen = [part.table for part in parts if isinstance(part, RandAugment | AtMagnitude)]
-    drawn = [part.table for part in parts if isinstance(part, UniformAugment | TrivialAugment)]
+    found = [part for text in policies for part in parts(parse(text))]
+    chosen = [part.table for part in found if isinstance(part, RandAugment | AtMagnitude)]
+    drawn = [part.table for part in found if isinstance(part, UniformAugment | TrivialAugment)]
     return tuple(dict.fromkeys(chosen or drawn))
 
 
@@ -132,17 +130,3 @@ def _largest_rise(values: Sequence[float]) -> tuple[float, int, int]:
         if value - values[lowest] > rise:
             rise, begin, end = value - values[lowest], lowest, place
     return rise, begin, end
-
-
-def _parts(policy: Policy) -> Iterator[Policy]:
-    """A policy and all policies inside it."""
-    yield policy
-    inside: Sequence[Policy] = ()
-    if isinstance(policy, Chain):
-        inside = policy.steps
-    elif isinstance(policy, Choose):
-        inside = policy.policies
-    elif isinstance(policy, Maybe):
-        inside = (policy.policy,)
-    for part in inside:
-        yield from _parts(part)

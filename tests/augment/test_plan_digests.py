@@ -1,4 +1,4 @@
-"""Plans never change: digests of those that the first version of the program drew, in NumPy, for every policy there is.
+"""Plans never change: digests for every policy there is, mostly of those that the first version of the program drew, in NumPy.
 
 A run that was started then has to see the same views when it is resumed now.
 """
@@ -135,6 +135,18 @@ DIGESTS = {
     "ra(2,9,monotone13)": "41790fa50182",
     "ua(2,uniform12)": "a04e4f7fe1f3",
     "ta(trivial13)": "34670909dd3f",
+    "noise(0.08)": "8cd733f6f314",
+    "noise(0.04,0.25)": "58c6954928e7",
+    "soften(0.8,3)": "9ffd8b7a2df7",
+    "jpeg(8,50)": "96d6d01fbb1a",
+    "add(-0.1,0.3)": "bd8ec6d5a922",
+    "translate(0.24)": "c1ae246d8dcc",
+    "rotate(-30,30)": "bbd1c661ab0b",
+    "corrupt": "6838f6be974a",
+    "corruption(shot,3)": "49326ab1585a",
+    "corruption(elastic,2)": "d5d26fcba7c6",
+    "corruption(rotation,4)": "90baf54e2406",
+    "corruption(motion,1)": "c76cc9d04a19",
 }
 
 

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dssl.augment import NAMED, OPERATIONS, TABLES, parse, show
+from dssl.augment import KINDS, NAMED, OPERATIONS, SEVERITIES, TABLES, parse, show
 from dssl.augment.policy import (
     AtMagnitude,
     Blur,
     Chain,
     Choose,
+    Corruption,
     Crop,
     Flip,
     Jigsaw,
@@ -46,6 +47,8 @@ leaves = st.one_of(
     st.builds(UniformAugment, st.integers(0, 9), tables),
     st.builds(TrivialAugment, tables),
     st.sampled_from(list(NAMED.values())),
+    st.builds(Corruption, st.sampled_from(sorted(KINDS)), st.sampled_from(SEVERITIES)),
+    st.builds(lambda low, extra: Single("rotate", low, low + extra), st.floats(-180, 90), st.floats(0, 90)),
     singles,
     at_magnitudes,
 )
@@ -81,6 +84,8 @@ def test_printing_and_parsing_are_inverse(policy):
         ("gray?0.2", Maybe(Single("gray", 0), 0.2)),
         ("(flip > gray)?.5", Maybe(Chain((Flip(0.5), Single("gray", 0))), 0.5)),
         ("rotate(-12.5)", Single("rotate", -12.5)),
+        ("rotate(-12.5,30)", Single("rotate", -12.5, 30)),
+        ("corruption(gaussian-noise,3)", Corruption("gaussian-noise", 3)),
         ("equalize", Single("equalize", 1)),
         ("op(solarize,9)", AtMagnitude("solarize", 9.0, "dssl16")),
         ("crop", Crop(0.2, 1.0)),
@@ -125,7 +130,11 @@ def test_text_means(text, policy):
         ("crop(0.5,0.2)", "the largest area of crop is 0.2"),
         ("blur(3,2)", "the largest sigma of blur"),
         ("posterize(9)", "between 0 and 8"),
-        ("posterize", "posterize takes 1 arguments, not 0"),
+        ("posterize", "posterize takes 1 to 2 arguments, not 0"),
+        ("rotate(20,10)", "the largest value of rotate is 10: expected a number between 20 and 360"),
+        ("corruption(snow,3)", "unknown kind of corruption 'snow'"),
+        ("corruption(fog,6)", "expected 1, 2, 3, 4 or 5"),
+        ("corruption(fog,2.5)", "must be a whole number"),
         ("standard(3)", "standard takes no arguments"),
         ("gray(1)", "gray takes 0 arguments"),
         ("0.9*ra(2,5) | jigsaw(4)", "every alternative needs a weight"),

@@ -22,6 +22,24 @@ CUTOUT = 18  # left, top, right, bottom, both ends included
 JIGSAW = 19  # tiles per side, then a permutation of the tiles
 CUSTOM = 20  # number of the operation, value, two draws
 
+# corruptions: three constants (0 where there are fewer), two draws
+NOISE = 21  # standard deviation, of 0 .. 1
+SHOT = 22  # photons of a white pixel
+IMPULSE = 23  # share of the values that become black or white
+SPECKLE = 24  # standard deviation of a pixel that is white
+GAUSSIAN = 25  # sigma
+DEFOCUS = 26  # radius, sigma of the rim
+MOTION = 27  # radius, sigma
+ZOOM = 28  # step and number of factors, from 1 on
+FOG = 29  # strength, decay of the clouds from coarse to fine
+BRIGHTEN = 30  # added to the value of HSV
+ADD = 31  # added to every channel
+FADE = 32  # factor of the contrast
+SATURATE = 33  # factor and offset of the saturation of HSV
+ELASTIC = 34  # largest shift, sigma of its smoothing, shift of the corners
+PIXELATE = 35  # share of the side
+JPEG = 36  # quality
+
 CROP_ATTEMPTS = 10
 
 # what a row of a script says, in draw.py
@@ -37,6 +55,7 @@ DRAW_VALUE = 8  # operation [3] at a value
 DRAW_OPERATION = (
     9  # one of the [4] operations from [3] on, magnitude fixed or drawn from slot [5], its own draws from [6] on
 )
+DRAW_CORRUPTION = 10  # kernel [3] with the row's numbers and two draws
 
 # how the value of an operation becomes the numbers of its kernel
 PLAIN = 0
@@ -54,6 +73,9 @@ SIDE = 11  # of a square that is cut out
 SHARE_SIDE = 12
 TURNS = 13
 NUMBERED = 14  # a custom operation: its number, value and two draws
+SEEDED = 15  # a corruption: its value and two draws
+ROOT = 16  # pixels at 128 px, growing with the root of the size
+SHARE_AROUND = 17  # of the image's width, in any direction
 
 MAGNITUDES = 30
 

@@ -12,13 +12,13 @@ from numba import njit
 
 from dssl.augment.kernels import codes as code
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)  # the generator of dssl/rng.py, number by number
+STEP = np.uint64(0x9E3779B97F4A7C15)  # the generator of dssl/rng.py, number by number
 _ORDERS = np.array(list(itertools.permutations(range(4))))
 _QUADRILLION = 1e15
 
 
 @njit(nogil=True)
-def _mix(value):
+def mix(value):
     value = np.uint64(value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = np.uint64(value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.uint64(value ^ (value >> np.uint64(31)))
@@ -27,13 +27,13 @@ def _mix(value):
 @njit(nogil=True)
 def _start(stream, index):
     """Where the numbers of one image in one stream begin."""
-    return _mix(_mix(np.uint64(index) * _STEP + stream) ^ stream)
+    return mix(mix(np.uint64(index) * STEP + stream) ^ stream)
 
 
 @njit(nogil=True)
 def _uniform(start, slot):
     """The random number of a slot, in [0, 1)."""
-    return np.float64(_mix(start + np.uint64(slot + 1) * _STEP) >> np.uint64(11)) * 2.0**-53
+    return np.float64(mix(start + np.uint64(slot + 1) * STEP) >> np.uint64(11)) * 2.0**-53
 
 
 @njit(nogil=True)
@@ -111,6 +111,13 @@ def _encode(encoding, number, value, draw, other_draw, size, out):
         _cutout(out, value * size, draw, other_draw, size)
     elif encoding == code.TURNS:
         out[0] = _hue(value * 255.0)
+    elif encoding == code.SEEDED:
+        out[0], out[3], out[4] = value, draw, other_draw
+    elif encoding == code.ROOT:
+        out[0] = value * math.sqrt(size / 128)
+    elif encoding == code.SHARE_AROUND:
+        angle = 2 * math.pi * draw
+        _matrix(out, 1.0, 0.0, value * size * math.cos(angle), 0.0, 1.0, value * size * math.sin(angle))
     else:
         out[0], out[1], out[2], out[3] = number, value, draw, other_draw
 
@@ -208,6 +215,10 @@ def _draw_view(script, numbers, rows, first, stop, start, offsets, size, codes, 
                 draws[k] = _uniform(start, slot + k)
             out[0] = tiles
             out[1 : 1 + draws.size] = np.argsort(draws, kind="mergesort")  # which is the stable one
+        elif what == code.DRAW_CORRUPTION:
+            codes[step] = integers[3]
+            out[0], out[1], out[2] = number[0], number[1], number[2]
+            out[3], out[4] = _uniform(start, slot + 1), _uniform(start, slot + 2)
         elif what == code.DRAW_VALUE:
             row = rows[integers[3]]
             codes[step] = np.int32(row[1])

@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels import color, filters, geometry, resample, tone
+from dssl.augment.kernels.corrupt import corrupt
 from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.lines import copy
 from dssl.files import first_alone, forget_kernels
@@ -85,7 +86,7 @@ def _moved(kind, source, target, values):
     elif kind == code.JIGSAW:
         geometry.jigsaw(source, target, int(values[0]), values[1:])
     else:
-        return False
+        return corrupt(kind, source, target, values)
     return True
 
 
