@@ -1,5 +1,6 @@
 """The paper's views, composed of Pillow and torchvision as its scripts do: what everything is compared with."""
 
+import io
 import math
 import random
 
@@ -8,6 +9,8 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from torchvision import transforms
 
 from dssl.augment import IMAGENET, TABLES, Normalization
+
+_GENERATOR = np.random.default_rng(0)
 
 
 def operation(name: str, image: Image.Image, value: float) -> Image.Image:
@@ -55,6 +58,17 @@ class RandAugment:
 
 def blur(image: Image.Image) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+def noise(image: Image.Image) -> Image.Image:
+    values = np.asarray(image) + _GENERATOR.normal(scale=25.5, size=(image.height, image.width, 3))
+    return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+
+
+def jpeg(image: Image.Image) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=30)
+    return Image.open(file).convert("RGB")
 
 
 def standard(size: int, *, blurred: bool) -> list[object]:

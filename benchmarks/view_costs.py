@@ -52,6 +52,8 @@ def operations() -> dict[str, tuple[str, Callable[[Image.Image], Image.Image]]]:
         "hue alone": ("jitter(0,0,0,0.1)", transforms.ColorJitter(hue=0.1)),
         "gray": ("gray", lambda image: transforms.functional.to_grayscale(image, 3)),
         "blur": ("blur", pillow_views.blur),
+        "noise": ("noise(0.1)", pillow_views.noise),
+        "JPEG": ("jpeg(30)", pillow_views.jpeg),
     }
     for row in TABLES["dssl16"]:
         value = row.value(_MAGNITUDE)

@@ -93,7 +93,7 @@ def test_compiling_is_announced_once(caplog: pytest.LogCaptureFixture):
         assert outer(1) == 4.5
         outer(2)
     assert [record.getMessage() for record in caplog.records] == [
-        "compiling the image kernels, about half a minute; once: kept here"
+        "compiling the image kernels, about a minute; once: kept here"
     ]
 
 

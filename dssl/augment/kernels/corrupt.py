@@ -388,7 +388,10 @@ def _coded(plane, table, quality):
     Each one-dimensional transform is rounded to the whole numbers that libjpeg's holds, so that the same coefficients are kept.
     """
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    first, second = np.empty((8, 8)), np.empty((8, 8))
+    first, second, units = np.empty((8, 8)), np.empty((8, 8)), np.empty((8, 8))
+    for u in range(8):
+        for v in range(8):
+            units[u, v] = min(max((table[u, v] * scale + 50) // 100, 1), 255)
     for top in range(0, plane.shape[0], 8):
         for left in range(0, plane.shape[1], 8):
             for y in range(8):
@@ -403,8 +406,8 @@ def _coded(plane, table, quality):
                     for y in range(8):
                         total += _COSINES[u, y] * first[y, v]
                     total = math.floor(total / 4 + 0.5)
-                    unit = min(max((table[u, v] * scale + 50) // 100, 1), 255)
-                    second[u, v] = math.copysign((int(abs(total)) + 4 * unit) // (8 * unit), total) * unit
+                    unit = units[u, v]
+                    second[u, v] = math.copysign(math.floor((abs(total) + 4 * unit) / (8 * unit)), total) * unit
             for y in range(8):
                 for v in range(8):
                     total = 0.0

@@ -220,7 +220,7 @@ class Announce(event.Listener):  # type: ignore[misc]  # numba has no types
     def on_start(self, event: object) -> None:
         if not self.said:
             self.said = True
-            _logger.warning("compiling the image kernels, about half a minute; %s", self.where)
+            _logger.warning("compiling the image kernels, about a minute; %s", self.where)
 
     def on_end(self, event: object) -> None:
         pass
