@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from dssl.augment import KINDS
 from dssl.report.operations import SHOWN_MAGNITUDES, operation_table, tables_of, trend
 from dssl.report.survey import contrast_of_pixels
 
@@ -43,7 +44,17 @@ def test_tables_of_policies() -> None:
     assert tables_of(["ra(2,5)", "ua"]) == ("dssl16",)
     assert tables_of(["ua", "jigsaw(4)"]) == ("uniform13",)
     assert tables_of(["0.9*ra(2,5) | 0.1*jigsaw(4)"]) == ("dssl16",)
-    assert tables_of(["jigsaw(4)"]) == ()
+    assert tables_of(["jigsaw(4)", "corrupt"]) == ()
+    assert tables_of(["ra(2,5) > corruption(fog,3)?0.5"]) == ("dssl16", "corruptions")
+
+
+def test_strips_of_corruptions_go_over_the_severities() -> None:
+    table = operation_table("corruptions", _probes(), seed=0)
+    assert table.magnitudes == (1, 2, 3, 4, 5)
+    assert [strip.name for strip in table.operations] == list(KINDS)
+    assert [strip.name for strip in table.operations if strip.trend.weakens] == ["saturate", "elastic"]
+    two = operation_table("corruptions", [image[:, :, :2] for image in _probes()], seed=0)
+    assert {"fog", "jpeg"} == {"fog", "jpeg", "motion"} - {strip.name for strip in two.operations}
 
 
 @pytest.mark.parametrize(
