@@ -84,7 +84,8 @@ def members(descriptor: int, *, path: bytes, size: int) -> Iterator[Member]:
             elif kind in _EXTENDED:
                 told = _attributes(content)
                 name = told.get(b"path", name)
-                length = int(told[b"size"]) if told.get(b"size", b"").isdigit() else length
+                digits = told.get(b"size", b"")[:19]  # of more than any file has; int() takes no more than 4,300
+                length = int(digits) if digits.isdigit() else length
                 sparse = any(key.startswith(b"GNU.sparse") for key in told)
             place = begin + _padded(count)
             continue
@@ -92,7 +93,7 @@ def members(descriptor: int, *, path: bytes, size: int) -> Iterator[Member]:
         member = Member(_name(header) if name is None else name, begin, count, block[BLOCK:])
         if kind == _SPARSE:
             extended = header[482]
-            while extended and begin < size:  # its map of holes goes on in blocks of its own
+            while extended and begin + BLOCK <= size:  # its map of holes goes on in blocks of its own
                 extended, begin = os.pread(descriptor, BLOCK, begin)[504], begin + BLOCK
         place = begin if kind in _OTHERS else begin + _padded(count)
         if kind == _SPARSE or sparse:

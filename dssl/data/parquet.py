@@ -47,7 +47,8 @@ class Parquet(Shards):
         self.options = named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
         super().__init__(
             shards,
-            lambda paths: open_shards(paths, scan, options=named, sized=False, cache=cache),
+            # an index of an earlier version lacks the labels of dictionary and boolean columns
+            lambda paths: open_shards(paths, scan, options=(*named, b"labels"), sized=False, cache=cache),
             channels=channels,
             shrink=shrink,
             value_range=value_range,
@@ -216,10 +217,11 @@ def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[st
 
 def _label_column(schema: Any, columns: dict[str, str], path: bytes) -> str | None:
     kinds = pyarrow_module().types
+    values = {one.name: one.type.value_type if kinds.is_dictionary(one.type) else one.type for one in schema}
     fit = [
-        one.name
-        for one in schema
-        if kinds.is_integer(one.type) or kinds.is_string(one.type) or kinds.is_large_string(one.type)
+        name
+        for name, kind in values.items()
+        if kinds.is_integer(kind) or kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)
     ]
     name = columns.get("label")
     if name is not None and name not in fit:
@@ -244,7 +246,7 @@ def _labels(values: list[Any], names: list[str] | None) -> list[bytes | None]:
         if value is None or value == -1:
             found.append(None)
         elif names is not None and isinstance(value, int) and 0 <= value < len(names):
-            found.append(names[value].encode())
+            found.append(names[value].encode(errors="backslashreplace"))
         else:
             found.append(str(value).encode())
     return found

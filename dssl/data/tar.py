@@ -42,7 +42,10 @@ class Tar(Shards):
         if shards.columns:
             raise DsslError(f"{shards.name}#{shards.columns}: tar files have no columns; only Parquet files do")
         photos = value_range is None
-        scan, options = functools.partial(_scan, endings=endings_of(photos=photos)), kind_option(photos=photos)
+        scan, options = (
+            functools.partial(_scan, endings=endings_of(photos=photos)),
+            (*kind_option(photos=photos), b"stems"),
+        )
         super().__init__(
             shards,
             lambda paths: open_shards(paths, scan, options=options, cache=cache),
@@ -116,20 +119,20 @@ def _scan(path: bytes, *, endings: frozenset[bytes]) -> Scanned:
         raise DsslError(f"{printable(path)}: {error.strerror}; expected a tar file") from error
     with io.FileIO(descriptor, "rb") as file:
         found = Scanned(time=os.fstat(descriptor).st_mtime_ns, length=size)
-        labels: dict[bytes, bytes] = {}
-        keys: list[bytes] = []
+        labels: dict[bytes, dict[bytes, bytes]] = {b"cls": {}, b"json": {}}
+        stems: list[bytes] = []
         try:
             for member in members(file.fileno(), path=path, size=size):
                 name = member.name.removeprefix(b"./")
                 folder, _, last = name.rpartition(b"/")
-                key, _, ending = last.partition(b".")
-                key, ending = folder + b"/" + key, ending.rpartition(b".")[2].lower()
+                stem, dot, ending = last.rpartition(b".")
+                stem, ending = folder + b"/" + (stem if dot else last), ending.lower() if dot else b""
                 if last.startswith(b"."):
                     continue
-                if ending in (b"cls", b"json") and member.problem is None:
+                if ending in labels and member.problem is None:
                     label = _label(file.fileno(), member, is_text=ending == b"cls")
-                    if label is not None and (ending == b"json" or key not in labels):
-                        labels[key] = label
+                    if label is not None and labels[ending].setdefault(stem, label) != label:
+                        raise DsslError(f"{printable(path)}: two members {printable(name)} with different labels")
                 elif ending in endings or (member.problem is not None and not ending):
                     if name.startswith(b"/") or b".." in folder.split(b"/"):
                         member.problem = "its name leads out of the archive"
@@ -139,13 +142,43 @@ def _scan(path: bytes, *, endings: frozenset[bytes]) -> Scanned:
                     found.names.append(name)
                     found.offsets.append(member.offset)
                     found.sizes.append(member.size)
-                    keys.append(key)
+                    stems.append(stem)
                 else:
                     found.ignored += 1
         except OSError as error:
             raise DsslError(f"{printable(path)}: {error.strerror}: its members cannot be listed") from error
-    found.labels = [labels.get(key) for key in keys]
+    found.labels = _labels_of(stems, labels[b"cls"] | labels[b"json"], path)
     return found
+
+
+def _labels_of(stems: list[bytes], labels: dict[bytes, bytes], path: bytes) -> list[bytes | None]:
+    """The label of each image, by the longest stem: of ``a.b.png`` that in ``a.b.cls``, or else in ``a.cls``.
+
+    Failing both, it is the one below the key ``a`` that belongs to no other image, as in ``a.label.cls``.
+    """
+    others: dict[bytes, set[bytes]] = {}
+    for stem in labels.keys() - set(stems):
+        others.setdefault(_key(stem), set()).add(labels[stem])
+    matched: list[bytes | None] = []
+    for stem in stems:
+        key, label = _key(stem), labels.get(stem)
+        while label is None and len(stem) > len(key):
+            stem = stem[: stem.rindex(b".")]
+            label = labels.get(stem)
+        if label is None and key in others:
+            if len(others[key]) > 1:
+                raise DsslError(
+                    f"{printable(path)}: several labels for {printable(key.removeprefix(b'/'))}; expected one"
+                )
+            (label,) = others[key]
+        matched.append(label)
+    return matched
+
+
+def _key(stem: bytes) -> bytes:
+    """What the members of one sample share: the path up to the first dot of its last part."""
+    folder, slash, last = stem.rpartition(b"/")
+    return folder + slash + last.partition(b".")[0]
 
 
 def _label(descriptor: int, member: Member, *, is_text: bool) -> bytes | None:
@@ -161,4 +194,6 @@ def _label(descriptor: int, member: Member, *, is_text: bool) -> bytes | None:
     except (ValueError, RecursionError):
         return None
     value = next((told[key] for key in _LABEL_KEYS if key in told), None) if isinstance(told, dict) else None
-    return str(value).encode() if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return None
+    return str(value).encode(errors="backslashreplace")  # JSON may hold half a surrogate

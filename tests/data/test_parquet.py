@@ -1,6 +1,7 @@
 """Parquet: columns and labels of many makers, the cache of row groups and what it reads twice, and damage."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -73,6 +74,30 @@ def test_columns(tmp_path):
     ):
         with pytest.raises(DsslError, match=line):
             open_source(text)
+
+
+@pytest.mark.parametrize(
+    ("column", "classes", "numbers"),
+    [
+        (pyarrow.array(["dog", "cat", "dog"]).dictionary_encode(), ("cat", "dog"), [1, 0, 1]),
+        (pyarrow.array([10, 9, 10]).dictionary_encode(), ("9", "10"), [1, 0, 1]),
+        (pyarrow.array([True, False, True]), ("False", "True"), [1, 0, 1]),
+        (pyarrow.array(["dog", "cat", None]).dictionary_encode(), None, None),
+    ],
+)
+def test_labels_in_dictionary_and_boolean_columns(tmp_path, column, classes, numbers):
+    path = write(tmp_path / "a.parquet", {"image": images(range(3)), "label": column})
+    for text in (path, f"{path}#label=label"):
+        source = open_source(text)
+        assert source.classes == classes
+        assert (None if source.labels is None else source.labels.tolist()) == numbers
+
+
+def test_a_class_name_with_half_a_surrogate(tmp_path):
+    about = {"info": {"features": {"label": {"names": ["\ud83d", "b"], "_type": "ClassLabel"}}}}
+    table = pyarrow.table({"image": images(range(2)), "label": [0, 1]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(about)}), tmp_path / "a.parquet")
+    assert open_source(str(tmp_path / "a.parquet")).labels.tolist() == [0, 1]
 
 
 def test_a_folder_with_splits_and_missing_labels(tmp_path):

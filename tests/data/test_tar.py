@@ -216,6 +216,51 @@ def test_labels(tmp_path, labels, classes, numbers):
             require_labels(source)
 
 
+@pytest.mark.parametrize(
+    ("members", "labels"),
+    [
+        (
+            {"scan.2024.000.png": 1, "scan.2024.000.cls": b"cat", "scan.2024.001.png": 2, "scan.2024.001.cls": b"dog"},
+            "cat dog",
+        ),
+        ({"scan.0.json": b'{"label": "cat"}', "scan.0.png": 1, "scan.1.png": 2, "scan.1.cls": b"dog"}, "cat dog"),
+        ({"a.left.png": 1, "a.right.png": 2, "a.cls": b"cat", "b.png": 3, "b.cls": b"dog"}, "cat cat dog"),
+        ({"a.png": 1, "a.label.cls": b"cat", "b.png": 2, "b.cls": b"dog", "b.x.json": b'{"text": 1}'}, "cat dog"),
+        ({"v1.0/a.png": 1, "v1.0/a.cls": b"cat", "v1.0/b.png": 2, "v1.0/b.cls": b"dog"}, "cat dog"),
+        ({"scan.0.png": 1, "scan.1.png": 2, "scan.1.cls": b"dog"}, None),
+    ],
+)
+def test_names_with_dots_have_labels_of_their_own(tmp_path, members, labels):
+    write(tmp_path / "x.tar", [(name, png(v) if isinstance(v, int) else v) for name, v in members.items()])
+    source = open_source(str(tmp_path / "x.tar"))
+    assert values(source) == [value for value in members.values() if isinstance(value, int)]
+    if labels is None:
+        assert source.labels is None
+    else:
+        assert [source.classes[number] for number in source.labels] == labels.split()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("a.png", png(1)), ("a.cls", b"cat"), ("a.png", png(2)), ("a.cls", b"dog")],
+        [("a.png", png(1)), ("a.first.cls", b"cat"), ("a.second.cls", b"dog")],
+    ],
+)
+def test_two_labels_for_one_image_are_an_error(tmp_path, members):
+    write(tmp_path / "x.tar", members)
+    assert f"{tmp_path}/x.tar" in one_line(str(tmp_path / "x.tar"))
+
+
+def test_half_a_surrogate_in_a_label(tmp_path):
+    write(
+        tmp_path / "x.tar", [("a.png", png(1)), ("a.json", b'{"label": "\\ud83d"}'), ("b.png", png(2)), ("b.cls", b"x")]
+    )
+    source = open_source(str(tmp_path / "x.tar"))
+    assert len(set(source.labels.tolist())) == 2
+    assert "".join(source.classes).isprintable()
+
+
 def test_images_beside_a_tar_are_still_a_folder(tmp_path):
     shards(tmp_path, 1)
     (tmp_path / "1.png").write_bytes(png(77))
@@ -271,6 +316,35 @@ def test_a_tar_cut_anywhere_keeps_every_whole_image(tmp_path):
         name, reason = source.skipped[0]
         assert name.startswith(f"{path}/")
         assert "truncated" in reason or "no end mark" in reason or "the rest of the shard is lost" in reason
+
+
+def test_a_size_of_5000_digits_in_an_attribute(tmp_path):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for number, attributes in enumerate([{}, {"size": "9" * 5000}]):
+            about = tarfile.TarInfo(f"{number}.png")
+            about.size, about.pax_headers = len(png(number)), attributes
+            archive.addfile(about, io.BytesIO(png(number)))
+    source = open_source(str(path))
+    assert values(source) == [0]
+    assert [name for name, _ in source.skipped] == [f"{path}/1.png"]
+
+
+@pytest.mark.parametrize("left", [0, 100, 504, 511])
+def test_a_map_of_holes_that_is_cut(tmp_path, left):
+    path = tmp_path / "x.tar"
+    write(path, [("0.png", png(0)), ("1.png", png(1))], kind=tarfile.GNU_FORMAT)
+    with tarfile.open(path) as archive:
+        place = archive.getmember("1.png").offset
+    content = bytearray(path.read_bytes()[: place + 512])
+    header = content[place:]
+    header[156:157], header[482] = b"S", 1  # a sparse file whose map goes on
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path.write_bytes(content[:place] + header + bytes(left))
+    source = open_source(str(path))
+    assert values(source) == [0]
+    assert f"{path}/1.png" in dict(source.skipped)
 
 
 def test_damage_in_the_middle(tmp_path):
