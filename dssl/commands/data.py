@@ -9,7 +9,6 @@ import tyro
 
 from dssl.commands.arguments import check_counts
 from dssl.errors import DsslError
-from dssl.files import printable
 
 if TYPE_CHECKING:
     from dssl.data import Quarantine, Source
@@ -124,7 +123,7 @@ def _pack(arguments: Arguments) -> int:
     from dssl.data import NoSplitError, Quarantine, open_source
     from dssl.data.packed import pack
     from dssl.data.source import range_of
-    from dssl.data.write import make_room, shard_paths, write_shards
+    from dssl.data.write import claimed, write_shards
 
     if arguments.out is None:
         raise DsslError("--out is missing: expected a folder for the packed copy")
@@ -143,63 +142,37 @@ def _pack(arguments: Arguments) -> int:
     with suppress(NoSplitError):
         known = range_of(splits[0][1])
         splits.append(("test", open_source(arguments.place, split="test", channels=channels, value_range=known)))
-    if len(splits) == 1 and (left := _test_split(arguments.out)) is not None:
-        raise DsslError(
-            f"{arguments.out} already holds {printable(left.name)}, the test split of other images: name a new or empty folder"
-        )
-    shard = arguments.shard or 10_000
-    if form == "pixels":
-        paths = [arguments.out / f"{split}.pack" for split, _ in splits]
-    else:
-        paths = [
-            path
-            for split, source in splits
-            for path in shard_paths(source, arguments.out, split=split, form=form, shard=shard)
-        ]
-    if all(path.is_file() for path in paths):
-        raise DsslError(f"{arguments.out} already holds a packed copy: name a new or empty folder")
-    # of an attempt that did not end, the test split goes first: a kill must not leave it beside other training images
-    if len(splits) == 2 and form != "pixels":
-        make_room(splits[1][1], arguments.out, split="test", form=form, shard=shard)
-    elif len(splits) == 2:
-        paths[1].unlink(missing_ok=True)
-    for split, source in splits:
-        quarantine = Quarantine(source, max_share=arguments.max_bad)
-        if form != "pixels":
+    with claimed(arguments.out, dict(splits)):
+        for split, source in splits:
+            quarantine = Quarantine(source, max_share=arguments.max_bad)
             with tqdm(total=len(source), unit=" images", desc=split, disable=None) as bar:
-                files, size = write_shards(
-                    source,
-                    arguments.out,
-                    split=split,
-                    form=form,
-                    shard=shard,
-                    quarantine=quarantine,
-                    progress=lambda done: bar.update(done - bar.n),
-                )
-            kept = quarantine.total - len(quarantine)
-            shards = f"{files:,} shard{'s' if files != 1 else ''}"
-            print(f"{arguments.out}: {split}: {kept:,} images in {shards}, {size / 1e6:,.1f} MB")
+                if form == "pixels":
+                    files, size = (
+                        1,
+                        pack(
+                            source,
+                            arguments.out / f"{split}.pack",
+                            side=arguments.side or 256,
+                            quarantine=quarantine,
+                            progress=lambda done: bar.update(done - bar.n),
+                        ),
+                    )
+                else:
+                    files, size = write_shards(
+                        source,
+                        arguments.out,
+                        split=split,
+                        form=form,
+                        shard=arguments.shard or 10_000,
+                        quarantine=quarantine,
+                        progress=lambda done: bar.update(done - bar.n),
+                    )
+            count = f"{quarantine.total - len(quarantine):,} images"
+            shards = "" if form == "pixels" else f" in {files:,} shard{'s' if files != 1 else ''}"
+            print(f"{arguments.out}: {split}: {count}{shards}, {size / 1e6:,.1f} MB")
             _unreadable(quarantine)
-            continue
-        path = arguments.out / f"{split}.pack"
-        with tqdm(total=len(source), unit=" images", desc=path.name, disable=None) as bar:
-            size = pack(
-                source,
-                path,
-                side=arguments.side or 256,
-                quarantine=quarantine,
-                progress=lambda done: bar.update(done - bar.n),
-            )
-        print(f"{path}: {quarantine.total - len(quarantine):,} images, {size / 1e6:,.1f} MB")
-        _unreadable(quarantine)
     print(f"use it as {'packed:' if form == 'pixels' else ''}{arguments.out}")
     return 0
-
-
-def _test_split(folder: Path) -> Path | None:
-    """A file of a test split, packed or in shards."""
-    found = (path for form in ("test.pack", "test-*.tar", "test-*.parquet") for path in sorted(folder.glob(form)))
-    return next(found, None)
 
 
 def _cifar10(arguments: Arguments) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import itertools
+import json
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dssl.data.headers import COMPRESSED
 from dssl.data.source import NoSplitError, Split
@@ -17,6 +19,8 @@ from dssl.files import printable
 SHARDS = (".tar", ".parquet")
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _TEST = ("validation", "valid", "val", "test")
+COPY = "packed.json"
+"""In a folder that `dssl data pack` fills: the fingerprint of each split's source, and whether the copy is complete."""
 _COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
 
 
@@ -109,10 +113,28 @@ def _listed(folder: Path) -> list[str] | None:
         return None
     if folders or images:
         return None
+    check_copy(folder)
     for name in names:
         if name.lower().endswith(_COMPRESSED):
             find_shards(str(folder / name), "train")  # says why not
     return sorted(name for name in names if name.lower().endswith(SHARDS)) or None
+
+
+def copy_record(folder: Path) -> dict[str, Any]:
+    """What `dssl data pack` has noted in a folder; empty if it has not been there."""
+    try:
+        record = json.loads((folder / COPY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def check_copy(folder: Path) -> None:
+    """A copy that was interrupted, perhaps between its splits, is an error."""
+    if copy_record(folder).get("complete") is False:
+        raise DsslError(
+            f"{printable(str(folder))}: an incomplete packed copy; the same `dssl data pack` starts it over"
+        )
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:

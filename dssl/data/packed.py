@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from dssl.data.decode import UnreadableImage, resize
+from dssl.data.find import check_copy
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
 from dssl.data.scale import as_range
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 _MAGIC = b"DSSLPCK1"
 _DIGEST = 16
+_NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(
+    sys.platform, 0
+)  # MAP_NORESERVE, which mmap has from Python 3.13 on
 _TABLES = {"heights": "<u4", "widths": "<u4", "offsets": "<u8", "checksums": "<u4", "labels": "<i8", "name_ends": "<u8"}
 
 
@@ -40,6 +46,7 @@ class Packed:
     def __init__(self, place: str, *, split: Split = "train") -> None:
         path = Path(place)
         if path.is_dir():
+            check_copy(path)
             path /= f"{split}.pack"
             if split == "test" and not path.exists():
                 raise NoSplitError(f"packed:{printable(place)}: no test split: test.pack is missing")
@@ -54,8 +61,7 @@ class Packed:
         self.channels = int(header["channels"])
         self.value_range = as_range(header.get("range"))
         self._path = path
-        # copy on write: writable memory for the kernels, while the file cannot change
-        self._pixels = np.memmap(path, np.uint8, mode="c")
+        self._pixels = _mapped(path)
         self.name = f"packed {header['name']}"
         self.fingerprint = str(header["fingerprint"])
         self.classes: tuple[str, ...] | None = None if header["classes"] is None else tuple(header["classes"])
@@ -76,6 +82,18 @@ class Packed:
     def label_of(self, index: int) -> str:
         """What the image was called in the original."""
         return self._names[int(self._name_ends[index]) : int(self._name_ends[index + 1])].decode()
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    """The bytes of a file, copied on write: writable memory for the kernels, while the file cannot change.
+
+    No memory is reserved for such copies, so that a file may be larger than memory and swap.
+    """
+    with path.open("rb") as file:
+        content = mmap.mmap(
+            file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+    return np.frombuffer(content, np.uint8)
 
 
 def pack(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
+import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal
@@ -20,19 +21,20 @@ from PIL import Image as Pillow
 
 from dssl import rng
 from dssl.data.decode import UnreadableImage, ending_of, naming
+from dssl.data.find import COPY, SHARDS, copy_record
 from dssl.data.order import ShardOrder
 from dssl.data.parquet import Parquet
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
-from dssl.data.shards import Shards
 from dssl.data.source import InFiles, Source, Split
 from dssl.errors import DsslError
-from dssl.files import is_partial, printable, replacing
+from dssl.files import printable, replacing, write_text
 
 if TYPE_CHECKING:
     from dssl.types import Image
 
 Format = Literal["tar", "parquet"]
+_OURS = re.compile(r"\.?(train|test)(\.pack|-\d+-of-\d+\.(tar|parquet))(\.\w+\.part)?")  # or what a kill left of it
 _ROWS = 100  # of a row group: what is read at once
 
 
@@ -43,6 +45,35 @@ class _Sample:
     content: bytes
     ending: str
     label: int | None
+
+
+@contextmanager
+def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
+    """A folder for a packed copy of these splits, in any format, which counts as incomplete until the block ends.
+
+    A folder that holds a copy already is an error, unless it is an incomplete one of the same images: that one goes.
+    """
+    record = copy_record(folder)
+    fingerprints = {split: source.fingerprint for split, source in sources.items()}
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    copies = [path.name for path in paths if path.name[0] != "." and path.suffix in (".pack", *SHARDS)]
+    same = record.get("sources") == fingerprints
+    if copies and (record.get("complete") is not False or not same):
+        images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"
+        raise DsslError(f"{printable(str(folder))} already holds {images}: name a new or empty folder")
+    for path in paths:
+        if _OURS.fullmatch(path.name):
+            path.unlink()
+    _note(folder, {"sources": fingerprints, "complete": False})
+    yield
+    _note(folder, {"sources": fingerprints, "complete": True})
+
+
+def _note(folder: Path, record: dict[str, object]) -> None:
+    try:
+        write_text(folder / COPY, json.dumps(record))
+    except OSError as error:
+        raise DsslError(f"{printable(str(folder))}: {error.strerror}: expected a folder for the packed copy") from error
 
 
 def write_shards(
@@ -56,6 +87,10 @@ def write_shards(
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, int]:
     """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
+    if shard < 1:
+        raise DsslError(f"a shard of {shard} images: expected at least 1")
+    count = -(-len(source) // shard)
+    paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
     # a random order would read a row group of Parquet for each image
     order = rng.permutation(rng.key(0, "pack"), len(source))
     if isinstance(source, Parquet):
@@ -63,7 +98,6 @@ def write_shards(
     written = done = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        paths = make_room(source, folder, split=split, form=form, shard=shard)
         for number, path in enumerate(paths):
             samples = _samples(
                 source, order[number * shard : (number + 1) * shard].tolist(), number * shard, quarantine
@@ -85,48 +119,6 @@ def write_shards(
             path.unlink()
         raise DsslError(f"{source.name}: no readable image to pack")
     return len(paths), written
-
-
-def shard_paths(source: Source, folder: Path, *, split: Split, form: Format, shard: int) -> list[Path]:
-    """The names of the shards to be."""
-    if shard < 1:
-        raise DsslError(f"a shard of {shard} images: expected at least 1")
-    count = -(-len(source) // shard)
-    return [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
-
-
-def make_room(source: Source, folder: Path, *, split: Split, form: Format, shard: int) -> list[Path]:
-    """The names of the shards to be; those that are there, of an earlier attempt, go, the last one first.
-
-    What a kill leaves is then incomplete, and refused: shards of two times would look like one set. A folder that holds
-    other shards, or those that are read, is refused.
-    """
-    paths = shard_paths(source, folder, split=split, form=form, shard=shard)
-    known, read = {path.name for path in paths}, _shards_of(source)
-    for path in paths:
-        if path.resolve() in read:
-            raise DsslError(f"{printable(str(path))} is one of the shards that are read: name another folder")
-    there = list(folder.iterdir()) if folder.is_dir() else []
-    for other in there:
-        if other.name.startswith(f"{split}-") and other.suffix in (".tar", ".parquet") and other.name not in known:
-            raise DsslError(
-                f"{printable(str(folder))} already holds {printable(other.name)}: name a new or empty folder"
-            )
-    for other in there:
-        if any(is_partial(other, of=name) for name in known):
-            other.unlink()
-    for path in reversed(paths):
-        path.unlink(missing_ok=True)
-    return paths
-
-
-def _shards_of(source: Source) -> set[Path]:
-    """The files that the images are read from, where they are shards."""
-    if not isinstance(source, Shards):
-        return set()
-    return {
-        Path(os.fsdecode(source.index.container(number))).resolve() for number in range(len(source.index.containers))
-    }
 
 
 def _samples(source: Source, indices: list[int], first: int, quarantine: Quarantine) -> Iterator[_Sample]:

@@ -76,7 +76,7 @@ def test_pack_counts_what_it_wrote(photos, capsys, tmp_path):
     (photos / "class 0" / "gone.jpg").symlink_to("nowhere")
     assert run(Arguments(action="pack", place=str(photos), out=tmp_path / "packed", max_bad=0.1)) == 0
     said = capsys.readouterr().out
-    assert "train.pack: 40 images" in said
+    assert "train: 40 images" in said
     assert "unreadable   2 files" in said
     assert len(open_source(f"packed:{tmp_path / 'packed'}")) == 40
 

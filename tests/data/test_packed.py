@@ -1,6 +1,7 @@
 """The packed copy: the same images, smaller; damage is named; a failed attempt leaves nothing."""
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -92,6 +93,35 @@ def test_other_damage_is_refused(folder, tmp_path):
         with pytest.raises(DsslError) as caught:
             open_source(f"packed:{path}")
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs /proc")
+def test_a_copy_larger_than_memory_and_swap(folder, tmp_path):
+    """A sparse file: its pixels take no room, and only their mapping is as large as it says."""
+    packed(folder, tmp_path)
+    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    large = sum(int(sizes[name].split()[0]) for name in ("MemTotal", "SwapTotal")) * 1024 + (1 << 30)
+    path = tmp_path / "out" / "train.pack"
+    grow(path, large)
+    copy = open_source(f"packed:{path}")
+    assert path.stat().st_size > large
+    copy.image(0)[:] = 7
+    assert open_source(f"packed:{path}").image(0).any()
+
+
+def grow(path: Path, by: int) -> None:
+    """Move the tables of a packed file back, so that its last image ends far behind its pixels."""
+    content = path.read_bytes()
+    position = int.from_bytes(content[8:16], "little")
+    tail = content[position + 16 :]
+    tail = tail.replace(position.to_bytes(8, "little"), (position + by).to_bytes(8, "little"))
+    digest = hashlib.blake2b(tail, digest_size=16).digest()
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write((position + by).to_bytes(8, "little"))
+        file.truncate(position)
+        file.seek(position + by)
+        file.write(digest + tail)
 
 
 def test_splits(folder, tmp_path):

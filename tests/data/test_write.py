@@ -1,6 +1,5 @@
 """Shards that we write: read back by us to the byte, by plain tarfile, and by WebDataset and datasets where installed."""
 
-import contextlib
 import errno
 import hashlib
 import io
@@ -14,12 +13,11 @@ import pytest
 from PIL import Image
 
 from dssl.commands.data import Arguments, run
-from dssl.data import Quarantine, UnreadableImage, open_source, packed, parquet
+from dssl.data import Quarantine, UnreadableImage, open_source, parquet
 from dssl.data import write as module
 from dssl.data.jpeg import decode_together
 from dssl.data.write import write_shards
 from dssl.errors import DsslError
-from dssl.files import replacing
 
 FORMATS = ["tar", pytest.param("parquet", marks=pytest.mark.filterwarnings("default"))]
 
@@ -62,6 +60,7 @@ def test_round_trip(photos, tmp_path, form, capsys):
     assert "train: 36 images in 4 shards" in said
     assert "ant/bad.jpg" in said
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "packed.json",
         f"test-00000-of-00001.{form}",
         *(f"train-{n:05d}-of-00004.{form}" for n in range(4)),
     ]
@@ -151,49 +150,81 @@ def test_datasets_reads_them(photos, tmp_path):
         assert row["label"] == ours.labels[number]
 
 
-@pytest.mark.parametrize("form", ["tar", "pixels"])
-def test_a_kill_leaves_no_shards_of_two_times(tmp_path, monkeypatch, form):
-    """A complete copy is not written over; one that lacks its test split is, killed at the second shard or split."""
-    for number, place in enumerate(("one", "two")):
-        for split, count in (("train", 20), ("val", 4)):
-            for image in range(count):
-                path = tmp_path / place / split / "ab"[image % 2] / f"{image}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (8, 8), (100 * number, 5 * image, 0)).save(path)
-    words = {"action": "pack", "out": tmp_path / "out", "format": form} | ({"shard": 10} if form == "tar" else {})
-    assert run(Arguments(place=str(tmp_path / "one"), **words)) == 0
+def drawn(folder: Path, *splits: str, value: int) -> Path:
+    for split in splits:
+        for image in range(12):
+            path = folder / split / "ab"[image % 2] / f"{value} {image}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (value, 5 * image, len(split))).save(path)
+    return folder
 
-    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    with pytest.raises(DsslError, match="already holds a packed copy: name a new or empty folder"):
-        run(Arguments(place=str(tmp_path / "two"), **words))
-    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-    (tmp_path / "out" / ("train-00001-of-00002.tar" if form == "tar" else "train.pack")).unlink()
 
-    class Killed(BaseException):
-        pass
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    writes = []
 
-    @contextlib.contextmanager
-    def killing(path):
-        writes.append(path)
-        if len(writes) == 2:
-            raise Killed
-        with replacing(path) as temporary:
-            yield temporary
+@pytest.mark.parametrize("form", ["pixels", *FORMATS])
+def test_a_complete_copy_is_not_written_over(tmp_path, form):
+    """Whether the other images have a test split or not, and whether these have one."""
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    sets = [drawn(tmp_path / "one", "train", value=1), drawn(tmp_path / "two", "train", "val", value=2)]
+    for first, second in (sets, sets[::-1], [sets[1]] * 2):
+        out = tmp_path / f"{first.name}-{second.name}"
+        assert run(Arguments(action="pack", place=str(first), out=out, format=form)) == 0
+        before = content_of(out)
+        with pytest.raises(DsslError, match="name a new or empty folder") as caught:
+            run(Arguments(action="pack", place=str(second), out=out, format=form))
+        assert ("of these images" in str(caught.value)) == (first == second)
+        assert content_of(out) == before
 
-    for where in (module, packed):
-        monkeypatch.setattr(where, "replacing", killing)
-    with pytest.raises(Killed):
-        run(Arguments(place=str(tmp_path / "two"), **words))
-    if form == "tar":
-        with pytest.raises(DsslError, match="1 of 2 shards are missing"):
-            open_source(str(tmp_path / "out"))
-        return
-    now = open_source(f"packed:{tmp_path / 'out'}")
-    assert {now.image(number)[0, 0, 0] for number in range(20)} == {100}
-    with pytest.raises(DsslError, match="test"):
-        open_source(f"packed:{tmp_path / 'out'}", split="test")
+
+@pytest.mark.parametrize("form", ["pixels", *FORMATS])
+def test_a_copy_that_is_interrupted_anywhere_is_incomplete_until_the_same_command_ends(tmp_path, monkeypatch, form):
+    """At every rename in turn, also between the splits."""
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    drawn(tmp_path / "photos", "train", "val", value=1), drawn(tmp_path / "others", "train", "val", value=2)
+
+    def arguments(place: str, out: str) -> Arguments:
+        return Arguments(action="pack", place=str(tmp_path / place), out=tmp_path / out, format=form)
+
+    def opened(out: str, split="train"):
+        return open_source(f"{'packed:' if form == 'pixels' else ''}{tmp_path / out}", split=split)
+
+    assert run(arguments("photos", "whole")) == 0
+    whole, real, stop = content_of(tmp_path / "whole"), os.replace, 0
+
+    def replace(source, target):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        real(source, target)
+
+    while True:
+        out, left = f"out{stop}", stop
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", replace)
+            try:
+                run(arguments("photos", out))
+                break
+            except KeyboardInterrupt:
+                pass
+        for split in ("train", "test"):
+            with pytest.raises(DsslError):
+                opened(out, split)
+        (tmp_path / out / ".train.pack.abc.part").write_bytes(b"left by a kill")
+        if any("train" in name and name[0] != "." for name in content_of(tmp_path / out)):
+            before = content_of(tmp_path / out)
+            with pytest.raises(DsslError, match="name a new or empty folder"):
+                run(arguments("others", out))
+            assert content_of(tmp_path / out) == before
+        assert run(arguments("photos", out)) == 0
+        assert content_of(tmp_path / out) == whole
+        stop += 1
+    assert stop >= 4  # the note, a file for each split, and the note again
+    assert [len(opened("whole", split)) for split in ("train", "test")] == [12, 12]
 
 
 def test_a_full_disk_leaves_whole_shards_and_one_line(photos, tmp_path, monkeypatch):
@@ -235,7 +266,7 @@ def test_refusals(photos, tmp_path):
         with pytest.raises(DsslError, match=line):
             pack(photos, tmp_path / "out", **options)
     (tmp_path / "train-00000-of-00009.tar").write_bytes(b"")
-    with pytest.raises(DsslError, match=r"already holds train-00000-of-00009\.tar: name a new or empty folder"):
+    with pytest.raises(DsslError, match=r"train-00000-of-00009\.tar"):
         pack(photos, tmp_path, "tar", max_bad=0.1)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "1.png").write_bytes(b"x")
@@ -256,22 +287,10 @@ def test_the_tar_is_an_ordinary_one(photos, tmp_path):
 def test_shards_are_not_written_over_those_that_are_read(photos, tmp_path, form):
     pack(photos, tmp_path / "shards", form)
     before = {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
-    with pytest.raises(DsslError, match="already holds a packed copy"):
-        pack(tmp_path / "shards", tmp_path / "shards", form)
-    source = open_source(str(tmp_path / "shards"))
-    with pytest.raises(DsslError, match="is one of the shards that are read: name another folder"):
-        write_shards(source, tmp_path / "shards", split="train", form=form, shard=10, quarantine=Quarantine(source))
+    for place in ("", f"train-*.{form}"):
+        with pytest.raises(DsslError, match="name a new or empty folder"):
+            pack(tmp_path / "shards" / place, tmp_path / "shards", form)
     assert {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()} == before
-
-
-@pytest.mark.parametrize("form", [None, *FORMATS])
-def test_the_test_split_of_other_images_is_not_left_beside_new_ones(photos, tmp_path, form):
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-    assert run(Arguments(action="pack", place=str(photos), out=tmp_path / "out", format=form)) == 0
-    other = Arguments(action="pack", place=str(photos / "train" / "bee"), out=tmp_path / "out", format=form)
-    with pytest.raises(DsslError, match="the test split of other images: name a new or empty folder"):
-        run(other)
 
 
 def test_row_groups_are_read_once_when_shards_are_written_anew(photos, tmp_path, monkeypatch):

@@ -137,11 +137,12 @@ def test_signals_in_evaluation_and_import(work: str, whole: dict[str, Path], tal
     assert code == 0, said
     expected = _results(tmp_path / "untouched")
     assert expected
+    first = 2 if work == "packing" else 1  # after the note that the copy is incomplete
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         with tally.trial("SIGTERM, SIGINT or SIGKILL in evaluation, embedding or packing"):
             out = tmp_path / f"out{int(number)}"
             child = launch(words(out), tmp_path / "log", held=True)
-            tracer = under_strace(child, "-e", "trace=rename", "-e", f"inject=rename:signal={int(number)}:when=1")
+            tracer = under_strace(child, "-e", "trace=rename", "-e", f"inject=rename:signal={int(number)}:when={first}")
             code = child.wait()
             tracer.wait(30)
             assert code in (-number, 128 + number), child.said()
