@@ -151,7 +151,7 @@ def _pack(arguments: Arguments) -> int:
                         1,
                         pack(
                             source,
-                            arguments.out / f"{split}.pack",
+                            arguments.out / f"{split}.npy",
                             side=arguments.side or 256,
                             quarantine=quarantine,
                             progress=lambda done: bar.update(done - bar.n),

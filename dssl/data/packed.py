@@ -1,7 +1,7 @@
 """A packed copy of a data set: decoded once, no larger than needed, memory-mapped; for slow disks and few cores.
 
-One file for each split. The pixels come first, one image after the other, then the tables; the head of the file says where they
-are. The checksum of an image is verified whenever it is read, so that a damaged one is named like any unreadable file.
+Two files for each split: ``train.npy`` holds the pixels, one image after the other, and ``train.json`` all else. The checksum of
+an image is verified whenever it is read, so that a damaged one is named like any unreadable file.
 """
 
 from __future__ import annotations
@@ -27,17 +27,13 @@ from dssl.data.quarantine import Quarantine
 from dssl.data.scale import as_range
 from dssl.data.source import NoSplitError, Source, Split, range_of
 from dssl.errors import DsslError
-from dssl.files import printable, replacing
+from dssl.files import printable, replacing, write_atomically
 
 if TYPE_CHECKING:
     from dssl.types import Image
 
-_MAGIC = b"DSSLPCK1"
-_DIGEST = 16
-_NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(
-    sys.platform, 0
-)  # MAP_NORESERVE, which mmap has from Python 3.13 on
-_TABLES = {"heights": "<u4", "widths": "<u4", "offsets": "<u8", "checksums": "<u4", "labels": "<i8", "name_ends": "<u8"}
+_NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)  # MAP_NORESERVE: mmap has no name for it yet
+_DIGEST = b', "digest": '
 
 
 class Packed:
@@ -47,29 +43,42 @@ class Packed:
         path = Path(place)
         if path.is_dir():
             check_copy(path)
-            path /= f"{split}.pack"
+            earlier = path / f"{split}.pack"
+            path = earlier if earlier.exists() else path / f"{split}.npy"
             if split == "test" and not path.exists():
-                raise NoSplitError(f"packed:{printable(place)}: no test split: test.pack is missing")
+                raise NoSplitError(f"packed:{printable(place)}: no test split: test.npy is missing")
         elif split == "test":
             raise NoSplitError(
                 f"packed:{printable(place)}: a single file has no test split: give the folder that holds both"
             )
-        header, tables, self._names = _read_tables(path)
-        self._heights, self._widths = tables["heights"], tables["widths"]
-        self._offsets, self._checksums = tables["offsets"], tables["checksums"]
-        self._name_ends = np.concatenate([[0], tables["name_ends"]])
-        self.channels = int(header["channels"])
-        self.value_range = as_range(header.get("range"))
-        self._path = path
-        self._pixels = _mapped(path)
-        self.name = f"packed {header['name']}"
-        self.fingerprint = str(header["fingerprint"])
-        self.classes: tuple[str, ...] | None = None if header["classes"] is None else tuple(header["classes"])
-        self.labels: NDArray[np.int64] | None = None if self.classes is None else tables["labels"]
+        try:
+            about = _read_earlier(path) if path.suffix == ".pack" else _read_json(path)
+            self._shapes = np.array([about["heights"], about["widths"]], np.int64)
+            self._checksums = np.array(about["checksums"], np.int64)
+            self.channels = int(about["channels"])
+            sizes = self._shapes.prod(axis=0) * self.channels
+            self._offsets = np.cumsum(np.concatenate([[about["begin"]], sizes]))
+            if self._offsets[-1] != about["end"]:
+                raise ValueError("truncated, or of another copy")
+            self._pixels = _mapped(path)
+        except OSError as error:
+            raise DsslError(
+                f"{printable(str(path))}: {error.strerror}; `dssl data pack SOURCE --out FOLDER` creates one"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DsslError(
+                f"{printable(str(path))}: {error}; `dssl data pack SOURCE --out FOLDER` creates a new one"
+            ) from error
+        self._path, self._names = path, about["names"]
+        self.value_range = as_range(about.get("range"))
+        self.name = f"packed {about['name']}"
+        self.fingerprint = str(about["fingerprint"])
+        self.classes: tuple[str, ...] | None = None if about["classes"] is None else tuple(about["classes"])
+        self.labels = None if self.classes is None else np.array(about["labels"], np.int64)
 
     def __len__(self) -> int:
         """The number of images."""
-        return len(self._heights)
+        return len(self._names)
 
     def image(self, index: int) -> Image:
         """One image, in mapped memory."""
@@ -77,11 +86,11 @@ class Packed:
         pixels = np.asarray(self._pixels[begin:end])
         if zlib.crc32(pixels.data) != self._checksums[index]:
             raise UnreadableImage(f"{self._path}: {self.label_of(index)}", "the checksum of its pixels is wrong")
-        return pixels.reshape(int(self._heights[index]), int(self._widths[index]), self.channels)
+        return pixels.reshape(*self._shapes[:, index], self.channels)
 
     def label_of(self, index: int) -> str:
         """What the image was called in the original."""
-        return self._names[int(self._name_ends[index]) : int(self._name_ends[index + 1])].decode()
+        return str(self._names[index])
 
 
 def _mapped(path: Path) -> NDArray[np.uint8]:
@@ -110,19 +119,23 @@ def pack(
     done = written = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        rows: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
         with replacing(path) as temporary, temporary.open("wb") as file:
-            file.write(_MAGIC + bytes(8))
-            kept: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
+            _write_header(file, 0)
+            begin = file.tell()
             for index, image in _shrunk(source, side, quarantine):
-                kept.append((index, image.shape[0], image.shape[1], zlib.crc32(image.data)))
+                rows.append((index, image.shape[0], image.shape[1], zlib.crc32(image.data)))
                 file.write(image.data)
                 done, written = index + 1, written + image.nbytes
                 if progress is not None:
                     progress(done)
-            if not kept:
+            if not rows:
                 raise DsslError(f"{source.name}: no readable image to pack")
-            _write_tables(file, source, kept, side=side, channels=image.shape[2])
-            return file.tell()
+            file.seek(0)
+            _write_header(file, written)  # of the same length: NumPy leaves room for the number
+        text = _described(source, rows, side=side, channels=image.shape[2], begin=begin)
+        write_atomically(path.with_suffix(".json"), [text])
+        return begin + written + len(text)
     except OSError as error:
         needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if done else ""
         raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
@@ -155,72 +168,59 @@ def shrink_to(image: Image, *, side: int) -> Image:
     return resize(image, size, Pillow.Resampling.BICUBIC)
 
 
-def _write_tables(
-    file: BinaryIO, source: Source, kept: list[tuple[int, int, int, int]], *, side: int, channels: int
-) -> None:
-    """Append the tables and point to them from the head of the file."""
-    index, height, width, checksum = (np.array(column, np.int64) for column in zip(*kept, strict=True))
-    names = [source.label_of(int(number)).encode() for number in index]
-    labels = np.zeros(len(kept), np.int64) if source.labels is None else source.labels[index]
-    tables: dict[str, NDArray[np.int64]] = {
-        "heights": height,
-        "widths": width,
-        "offsets": np.concatenate([[16], 16 + np.cumsum(height * width * channels)]),
-        "checksums": checksum,
-        "labels": labels,
-        "name_ends": np.cumsum([len(name) for name in names]),
-    }
-    body = b"".join([*(tables[name].astype(kind).tobytes() for name, kind in _TABLES.items()), *names])
+def _write_header(file: BinaryIO, count: int) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (count,)})
+
+
+def _described(source: Source, rows: list[tuple[int, int, int, int]], *, side: int, channels: int, begin: int) -> bytes:
+    """All but the pixels, in JSON, with a digest of the text before it."""
+    index, height, width, checksum = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     content = hashlib.sha256(checksum.astype("<u4").tobytes() + height.tobytes() + width.tobytes())
     origin = hashlib.sha256(f"packed {source.fingerprint} {side} {channels}".encode() + content.digest())
-    header = {
-        "count": len(kept), "channels": channels, "name": source.name, "fingerprint": origin.hexdigest()[:32],
-        "classes": None if source.labels is None or source.classes is None else list(source.classes),
+    labels = None if source.classes is None else source.labels
+    value_range = range_of(source)
+    about = {
+        "name": source.name, "fingerprint": origin.hexdigest()[:32], "channels": channels, "begin": begin,
+        "range": None if value_range is None else value_range.plain(),
+        "classes": None if labels is None else source.classes,
+        "labels": None if labels is None else labels[index].tolist(),
+        "heights": height.tolist(), "widths": width.tolist(), "checksums": checksum.tolist(),
+        "names": [source.label_of(int(number)) for number in index],
     }  # fmt: skip
-    if (value_range := range_of(source)) is not None:
-        header["range"] = value_range.plain()
-    text = json.dumps(header).encode()
-    position = file.tell()
-    tail = position.to_bytes(8, "little") + len(text).to_bytes(8, "little") + text + body
-    file.write(hashlib.blake2b(tail, digest_size=_DIGEST).digest() + tail)
-    end = file.tell()
-    file.seek(8)
-    file.write(position.to_bytes(8, "little"))
-    file.seek(end)
+    body = json.dumps(about).encode()[:-1]
+    return body + _DIGEST + b'"%s"}' % hashlib.blake2b(body, digest_size=16).hexdigest().encode()
 
 
-def _read_tables(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.int64]], bytes]:
-    """Header, tables and names of a packed file; any damage is an error of one line."""
-    try:
-        with path.open("rb") as file:
-            if file.read(8) != _MAGIC:
-                raise ValueError("not a packed data set")
-            position, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
-            if not 16 <= position < size:
-                raise ValueError("truncated")
-            file.seek(position)
-            digest, tail = file.read(_DIGEST), file.read()
-        if (
-            hashlib.blake2b(tail, digest_size=_DIGEST).digest() != digest
-            or int.from_bytes(tail[:8], "little") != position
-        ):
-            raise ValueError("its tables are damaged")
-        start = 16 + int.from_bytes(tail[8:16], "little")
-        header: dict[str, Any] = json.loads(tail[16:start])
-        body = tail[start:]
-        tables, begin = {}, 0
-        for name, kind in _TABLES.items():
-            count = int(header["count"]) + (name == "offsets")
-            tables[name] = np.frombuffer(body, kind, count, begin).astype(np.int64)
-            begin += tables[name].size * np.dtype(kind).itemsize
-        if tables["offsets"][-1] != position:
-            raise ValueError("its tables do not match its pixels")
-        return header, tables, body[begin:]
-    except OSError as error:
-        raise DsslError(
-            f"{printable(str(path))}: {error.strerror}; `dssl data pack SOURCE --out FOLDER` creates one"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DsslError(
-            f"{printable(str(path))}: {error}; `dssl data pack SOURCE --out FOLDER` creates a new one"
-        ) from error
+def _read_json(path: Path) -> dict[str, Any]:
+    """What describes the pixels in a ``.npy``."""
+    text, size = path.with_suffix(".json").read_bytes(), path.stat().st_size
+    body, _, digest = text.rpartition(_DIGEST)
+    if digest != b'"%s"}' % hashlib.blake2b(body, digest_size=16).hexdigest().encode():
+        raise ValueError(f"{path.stem}.json is damaged")
+    about: dict[str, Any] = json.loads(text)
+    return about | {"end": size}
+
+
+def _read_earlier(path: Path) -> dict[str, Any]:
+    """The same of a ``.pack``, which earlier versions wrote: its tables are behind its pixels."""
+    with path.open("rb") as file:
+        if file.read(8) != b"DSSLPCK1":
+            raise ValueError("not a packed data set")
+        position, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+        if not 16 <= position < size:
+            raise ValueError("truncated")
+        file.seek(position)
+        digest, tail = file.read(16), file.read()
+    if hashlib.blake2b(tail, digest_size=16).digest() != digest or int.from_bytes(tail[:8], "little") != position:
+        raise ValueError("its tables are damaged")
+    start = 16 + int.from_bytes(tail[8:16], "little")
+    about: dict[str, Any] = json.loads(tail[16:start])
+    count, tables = int(about["count"]), {}
+    for name, kind in {
+        "heights": "<u4", "widths": "<u4", "offsets": "<u8", "checksums": "<u4", "labels": "<i8", "ends": "<u8",
+    }.items():  # fmt: skip
+        table = np.frombuffer(tail, kind, count + (name == "offsets"), start)
+        tables[name], start = table.astype(np.int64), start + table.nbytes
+    ends = [0, *tables["ends"].tolist()]
+    names = [tail[start + ends[place] : start + ends[place + 1]].decode() for place in range(count)]
+    return about | tables | {"names": names, "begin": 16, "end": position}

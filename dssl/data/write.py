@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from dssl.types import Image
 
 Format = Literal["tar", "parquet"]
-_OURS = re.compile(r"\.?(train|test)(\.pack|-\d+-of-\d+\.(tar|parquet))(\.\w+\.part)?")  # or what a kill left of it
+_OURS = re.compile(
+    r"\.?(train|test)(\.(npy|json|pack)|-\d+-of-\d+\.(tar|parquet))(\.\w+\.part)?"
+)  # or what a kill left of it
 _ROWS = 100  # of a row group: what is read at once
 
 
@@ -56,7 +58,7 @@ def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
     record = copy_record(folder)
     fingerprints = {split: source.fingerprint for split, source in sources.items()}
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    copies = [path.name for path in paths if path.name[0] != "." and path.suffix in (".pack", *SHARDS)]
+    copies = [path.name for path in paths if path.name[0] != "." and path.suffix in (".npy", ".pack", *SHARDS)]
     same = record.get("sources") == fingerprints
     if copies and (record.get("complete") is not False or not same):
         images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"

@@ -2,7 +2,9 @@
 
 import errno
 import hashlib
+import json
 import os
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,7 @@ def folder(tmp_path) -> Path:
 
 def packed(folder: Path, tmp_path: Path, side: int = 32):
     source = open_source(str(folder))
-    pack(source, tmp_path / "out" / "train.pack", side=side, quarantine=Quarantine(source, max_share=0.5))
+    pack(source, tmp_path / "out" / "train.npy", side=side, quarantine=Quarantine(source, max_share=0.5))
     return source, open_source(f"packed:{tmp_path / 'out'}")
 
 
@@ -65,11 +67,17 @@ def test_the_fingerprint_follows_source_and_side(folder, tmp_path):
     assert len({source.fingerprint, first.fingerprint, other.fingerprint}) == 3
 
 
+def test_numpy_opens_the_pixels(folder, tmp_path):
+    _, copy = packed(folder, tmp_path)
+    pixels = np.load(tmp_path / "out" / "train.npy", mmap_mode="r")
+    assert np.array_equal(pixels, np.concatenate([copy.image(index).ravel() for index in range(len(copy))]))
+
+
 def test_a_flipped_pixel_bit_is_an_unreadable_image(folder, tmp_path):
     packed(folder, tmp_path)
-    path = tmp_path / "out" / "train.pack"
+    path = tmp_path / "out" / "train.npy"
     content = bytearray(path.read_bytes())
-    content[20] ^= 1
+    content[np.load(path, mmap_mode="r").offset + 20] ^= 1
     path.write_bytes(content)
     copy = open_source(f"packed:{path}")
     with pytest.raises(UnreadableImage, match="checksum"):
@@ -77,59 +85,110 @@ def test_a_flipped_pixel_bit_is_an_unreadable_image(folder, tmp_path):
     copy.image(1)
 
 
-def test_other_damage_is_refused(folder, tmp_path):
-    packed(folder, tmp_path)
-    path = tmp_path / "out" / "train.pack"
-    whole = path.read_bytes()
-    tables = int.from_bytes(whole[8:16], "little")
-    for length in [0, 5, 12, 16, tables, tables + 4, tables + 40, len(whole) - 1]:
+def damaged(path: Path, lengths: list[int], positions: list[int]) -> None:
+    """Whatever is cut or flipped there is an error of one line."""
+    whole, place = path.read_bytes(), path.with_name("train.pack" if path.suffix == ".pack" else "train.npy")
+    for length in lengths:
         path.write_bytes(whole[:length])
         with pytest.raises(DsslError):
-            open_source(f"packed:{path}")
-    for position in [*range(16), *range(tables, tables + 60), *GENERATOR.integers(tables, len(whole), 60).tolist()]:
-        damaged = bytearray(whole)
-        damaged[position] ^= 64
-        path.write_bytes(damaged)
+            open_source(f"packed:{place}")
+    for position in positions:
+        content = bytearray(whole)
+        content[position] ^= 64
+        path.write_bytes(content)
         with pytest.raises(DsslError) as caught:
-            open_source(f"packed:{path}")
+            open_source(f"packed:{place}")
         assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs /proc")
-def test_a_copy_larger_than_memory_and_swap(folder, tmp_path):
+def test_other_damage_is_an_error(folder, tmp_path):
+    packed(folder, tmp_path)
+    pixels, about = tmp_path / "out" / "train.npy", tmp_path / "out" / "train.json"
+    damaged(pixels, [0, 5, 128, pixels.stat().st_size - 1], [])
+    size = about.stat().st_size
+    damaged(about, [0, 1, size // 2, size - 40, size - 1], [*range(60), *range(size - 60, size), *range(60, size, 7)])
+    about.unlink()
+    with pytest.raises(DsslError, match="No such file"):
+        open_source(f"packed:{pixels}")
+
+
+@pytest.fixture
+def earlier(tmp_path) -> Path:
+    """A copy that an earlier version wrote."""
+    (kept,) = (Path(__file__).parents[1] / "train" / "earlier").glob("*.tar.*")
+    with tarfile.open(kept) as archive:
+        archive.extractall(tmp_path / "earlier", filter="data")
+    return next((tmp_path / "earlier").rglob("train.pack"))
+
+
+def test_a_copy_of_an_earlier_version(earlier):
+    copies = [open_source(f"packed:{place}") for place in (earlier, earlier.parent)]
+    assert len({copy.fingerprint for copy in copies}) == 1
+    assert copies[0].image(0).shape == (16, 16, 3)
+    assert copies[0].classes is not None
+    size, tables = earlier.stat().st_size, int.from_bytes(earlier.read_bytes()[8:16], "little")
+    positions = [*range(16), *range(tables, tables + 60), *GENERATOR.integers(tables, size, 60).tolist()]
+    damaged(earlier, [0, 5, 12, 16, tables, tables + 4, tables + 40, size - 1], positions)
+
+
+@pytest.fixture
+def large() -> int:
+    """More bytes than this machine has memory and swap."""
+    if not Path("/proc/meminfo").exists():
+        pytest.skip("needs /proc/meminfo")
+    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return sum(int(sizes[name].split()[0]) for name in ("MemTotal", "SwapTotal")) * 1024 + (1 << 30)
+
+
+def test_a_copy_larger_than_memory_and_swap(folder, tmp_path, large):
     """A sparse file: its pixels take no room, and only their mapping is as large as it says."""
     packed(folder, tmp_path)
-    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    large = sum(int(sizes[name].split()[0]) for name in ("MemTotal", "SwapTotal")) * 1024 + (1 << 30)
-    path = tmp_path / "out" / "train.pack"
-    grow(path, large)
-    copy = open_source(f"packed:{path}")
-    assert path.stat().st_size > large
-    copy.image(0)[:] = 7
-    assert open_source(f"packed:{path}").image(0).any()
+    path, rows = tmp_path / "out" / "train.npy", large // (3 * 60_000)
+    about = json.loads(path.with_suffix(".json").read_bytes())
+    del about["digest"]
+    added = {"heights": rows, "widths": 60_000, "checksums": 0, "names": "large", "labels": 0}
+    body = json.dumps(about | {name: [*about[name], value] for name, value in added.items()}).encode()[:-1]
+    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    path.with_suffix(".json").write_bytes(body + b', "digest": "%s"}' % digest.encode())
+    os.truncate(path, path.stat().st_size + rows * 60_000 * 3)
+    opens_and_stays(path)
 
 
-def grow(path: Path, by: int) -> None:
-    """Move the tables of a packed file back, so that its last image ends far behind its pixels."""
-    content = path.read_bytes()
+def test_an_earlier_copy_larger_than_memory_and_swap(earlier, large):
+    """Its tables move back, so that its last image ends far behind its pixels."""
+    content = earlier.read_bytes()
     position = int.from_bytes(content[8:16], "little")
-    tail = content[position + 16 :]
-    tail = tail.replace(position.to_bytes(8, "little"), (position + by).to_bytes(8, "little"))
-    digest = hashlib.blake2b(tail, digest_size=16).digest()
-    with path.open("r+b") as file:
-        file.seek(8)
-        file.write((position + by).to_bytes(8, "little"))
+    tail = bytearray(content[position + 16 :])
+    heights = 16 + int.from_bytes(tail[8:16], "little")
+    last = heights + 4 * (json.loads(tail[16:heights])["count"] - 1)
+    rows = large // (16 * 3)
+    tail[last : last + 4] = rows.to_bytes(4, "little")
+    end = position + (rows - 16) * 16 * 3
+    tail[:8] = end.to_bytes(8, "little")
+    with earlier.open("r+b") as file:
         file.truncate(position)
-        file.seek(position + by)
-        file.write(digest + tail)
+        file.seek(8)
+        file.write(end.to_bytes(8, "little"))
+        file.seek(end)
+        file.write(hashlib.blake2b(tail, digest_size=16).digest() + tail)
+    opens_and_stays(earlier)
+
+
+def opens_and_stays(path: Path) -> None:
+    before = open_source(f"packed:{path}").image(0).copy()
+    copy = open_source(f"packed:{path}")
+    copy.image(0)[:] = 7
+    assert np.array_equal(open_source(f"packed:{path}").image(0), before)
 
 
 def test_splits(folder, tmp_path):
     packed(folder, tmp_path)
-    for place in (tmp_path / "out", tmp_path / "out" / "train.pack"):
+    for place in (tmp_path / "out", tmp_path / "out" / "train.npy"):
         with pytest.raises(NoSplitError):
             open_source(f"packed:{place}", split="test")
-    (tmp_path / "out" / "test.pack").write_bytes((tmp_path / "out" / "train.pack").read_bytes())
+    for ending in ("npy", "json"):
+        (tmp_path / "out" / f"test.{ending}").write_bytes((tmp_path / "out" / f"train.{ending}").read_bytes())
     assert len(open_source(f"packed:{tmp_path / 'out'}", split="test")) == 4
     with pytest.raises(DsslError, match="3 channels"):
         open_source(f"packed:{tmp_path / 'out'}", channels=1)
@@ -139,13 +198,13 @@ def test_splits(folder, tmp_path):
 
 def test_a_full_disk_keeps_the_old_copy_and_says_what_is_needed(folder, tmp_path, monkeypatch):
     source, _ = packed(folder, tmp_path)
-    before = (tmp_path / "out" / "train.pack").read_bytes()
+    before = (tmp_path / "out" / "train.npy").read_bytes()
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DsslError, match=r"train\.pack: No space left on device after .* GB are needed"):
-        pack(source, tmp_path / "out" / "train.pack", side=32, quarantine=Quarantine(source, max_share=0.5))
-    assert (tmp_path / "out" / "train.pack").read_bytes() == before
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.pack"]
+    with pytest.raises(DsslError, match=r"train\.npy: No space left on device after .* GB are needed"):
+        pack(source, tmp_path / "out" / "train.npy", side=32, quarantine=Quarantine(source, max_share=0.5))
+    assert (tmp_path / "out" / "train.npy").read_bytes() == before
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.npy", "train.json"}

@@ -336,7 +336,7 @@ def test_shards_hold_the_same_images(tmp_path, form):
 def test_a_packed_copy_keeps_pixels_and_range(tmp_path):
     write(tmp_path / "folder")
     folder = open_source(str(tmp_path / "folder"), channels=5)
-    pack(folder, tmp_path / "out" / "train.pack", side=16, quarantine=Quarantine(folder))
+    pack(folder, tmp_path / "out" / "train.npy", side=16, quarantine=Quarantine(folder))
     packed = open_source(f"packed:{tmp_path / 'out'}", channels=5)
     assert range_of(packed) == range_of(folder)
     image = folder.image(0)

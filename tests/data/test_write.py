@@ -214,7 +214,7 @@ def test_a_copy_that_is_interrupted_anywhere_is_incomplete_until_the_same_comman
         for split in ("train", "test"):
             with pytest.raises(DsslError):
                 opened(out, split)
-        (tmp_path / out / ".train.pack.abc.part").write_bytes(b"left by a kill")
+        (tmp_path / out / ".train.npy.abc.part").write_bytes(b"left by a kill")
         if any("train" in name and name[0] != "." for name in content_of(tmp_path / out)):
             before = content_of(tmp_path / out)
             with pytest.raises(DsslError, match="name a new or empty folder"):

@@ -156,7 +156,7 @@ def test_signals_in_evaluation_and_import(work: str, whole: dict[str, Path], tal
 
 def _results(folder: Path) -> dict[str, bytes]:
     """The files that another program would read; pages and records name paths and times."""
-    endings = {".npy", ".txt", ".pack", ".safetensors"}
+    endings = {".npy", ".txt", ".safetensors"}
     return {
         str(p.relative_to(folder)): p.read_bytes()
         for p in folder.rglob("*")

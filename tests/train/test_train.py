@@ -273,13 +273,12 @@ def test_a_run_inside_its_own_images_is_refused_before_anything_is_written(tmp_p
 
 
 def test_a_damaged_test_split_is_an_error_and_a_missing_one_is_not(tmp_path: Path) -> None:
-    pack(Shapes(64), tmp_path / "train.pack", side=32, quarantine=Quarantine(Shapes(64)))
+    pack(Shapes(64), tmp_path / "train.npy", side=32, quarantine=Quarantine(Shapes(64)))
     config = replace(TINY, data=f"packed:{tmp_path}")
     assert open_test_data(config) is None
-    content = bytearray((tmp_path / "train.pack").read_bytes())
-    content[-1] ^= 1
-    (tmp_path / "test.pack").write_bytes(content)
-    with pytest.raises(DsslError, match=r"test\.pack: its tables are damaged"):
+    for ending in ("npy", "json"):
+        (tmp_path / f"test.{ending}").write_bytes((tmp_path / f"train.{ending}").read_bytes()[:-1])
+    with pytest.raises(DsslError, match=r"test\.json is damaged"):
         open_test_data(config)
 
 
