@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dssl.data.headers import COMPRESSED
 from dssl.data.source import NoSplitError, Split
 from dssl.errors import DsslError
 from dssl.files import printable
 
 SHARDS = (".tar", ".parquet")
+COMPRESSED = (
+    "reading one image would mean decompressing all before it; decompress the file (images are compressed already, so it "
+    "hardly grows)"
+)
+"""Why a compressed tar is refused."""
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 _TEST = ("validation", "valid", "val", "test")
 COPY = "packed.json"

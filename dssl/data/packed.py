@@ -61,13 +61,10 @@ class Packed:
             if self._offsets[-1] != about["end"]:
                 raise ValueError("truncated, or of another copy")
             self._pixels = _mapped(path)
-        except OSError as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise DsslError(
-                f"{printable(str(path))}: {error.strerror}; `dssl data pack SOURCE --out FOLDER` creates one"
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise DsslError(
-                f"{printable(str(path))}: {error}; `dssl data pack SOURCE --out FOLDER` creates a new one"
+                f"{printable(str(path))}: {reason}; `dssl data pack SOURCE --out FOLDER` creates a new one"
             ) from error
         self._path, self._names = path, about["names"]
         self.value_range = as_range(about.get("range"))

@@ -165,8 +165,13 @@ def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
             metadata, schema = file.metadata, file.schema_arrow
             column, inner = _image_column(schema, columns, path)
             label = _label_column(schema, columns, path)
-            wanted = [f"{column}.path"] if inner and "path" in [one.name for one in schema.field(column).type] else []
-            table = file.read(columns=[*wanted, *([label] if label else [])]) if wanted or label else None
+            paths: list[str | None] = [None] * metadata.num_rows
+            labels: list[bytes | None] = [None] * metadata.num_rows
+            if inner and schema.field(column).type.get_field_index("path") >= 0:
+                paths = file.read(columns=[f"{column}.path"]).column(0).combine_chunks().field("path").to_pylist()
+            if label is not None:
+                names = _class_names(schema, label)
+                labels = [_label(value, names) for value in file.read(columns=[label]).column(0).to_pylist()]
     except OSError as error:
         raise DsslError(f"{printable(path)}: {error.strerror or error}; expected a Parquet file") from error
     except DsslError:
@@ -176,17 +181,10 @@ def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
             f"{printable(path)}: not a readable Parquet file: {' '.join(str(error).split())[:200]}"
         ) from error
     counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    names: list[bytes | None] = [None] * sum(counts)
-    if table is not None and wanted:
-        paths = table.column(column).combine_chunks().field("path").to_pylist()
-        names = [None if one is None else str(one).encode("utf-8", "surrogateescape") for one in paths]
-    labels: list[bytes | None] = [None] * sum(counts)
-    if table is not None and label:
-        labels = _labels(table.column(label).to_pylist(), _class_names(schema, label))
     return Scanned(
         time=status.st_mtime_ns,
         length=status.st_size,
-        names=[name or b"row %d" % row for row, name in enumerate(names)],
+        names=[str(name).encode() if name else b"row %d" % row for row, name in enumerate(paths)],
         offsets=np.repeat(np.arange(len(counts)), counts).tolist(),
         sizes=[row for count in counts for row in range(count)],
         labels=labels,
@@ -195,20 +193,14 @@ def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
 
 def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[str, bool]:
     """The name of the column of images, and whether their bytes are a field in it."""
-    kinds = pyarrow_module().types
-
-    def holds_bytes(kind: Any) -> bool:
-        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
-
-    inner = {
-        one.name: bool(kinds.is_struct(one.type))
-        for one in schema
-        if holds_bytes(one.type)
-        or (kinds.is_struct(one.type) and any(part.name == "bytes" and holds_bytes(part.type) for part in one.type))
-    }
-    name = columns.get("image")
-    if name is None:
-        name = next(iter(inner)) if len(inner) == 1 else next((one for one in _NAMES["image"] if one in inner), None)
+    kinds, inner = pyarrow_module().types, {}
+    for one in schema:
+        nested = kinds.is_struct(one.type) and one.type.get_field_index("bytes") >= 0
+        kind = one.type.field("bytes").type if nested else one.type
+        if kinds.is_binary(kind) or kinds.is_large_binary(kind):
+            inner[one.name] = nested
+    usual = [*inner] if len(inner) == 1 else [name for name in _NAMES["image"] if name in inner]
+    name = columns.get("image") or next(iter(usual), None)
     if name is None or name not in inner:
         what = f"no column {name!r} of images" if name is not None else "no column, or several, of images"
         raise DsslError(f"{printable(path)}: {what} among {', '.join(schema.names)}; name one: FILES#image=COLUMN")
@@ -216,37 +208,30 @@ def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[st
 
 
 def _label_column(schema: Any, columns: dict[str, str], path: bytes) -> str | None:
-    kinds = pyarrow_module().types
-    values = {one.name: one.type.value_type if kinds.is_dictionary(one.type) else one.type for one in schema}
-    fit = [
-        name
-        for name, kind in values.items()
-        if kinds.is_integer(kind) or kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_large_string(kind)
-    ]
+    kinds, fit = pyarrow_module().types, []
+    for one in schema:
+        kind = one.type.value_type if kinds.is_dictionary(one.type) else one.type
+        if kinds.is_integer(kind) or kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_large_string(kind):
+            fit.append(one.name)
     name = columns.get("label")
     if name is not None and name not in fit:
         raise DsslError(f"{printable(path)}: no column {name!r} of numbers or texts among {', '.join(schema.names)}")
     return name or next((one for one in _NAMES["label"] if one in fit), None)
 
 
-def _class_names(schema: Any, column: str) -> list[str] | None:
+def _class_names(schema: Any, column: str) -> list[str]:
     """The names that datasets keeps in the schema for the numbers of a column."""
     try:
         about = json.loads((schema.metadata or {})[b"huggingface"])
         names = about["info"]["features"][column]["names"]
     except (KeyError, TypeError, ValueError):
+        return []
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
+def _label(value: Any, names: list[str]) -> bytes | None:
+    """The text of a label; datasets writes -1 where there is none."""
+    if value is None or value == -1:
         return None
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
-
-
-def _labels(values: list[Any], names: list[str] | None) -> list[bytes | None]:
-    """The text of each label; datasets writes -1 where there is none."""
-    found: list[bytes | None] = []
-    for value in values:
-        if value is None or value == -1:
-            found.append(None)
-        elif names is not None and isinstance(value, int) and 0 <= value < len(names):
-            found.append(names[value].encode(errors="backslashreplace"))
-        else:
-            found.append(str(value).encode())
-    return found
+    text = names[value] if isinstance(value, int) and 0 <= value < len(names) else str(value)
+    return text.encode(errors="backslashreplace")

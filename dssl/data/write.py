@@ -7,6 +7,7 @@ and a window of shards mixes well. A shard gets its name, which says how many th
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import tarfile
@@ -188,20 +189,9 @@ def _write_parquet(file: BinaryIO, samples: Iterator[_Sample], classes: tuple[st
     with arrow.parquet.ParquetWriter(
         file, schema, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
     ) as writer:
-        for group in _in_groups(samples):
+        while group := list(itertools.islice(samples, _ROWS)):
             columns: dict[str, list[object]] = {"image": [{"bytes": one.content, "path": one.path} for one in group]}
             if classes is not None:
                 columns["label"] = [one.label for one in group]
             writer.write_table(arrow.table(columns, schema=schema), row_group_size=_ROWS)
             yield from group
-
-
-def _in_groups(samples: Iterator[_Sample]) -> Iterator[list[_Sample]]:
-    group: list[_Sample] = []
-    for sample in samples:
-        group.append(sample)
-        if len(group) == _ROWS:
-            yield group
-            group = []
-    if group:
-        yield group

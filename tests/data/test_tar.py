@@ -330,6 +330,23 @@ def test_a_size_of_5000_digits_in_an_attribute(tmp_path):
     assert [name for name, _ in source.skipped] == [f"{path}/1.png"]
 
 
+def test_a_member_of_negative_size(tmp_path):
+    """GNU's binary numbers may be negative; a reader that believes them reads the same header for ever."""
+    path = tmp_path / "x.tar"
+    write(path, [("0.png", png(0)), ("1.png", b"")], kind=tarfile.GNU_FORMAT)
+    with tarfile.open(path) as archive:
+        place = archive.getmember("1.png").offset
+    content = bytearray(path.read_bytes())
+    header = content[place : place + 512]
+    header[124:136] = (-512 + (1 << 96)).to_bytes(12, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path.write_bytes(content[:place] + header + content[place + 512 :])
+    source = open_source(str(path))
+    assert values(source) == [0]
+    assert [name for name, _ in source.skipped] == [f"{path}/1.png"]
+
+
 @pytest.mark.parametrize("left", [0, 100, 504, 511])
 def test_a_map_of_holes_that_is_cut(tmp_path, left):
     path = tmp_path / "x.tar"
