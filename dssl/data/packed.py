@@ -52,7 +52,7 @@ class Packed:
                 f"packed:{printable(place)}: a single file has no test split: give the folder that holds both"
             )
         try:
-            about = _read_earlier(path) if path.suffix == ".pack" else _read_json(path)
+            about = _read_json(path) if path.suffix == ".npy" else _read_earlier(path)
             self._shapes = np.array([about["heights"], about["widths"]], np.int64)
             self._checksums = np.array(about["checksums"], np.int64)
             self.channels = int(about["channels"])

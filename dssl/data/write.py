@@ -59,14 +59,14 @@ def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
     record = copy_record(folder)
     fingerprints = {split: source.fingerprint for split, source in sources.items()}
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    copies = [path.name for path in paths if path.name[0] != "." and path.suffix in (".npy", ".pack", *SHARDS)]
+    ours = [path for path in paths if _OURS.fullmatch(path.name)]
+    copies = [path.name for path in paths if path.name[0] != "." and (path in ours or path.suffix in SHARDS)]
     same = record.get("sources") == fingerprints
     if copies and (record.get("complete") is not False or not same):
         images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"
         raise DsslError(f"{printable(str(folder))} already holds {images}: name a new or empty folder")
-    for path in paths:
-        if _OURS.fullmatch(path.name):
-            path.unlink()
+    for path in ours:
+        path.unlink()
     _note(folder, {"sources": fingerprints, "complete": False})
     yield
     _note(folder, {"sources": fingerprints, "complete": True})
