@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from dssl.types import Image
 
 Format = Literal["tar", "parquet"]
-_OURS = re.compile(
-    r"\.?(train|test)(\.(npy|json|pack)|-\d+-of-\d+\.(tar|parquet))(\.\w+\.part)?"
-)  # or what a kill left of it
+# a file of a copy, or what a kill left of it
+_OURS = re.compile(r"\.?(train|test)(\.(npy|json|pack)|-\d+-of-\d+\.(tar|parquet))(\.\w+\.part)?")
 _ROWS = 100  # of a row group: what is read at once
 
 
@@ -61,6 +60,7 @@ def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     ours = [path for path in paths if _OURS.fullmatch(path.name)]
     copies = [path.name for path in paths if path.name[0] != "." and (path in ours or path.suffix in SHARDS)]
+    copies += [COPY] if not record and folder / COPY in paths else []  # of someone else
     same = record.get("sources") == fingerprints
     if copies and (record.get("complete") is not False or not same):
         images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"

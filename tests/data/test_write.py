@@ -268,11 +268,13 @@ def test_refusals(photos, tmp_path):
     (tmp_path / "train-00000-of-00009.tar").write_bytes(b"")
     with pytest.raises(DsslError, match=r"train-00000-of-00009\.tar"):
         pack(photos, tmp_path, "tar", max_bad=0.1)
-    (tmp_path / "annotations").mkdir()
-    (tmp_path / "annotations" / "train.json").write_text("of someone else")
-    with pytest.raises(DsslError, match=r"train\.json"):
-        run(Arguments(action="pack", place=str(photos), out=tmp_path / "annotations", max_bad=0.1))
-    assert (tmp_path / "annotations" / "train.json").read_text() == "of someone else"
+    for name in ("train.json", "packed.json"):
+        path = tmp_path / name.replace(".", "-") / name
+        path.parent.mkdir()
+        path.write_text("of someone else")
+        with pytest.raises(DsslError, match=name):
+            run(Arguments(action="pack", place=str(photos), out=path.parent, max_bad=0.1))
+        assert path.read_text() == "of someone else"
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "1.png").write_bytes(b"x")
     with pytest.raises(DsslError, match="no readable image"):
