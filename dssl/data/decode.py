@@ -51,7 +51,7 @@ EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bm
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_BITS, _PLANES = 258, 284  # tags of a TIFF
+_BITS, _PHOTOMETRIC, _PLANES = 258, 262, 284  # tags of a TIFF; a photometric interpretation of 0 is WhiteIsZero
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -295,7 +295,9 @@ def _orientation(picture: Pillow.Image) -> int:
 def _eight_bits(picture: Pillow.Image, mode: str) -> Pillow.Image:
     """The picture as RGB or L, 8 bits per channel, by the rules at the top of this file."""
     if picture.mode.startswith("I;16") or (picture.mode == "I" and isinstance(picture, PngImagePlugin.PngImageFile)):
-        picture = Pillow.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
+        high = (np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8)
+        inverted = isinstance(picture, TiffImagePlugin.TiffImageFile) and picture.tag_v2.get(_PHOTOMETRIC) == 0
+        picture = Pillow.fromarray(255 - high if inverted else high)  # Pillow inverts such a TIFF of 8 bits itself
     elif picture.mode in ("I", "F"):
         raise ValueError("32-bit or floating-point pixels have no fixed range: give one, such as --range 0,1")
     if picture.has_transparency_data:

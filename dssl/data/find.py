@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import itertools
 import os
@@ -134,19 +135,15 @@ def _in_list(place: Path) -> list[str]:
         return [str(place)]
     if not place.is_file():
         return []
+    endings = tuple(ending.encode() for ending in SHARDS + _COMPRESSED)
     try:
         with place.open("rb") as file:
-            if (
-                not file.readline(1 << 16)
-                .strip()
-                .lower()
-                .endswith(tuple(ending.encode() for ending in SHARDS + _COMPRESSED))
-            ):
+            if not file.readline(1 << 16).strip().lower().endswith(endings):
                 return []
-        lines = place.read_bytes().split(b"\n")
+        lines = [line.strip() for line in place.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")]
     except OSError:
         return []
-    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line.strip())) for line in lines if line.strip()]  # noqa: PTH118 (bytes)
+    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line)) for line in lines if line]  # noqa: PTH118 (bytes)
 
 
 def _matching(text: str) -> list[str]:

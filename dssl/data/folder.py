@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dssl.types import Image
 
 _TEST = ("val", "valid", "validation", "test")
+_RUN = {"config.json", "checkpoints"}  # what every folder of a run holds
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
 
 
@@ -40,6 +41,7 @@ class Folder:
         cache: bool = True,
     ) -> None:
         root, train = split_folder(Path(place), split)
+        self._place, self._root = Path(place), root
         self.index: Index = open_index(root, photos=value_range is None, cache=cache)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
@@ -82,14 +84,12 @@ class Folder:
         return printable(self.index.relative(index))
 
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Up to 0.1.0 any folder train was a split: where it holds all the images, they are the same under other paths."""
-        found = []
-        for below in _BELOW:
-            train = os.path.join(os.fsencode(below), b"train")  # noqa: PTH118 (bytes)
-            used = (self.index.containers[number] for number in np.unique(self.index.records["container"]))
-            if all(folder == train or folder.startswith(train + b"/") for folder in used):
-                found.append(open_index(os.path.join(self.index.root, train)).fingerprint)  # noqa: PTH118 (bytes)
-        return tuple(found)
+        """Those that covered folders without images; beside such a folder, a lone train was a class and not a split."""
+        known = {self.index.earlier_fingerprint()}
+        if self._place != self._root:
+            around = open_index(self._place, photos=self.value_range is None)
+            known |= {around.earlier_fingerprint()} if len(around) == len(self.index) else set()
+        return tuple(known - {self.fingerprint})
 
 
 class ListFile:
@@ -147,8 +147,9 @@ def split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
     for below in _BELOW:
         base = place / below
         train = base / "train"
-        test = next((base / name for name in _TEST if (base / name).is_dir()), None)
-        if test is not None and train.is_dir():
+        # not Path.is_dir, which fails in a folder that cannot be entered: the scan says so
+        test = next((base / name for name in _TEST if os.path.isdir(base / name)), None)  # noqa: PTH112
+        if test is not None and os.path.isdir(train):  # noqa: PTH112
             return (train if split == "train" else test), train
         if split == "train" and _is_lone_split(train):
             return train, train
@@ -158,12 +159,29 @@ def split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
 
 
 def _is_lone_split(train: Path) -> bool:
-    """Whether train, without a test split beside it, is a split (all that is there, with class folders) and not a class."""
+    """Whether train, without a test split beside it, is a split (class folders with all the images) and not a class."""
     try:
         (classes, loose), (folders, images) = visible(train), visible(train.parent)
     except OSError:
         return False
-    return folders == {train.name} and not images and bool(classes) and not loose
+    if images or loose or not classes or train.name not in folders:
+        return False
+    return not any(_holds_images(train.parent / name) for name in folders - {train.name})
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether images are somewhere below a folder; the pictures of a run do not count."""
+    for _, folders, files in os.walk(folder):
+        if {*folders, *files} >= _RUN:
+            folders.clear()
+        elif any(not name.startswith(".") and _is_image(name) for name in files):
+            return True
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return False
+
+
+def _is_image(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in EXTENSIONS and "." in name
 
 
 def visible(place: Path) -> tuple[set[str], set[str]]:
@@ -179,7 +197,7 @@ def visible(place: Path) -> tuple[set[str], set[str]]:
                 is_folder = False
             if is_folder:
                 folders.add(entry.name)
-            elif entry.name.rpartition(".")[2].lower() in EXTENSIONS:
+            elif _is_image(entry.name):
                 images.add(entry.name)
     return folders, images
 

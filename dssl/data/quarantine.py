@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,17 +44,19 @@ class Quarantine:
         self.reasons: dict[str, str] = {}
         self._bad_indices: set[int] = set()
         self._lock = threading.Lock()
-        self._before: set[bytes] = set()
-        with suppress(OSError):
-            self._before = set() if path is None else _names_in(path.read_bytes())
+        self._names: set[bytes] = set()
+        self._position = 0
+        """The names in the file, up to a position in it: what other processes add comes behind."""
         self._listed = 0
         """How many names all processes of this run have added to the file."""
+        if path is not None:
+            with suppress(OSError), path.open("rb") as file:
+                self._read_names(file)
         skipped = skipped_files(source)
         self.total = len(source) + len(skipped)
         """Everything in the source that looks like an image, readable or not."""
         self._skipped = len(skipped)
-        for name, reason in skipped:
-            self._add(name, reason)
+        self._add(dict(skipped))
         self._check()
 
     def __contains__(self, index: int) -> bool:
@@ -70,32 +71,41 @@ class Quarantine:
         """Record an unreadable image; raises an error when there are too many."""
         with self._lock:
             self._bad_indices.add(index)
-            self._add(error.path, error.reason)
+            self._add({error.path: error.reason})
         self._check()
 
-    def _add(self, name: str, reason: str) -> None:
-        if name in self.reasons:
-            return
-        self.reasons[name] = reason
-        if self.path is not None:
+    def _add(self, reasons: Mapping[str, str]) -> None:
+        new = {name: reason for name, reason in reasons.items() if name not in self.reasons}
+        self.reasons |= new
+        if self.path is not None and new:
             try:
-                self._append(self.path, name, reason)
+                self._append(self.path, new)
             except OSError as error:
+                name, reason = next(iter(new.items()))
                 raise DsslError(
                     f"{self.path}: {error.strerror}: cannot record that {name} is unreadable ({reason})"
                 ) from error
 
-    def _append(self, path: Path, name: str, reason: str) -> None:
+    def _append(self, path: Path, reasons: Mapping[str, str]) -> None:
         with path.open("a+b") as file:
             with suppress(OSError):  # some network disks have no locks, and a line may be repeated there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            known = _names_in(file.read())
-            self._listed = len((known | {name.encode()}) - self._before)
-            if name.encode() not in known:
-                file.write(f"{name}\t{reason}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
+            self._listed += self._read_names(file)
+            lines = {name.encode(): f"{name}\t{reason}\n".encode() for name, reason in reasons.items()}
+            new = lines.keys() - self._names
+            file.write(b"".join(line for name, line in lines.items() if name in new))
+            self._names |= new
+            self._listed += len(new)
+
+    def _read_names(self, file: BinaryIO) -> int:
+        """Read what has been added to the file since; returns how many names are new."""
+        file.seek(self._position)
+        lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._position += len(lines)
+        before = len(self._names)
+        self._names |= {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
+        return len(self._names) - before
 
     def _check(self) -> None:
         """Stop the run when the known bad files alone are too many."""
@@ -111,10 +121,6 @@ class Quarantine:
             f"{bad:,} of {of:,} images cannot be read, more than the allowed share of {self.max_share:.1%}: "
             f"the first is {name}: {reason}{where}"
         )
-
-
-def _names_in(lines: bytes) -> set[bytes]:
-    return {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
 
 
 class Reader:

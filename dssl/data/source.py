@@ -102,9 +102,9 @@ class Subset:
         return self.source.label_of(int(self.indices[index]))
 
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Up to 0.1.0 the number of images was all that a fingerprint said about the choice."""
-        known = (self.source.fingerprint, *earlier_fingerprints(self.source))
-        return tuple(f"{fingerprint}/{len(self.indices)}" for fingerprint in known)
+        """Those of the source, with the same choice."""
+        choice = self.fingerprint.removeprefix(self.source.fingerprint)
+        return tuple(fingerprint + choice for fingerprint in earlier_fingerprints(self.source))
 
 
 def open_source(

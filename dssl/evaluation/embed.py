@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dssl.data import Source, Subset
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import any_readable, reading_of, stamp_of
+from dssl.data.source import any_readable, earlier_fingerprints, reading_of, stamp_of
 from dssl.errors import DsslError
 from dssl.evaluation.features import NothingReadable
 from dssl.evaluation.store import FeatureStore
@@ -52,7 +52,7 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
             f"{folder} is a file: name a folder for the shards, or a name that ends in .npz, .csv or .parquet"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    stamps = _check_manifest(manifest, about)
+    stamps = _check_manifest(manifest, about, earlier=earlier_fingerprints(source))
     again = _to_redo(source, folder, shard, stamps)
     if again:
         (folder / "unreadable.txt").unlink(missing_ok=True)
@@ -183,7 +183,7 @@ def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
     }
 
 
-def _check_manifest(manifest: Path, about: dict[str, Any]) -> dict[str, str]:
+def _check_manifest(manifest: Path, about: dict[str, Any], *, earlier: Sequence[str]) -> dict[str, str]:
     """Refuse to mix embeddings of other weights or images with these; returns the stamp of each shard's files."""
     if not manifest.exists():
         # a kill may have left the manifest under its temporary name
@@ -198,6 +198,8 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> dict[str, str]:
     if isinstance(before, dict):
         before.setdefault("reading", about["reading"])  # not in those of an earlier version
         stamps = before.pop("files", {})
+        if before.get("source") in earlier:
+            before["source"] = about["source"]
     if before != about:
         known = before if isinstance(before, dict) else {}
         changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]

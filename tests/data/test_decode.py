@@ -77,6 +77,16 @@ def test_16_bits_keep_the_high_byte(tmp_path, kind):
     assert np.array_equal(image, np.repeat((values >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_white_is_zero_where_a_tiff_says_so(tmp_path, kind):
+    tifffile = pytest.importorskip("tifffile")
+    values = GENERATOR.integers(0, np.iinfo(kind).max + 1, (9, 11)).astype(kind)
+    high = (values >> 8 * (np.dtype(kind).itemsize - 1)).astype(np.uint8)[:, :, None]
+    for photometric, expected in (("minisblack", high), ("miniswhite", 255 - high)):
+        tifffile.imwrite(tmp_path / "x.tif", values, photometric=photometric)
+        assert np.array_equal(read_image(str(tmp_path / "x.tif"), channels=1), expected)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_without_a_range_are_refused(tmp_path, kind):
     with pytest.raises(UnreadableImage, match="no fixed range"):

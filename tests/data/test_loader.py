@@ -13,7 +13,7 @@ from PIL import Image
 
 from dssl import rng
 from dssl.augment import ViewMaker
-from dssl.data import Quarantine, UnreadableImage, decode, jpeg, loader, open_source
+from dssl.data import Quarantine, UnreadableImage, check_sample, decode, jpeg, loader, open_source
 from dssl.data.device import Batch
 from dssl.data.loader import Batches
 from dssl.data.order import Order
@@ -284,6 +284,24 @@ def test_files_that_vanish_or_change_during_an_epoch(tmp_path):
 
 def loader_threads() -> int:
     return sum(thread.name.startswith("dssl-loader") for thread in threading.enumerate())
+
+
+def test_a_system_that_allows_no_more_threads_is_one_line(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(b"x")
+    running, size = threading.active_count(), threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        for start in (
+            make,
+            lambda: open_source(str(tmp_path)),
+            lambda: check_sample(Numbers(50), seed=0, quarantine=Quarantine(Numbers(50))),
+        ):
+            with pytest.raises(DsslError, match="--threads"):
+                start()
+    finally:
+        threading.stack_size(size)
+    assert threading.active_count() == running
+    with make() as batches:
+        assert len(list(batches)) == batches.steps
 
 
 def test_closing_and_forgetting_stop_the_threads():

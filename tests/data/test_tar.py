@@ -1,5 +1,6 @@
 """Tar shards: against Python's own tarfile, patterns against bash, and every kind of damage: nothing lost, one line each."""
 
+import codecs
 import gzip
 import io
 import json
@@ -142,12 +143,14 @@ def test_a_tar_of_the_system_s_own_tar(tmp_path):
 def test_the_places_of_shards_are_equal(tmp_path, monkeypatch):
     root = shards(tmp_path / "shards")
     (tmp_path / "list.txt").write_text("".join(f"shards/{n:06d}.tar\n" for n in range(3)))
+    (tmp_path / "marked.txt").write_bytes(codecs.BOM_UTF8 + (tmp_path / "list.txt").read_bytes())
     monkeypatch.chdir(tmp_path)
     texts = [
         str(root),
         f"{root}/{{000000..000002}}.tar",
         f"{root}/*.tar",
         "list.txt",
+        "marked.txt",
         "shards/{000000,000001,000002}.tar",
     ]
     sources = [open_source(text) for text in texts]

@@ -111,6 +111,31 @@ def test_the_pages_of_a_tiff_are_its_channels():
     assert np.array_equal(read(file.getvalue(), 4), np.stack([np.asarray(page) for page in pages], axis=2))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_channels_in_other_files_are_not_read_as_zeros(tmp_path, whole):
+    values = sensor(channels=2)
+    tifffile = pytest.importorskip("tifffile")
+    pixels = (
+        '<Pixels DimensionOrder="XYZTC" Type="uint16" SizeX="9" SizeY="12" SizeC="2" SizeZ="1" SizeT="1" ID="Pixels:0">'
+        '<Channel ID="Channel:0" SamplesPerPixel="1"/><Channel ID="Channel:1" SamplesPerPixel="1"/>'
+        '<TiffData FirstC="0" PlaneCount="1" IFD="0"><UUID FileName="0.ome.tif">urn:uuid:0</UUID></TiffData>'
+        '<TiffData FirstC="1" PlaneCount="1" IFD="{place}"><UUID FileName="{file}.ome.tif">urn:uuid:{file}</UUID></TiffData>'
+        "</Pixels>"
+    ).format(place=int(whole), file=int(not whole))
+    schema = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
+    about = f'<OME xmlns="{schema}" UUID="urn:uuid:0"><Image ID="Image:0">{pixels}</Image></OME>'
+    with tifffile.TiffWriter(tmp_path / "0.ome.tif", ome=False) as file:
+        for channel in range(1 + whole):
+            file.write(values[:, :, channel], description=about if channel == 0 else None, metadata=None)
+    tifffile.imwrite(tmp_path / "1.ome.tif", values[:, :, 1], metadata=None)
+    source = open_source(str(tmp_path), channels=2, value_range=TWELVE)
+    if whole:
+        assert np.array_equal(source.image(0), scaled(values, TWELVE))
+    else:
+        with pytest.raises(UnreadableImage, match="in other files"):
+            source.image(0)
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize(("kind", "top"), [(np.uint8, 256), (np.uint16, 65536)])
 def test_png_gives_the_values_that_were_written(channels, kind, top):

@@ -15,6 +15,7 @@ from dssl.data import Quarantine, UnreadableImage, open_source
 from dssl.data.device import DeviceTransfer
 from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
+from dssl.data.source import earlier_fingerprints
 from dssl.errors import DsslError
 from dssl.evaluation.features import compute_features
 from dssl.evaluation.result import weights_hash
@@ -189,3 +190,16 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypat
     back = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
     whole = open_source(str(tmp_path / "clean" / "list.txt"))
     assert back.of(whole, allow_unreadable=True).rows.tolist() == [0, 1, 2]
+
+
+def test_features_that_were_kept_under_an_earlier_fingerprint_are_found(tmp_path: Path) -> None:
+    """It counted folders without images."""
+    (tmp_path / "images" / "notes").mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        Pillow.new("RGB", (8, 8), (len(name), 0, 0)).save(tmp_path / "images" / f"{name}.bmp")
+    now, then = (open_source(str(tmp_path / "images")) for _ in range(2))
+    (then.fingerprint,) = earlier_fingerprints(now)
+    first = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1).of(then, allow_unreadable=True)
+    store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+    assert torch.equal(store.of(now, allow_unreadable=True).values, first.values)
+    assert store.computed == 0
