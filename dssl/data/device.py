@@ -147,7 +147,7 @@ class DeviceTransfer:
             torch.from_numpy(numbers).view(1, -1, 1, 1).to(device) for numbers in normalization.scale_and_offset()
         )
 
-    def place(self, batch: Batch) -> dict[str, Tensor]:
+    def to_device(self, batch: Batch) -> dict[str, Tensor]:
         """The views by name, N x C x H x W."""
         if self._copies is None:
             return {name: view.to(self._device, self._dtype) for name, view in batch.views.items()}

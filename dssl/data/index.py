@@ -95,22 +95,17 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
     return () if photos else (b"values",)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, cache: bool = True) -> Index:
-    """The index of a folder: from the cache where nothing has changed, else scanned (and kept where possible)."""
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos), cache=cache)
+    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
 
 
 def kept_index(
-    root: bytes,
-    make: Callable[[], Index],
-    *,
-    shards: tuple[bytes, ...] = (),
-    options: tuple[bytes, ...] = (),
-    cache: bool,
+    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...] = ()
 ) -> Index:
-    """The index of a folder, or of these shards below it, from the cache where it is current, else made (and kept)."""
-    place = _place(b"\0".join([root, *shards, *options])) if cache else None
+    """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
+    place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
         if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):

@@ -22,7 +22,7 @@ from dssl.data.decode import UnreadableImage, resize
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
 from dssl.data.scale import as_range
-from dssl.data.source import NoSplitError, Source, Split, range_of
+from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
 from dssl.files import printable, replacing
 
@@ -34,7 +34,7 @@ _DIGEST = 16
 _TABLES = {"heights": "<u4", "widths": "<u4", "offsets": "<u8", "checksums": "<u4", "labels": "<i8", "name_ends": "<u8"}
 
 
-class Packed:
+class Packed(Source):
     """One split of a packed data set."""
 
     def __init__(self, place: str, *, split: Split = "train") -> None:
@@ -58,8 +58,8 @@ class Packed:
         self._pixels = np.memmap(path, np.uint8, mode="c")
         self.name = f"packed {header['name']}"
         self.fingerprint = str(header["fingerprint"])
-        self.classes: tuple[str, ...] | None = None if header["classes"] is None else tuple(header["classes"])
-        self.labels: NDArray[np.int64] | None = None if self.classes is None else tables["labels"]
+        self.classes = None if header["classes"] is None else tuple(header["classes"])
+        self.labels = None if self.classes is None else tables["labels"]
 
     def __len__(self) -> int:
         """The number of images."""
@@ -159,7 +159,7 @@ def _write_tables(
         "count": len(kept), "channels": channels, "name": source.name, "fingerprint": origin.hexdigest()[:32],
         "classes": None if source.labels is None or source.classes is None else list(source.classes),
     }  # fmt: skip
-    if (value_range := range_of(source)) is not None:
+    if (value_range := source.value_range) is not None:
         header["range"] = value_range.plain()
     text = json.dumps(header).encode()
     position = file.tell()

@@ -17,7 +17,7 @@ from dssl.augment import Normalization
 from dssl.data.decode import UnreadableImage, naming
 from dssl.data.pipeline import in_threads
 from dssl.data.scale import Range
-from dssl.data.source import InFiles, Source, read_many, skipped_files
+from dssl.data.source import Source
 from dssl.data.values import read_values
 from dssl.errors import DsslError
 
@@ -52,11 +52,10 @@ class Quarantine:
         if path is not None:
             with suppress(OSError), path.open("rb") as file:
                 self._read_names(file)
-        skipped = skipped_files(source)
-        self.total = len(source) + len(skipped)
+        self.total = len(source) + len(source.skipped)
         """Everything in the source that looks like an image, readable or not."""
-        self._skipped = len(skipped)
-        self._add(dict(skipped))
+        self._skipped = len(source.skipped)
+        self._add(dict(source.skipped))
         self._check()
 
     def __contains__(self, index: int) -> bool:
@@ -138,7 +137,7 @@ class Reader:
     def images(self, indices: list[int]) -> Iterator[Image]:
         """The images, or their replacements, in order."""
         known = [index in self.quarantine for index in indices]  # as it is now: other threads add to it
-        found = read_many(self.source, [index for index, bad in zip(indices, known, strict=True) if not bad])
+        found = self.source.read([index for index, bad in zip(indices, known, strict=True) if not bad])
         for index, bad in zip(indices, known, strict=True):
             image = None if bad else self._checked(index, next(found))
             yield self._replacement(index) if image is None else image
@@ -150,7 +149,7 @@ class Reader:
         for draw in rng.bits(self._stream, np.array([index], np.int64), _ATTEMPTS)[0].tolist():
             other = alike[draw % len(alike)]
             if other not in self.quarantine:
-                image = self._checked(other, next(read_many(self.source, [other])))
+                image = self._checked(other, next(self.source.read([other])))
                 if image is not None:
                     return image
         raise DsslError(f"{self.source.label_of(index)}: unreadable, and so are {_ATTEMPTS} others tried in its place")
@@ -214,13 +213,12 @@ def measure(
 
 def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
     """The values at the percentiles of a range, channel by channel, over a sample of the images; each has the same weight."""
-    assert isinstance(source, InFiles)
     chosen = rng.sample(rng.key(0, "range"), len(source), _RANGE_IMAGES)
     most = max(64, _VALUES // (len(chosen) * channels))
 
     def some_values(index: int) -> NDArray[np.float64]:
         with naming(source.label_of(index)):
-            values = read_values(bytearray(source.content(index)), channels=channels).reshape(-1, channels)
+            values = read_values(bytearray(source.content(index) or b""), channels=channels).reshape(-1, channels)
         # at random places, because a regular grid may fall on the lines of a sensor
         shares = rng.uniforms(rng.key(0, "range", "pixels"), np.array([index]), min(most, len(values)))[0]
         found: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)

@@ -151,16 +151,6 @@ def test_the_first_frame_of_an_animation(tmp_path, kind):
     assert (read(tmp_path, content) == (255, 0, 0)).all()
 
 
-def test_shrink_halves_only_while_enough_is_left(tmp_path):
-    smooth = np.broadcast_to(np.linspace(0, 255, 400)[:, None, None], (400, 300, 3)).astype(np.uint8)
-    content = saved(Image.fromarray(smooth), "JPEG")
-    assert read(tmp_path, content, shrink=150).shape == (200, 150, 3)
-    assert read(tmp_path, content, shrink=151).shape == (400, 300, 3)
-    assert read(tmp_path, content, shrink=37).shape == (50, 38, 3)
-    expected = np.asarray(Image.fromarray(smooth).resize((150, 200), Image.Resampling.BOX)).astype(int)
-    assert np.abs(read(tmp_path, content, shrink=150) - expected).max() < 4
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dssl.data import Quarantine, UnreadableImage, check_sample, open_source
+from dssl.data import Quarantine, Source, UnreadableImage, check_sample, open_source
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
 
 
-class Numbers:
+class Numbers(Source):
     """Images that show their own index; some cannot be read."""
 
-    name, fingerprint, labels, classes = "numbers", "n", None, None
+    name, fingerprint = "numbers", "n"
 
     def __init__(self, count: int, bad: set[int] = frozenset()) -> None:
         self.count, self.bad, self.reads = count, bad, []

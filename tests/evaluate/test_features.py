@@ -15,7 +15,6 @@ from dssl.data import Quarantine, UnreadableImage, open_source
 from dssl.data.device import DeviceTransfer
 from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
-from dssl.data.source import earlier_fingerprints
 from dssl.errors import DsslError
 from dssl.evaluation.features import compute_features
 from dssl.evaluation.result import weights_hash
@@ -112,7 +111,7 @@ def test_a_dropped_or_repeated_batch_is_refused(fault: str, monkeypatch: pytest.
 def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: Path) -> None:
     for number in range(5):
         Pillow.fromarray(np.full((40, 50, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
-    source = open_source(str(tmp_path), cache=False)
+    source = open_source(str(tmp_path))
     (tmp_path / "2.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(DsslError, match=r"2\.png"):
         compute_features(Mean(), source, image_size=32, normalization=CIFAR10)
@@ -182,7 +181,7 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypat
         return image(index)
 
     monkeypatch.setattr(source, "image", unreadable)
-    monkeypatch.setattr(source, "read_many", lambda indices: iter(away if one == 1 else image(one) for one in indices))
+    monkeypatch.setattr(source, "read", lambda indices: iter(away if one == 1 else image(one) for one in indices))
     for _ in range(2):
         store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
         assert store.of(source, allow_unreadable=True).rows.tolist() == [0, 2]
@@ -198,7 +197,7 @@ def test_features_that_were_kept_under_an_earlier_fingerprint_are_found(tmp_path
     for name in ("a", "b", "c"):
         Pillow.new("RGB", (8, 8), (len(name), 0, 0)).save(tmp_path / "images" / f"{name}.bmp")
     now, then = (open_source(str(tmp_path / "images")) for _ in range(2))
-    (then.fingerprint,) = earlier_fingerprints(now)
+    (then.fingerprint,) = now.earlier_fingerprints()
     first = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1).of(then, allow_unreadable=True)
     store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
     assert torch.equal(store.of(now, allow_unreadable=True).values, first.values)
