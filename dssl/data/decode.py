@@ -52,7 +52,6 @@ EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bm
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _BITS, _PHOTOMETRIC, _PLANES = 258, 262, 284  # tags of a TIFF; a photometric interpretation of 0 is WhiteIsZero
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -80,7 +79,7 @@ def open_regular(path: str | bytes) -> tuple[int, int]:
     """Open a regular file: its descriptor and its size. Anything else is refused without being opened or waited for."""
     mode = os.stat(path).st_mode  # noqa: PTH116 (the path may be bytes)
     if stat.S_ISREG(mode):
-        descriptor = os.open(path, _FLAGS)  # not blocking, in case a FIFO has just taken its place
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # not blocking, in case a FIFO has just taken its place
         status = os.fstat(descriptor)
         mode = status.st_mode
         if stat.S_ISREG(mode):

@@ -86,9 +86,7 @@ class Pool:
 
         tensors = {}
         for name in self._names:
-            array = buffers[
-                name
-            ].view()  # a separate object, which lives exactly as long as the tensor's memory is in use
+            array = buffers[name].view()  # an object of its own, which lives as long as the tensor's memory is in use
             weakref.finalize(array, gone).atexit = False
             tensors[name] = torch.from_numpy(array).permute(0, 3, 1, 2)
         return tensors, readers

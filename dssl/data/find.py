@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dssl.data.folder import Splits, visible
+from dssl.data.folder import TEST, Splits, visible
 from dssl.data.headers import COMPRESSED
 from dssl.data.source import NoSplitError, Split
 from dssl.errors import DsslError
@@ -18,7 +18,6 @@ from dssl.files import printable
 
 SHARDS = (".tar", ".parquet")
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
-_TEST = ("validation", "valid", "val", "test")
 _COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
 
 
@@ -82,7 +81,7 @@ def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | Non
         first = here if root == splits.train else _listed(splits.train)
     else:
         first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
-        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in _TEST) if some), [])
+        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in TEST) if some), [])
         if first and held:
             here = first if split == "train" else held
         elif split == "test":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dssl.types import Image
 
 _UNKNOWN = -2  # of a file that has not been looked at
-_TEST = ("val", "valid", "validation", "test")
+TEST = ("val", "valid", "validation", "test")
 _RUN = {"config.json", "checkpoints"}  # what every folder of a run holds
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
 
@@ -42,19 +42,15 @@ class Files(Source):
         """The file of one image."""
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self._stats)
 
     def image(self, index: int) -> Image:
-        """One image, decoded."""
         return read_image(self.path(index), channels=self._channels, value_range=self.value_range)
 
     def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images, decoded together; an unreadable one is its error."""
         return read_images(map(self.path, indices), channels=self._channels, value_range=self.value_range)
 
     def content(self, index: int) -> bytes:
-        """The bytes of one file."""
         return Path(os.fsdecode(self.path(index))).read_bytes()
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
@@ -90,7 +86,6 @@ class Folder(Files):
         self._place, self._root = splits.place, root
 
     def path(self, index: int) -> bytes:
-        """The file of one image."""
         return self.index.path(index)
 
     def label_of(self, index: int) -> str:
@@ -123,7 +118,6 @@ class ListFile(Files):
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def path(self, index: int) -> bytes:
-        """The file of one image."""
         return os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
 
     def label_of(self, index: int) -> str:
@@ -153,7 +147,7 @@ def splits_of(place: Path) -> Splits:
     for below in _BELOW:
         train = place / below / "train"
         # not Path.is_dir, which fails in a folder that cannot be entered: the scan says so
-        test = next((train.with_name(name) for name in _TEST if os.path.isdir(train.with_name(name))), None)  # noqa: PTH112
+        test = next((train.with_name(name) for name in TEST if os.path.isdir(train.with_name(name))), None)  # noqa: PTH112
         if test is not None and os.path.isdir(train):  # noqa: PTH112
             return Splits(place, train, test)
         if _is_lone_split(train):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from dssl.errors import DsslError
@@ -132,9 +131,8 @@ def _stop(shared: _Shared[T], threads: list[threading.Thread]) -> None:
         shared.changed.notify_all()
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
-        if (
-            thread is not threading.current_thread() and thread.is_alive()
-        ):  # a thread that the system refused to start is not
+        # a thread that the system did not start is not alive
+        if thread is not threading.current_thread() and thread.is_alive():
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -206,11 +204,7 @@ class Piped:
         self._pipeline.close()
 
     def __enter__(self) -> Self:
-        """The batches themselves."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the threads."""
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -108,11 +108,9 @@ class InMemory(Source):
         self.labels, self.classes = labels, classes
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self._images)
 
     def image(self, index: int) -> Image:
-        """One image."""
         image: Image = self._images[index]
         return image
 
@@ -140,11 +138,9 @@ class Subset(Source):
             )
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.indices)
 
     def image(self, index: int) -> Image:
-        """One image of the source."""
         return self.source.image(int(self.indices[index]))
 
     def label_of(self, index: int) -> str:
@@ -152,23 +148,18 @@ class Subset(Source):
         return self.source.label_of(int(self.indices[index]))
 
     def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images of the source."""
         return self.source.read(self.indices[list(indices)].tolist())
 
     def content(self, index: int) -> bytes | bytearray | None:
-        """The bytes of one image of the source."""
         return self.source.content(int(self.indices[index]))
 
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
-        """Prepare for shards of the source."""
         self.source.read_ahead(shards)
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
-        """Of the files of these images."""
         return self.source.stamp((self.indices if indices is None else self.indices[list(indices)]).tolist())
 
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Those of the source, with the same choice."""
         return tuple(fingerprint + self._choice for fingerprint in self.source.earlier_fingerprints())
 
 
