@@ -76,7 +76,7 @@ def index_point(count: int) -> record.Record:
             folder.mkdir(parents=True)
             for number in range(first, min(first + 1000, count)):
                 os.close(os.open(f"{folder}/image{number:07}.jpg", os.O_CREAT | os.O_WRONLY))
-        from dssl.data.folder import Folder
+        from dssl.data import open_source
         from dssl.data.index import open_index
         from dssl.data.order import Order
 
@@ -86,7 +86,7 @@ def index_point(count: int) -> record.Record:
         time.sleep(2.5)  # an index of folders that have only just changed is not kept
         scan = record.seconds(lambda: open_index(root))
         reopen = [record.seconds(lambda: open_index(root)) for _ in range(3)]
-        folder_open = [record.seconds(lambda: Folder(str(root))) for _ in range(3)]
+        folder_open = [record.seconds(lambda: open_source(str(root))) for _ in range(3)]
         epochs = [record.seconds(functools.partial(begin_epoch, seed)) for seed in range(3)]
         size = sum(file.stat().st_size for file in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.npy")) / 2**20
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -81,7 +81,7 @@ def thread_seconds(job: Callable[[], object], *, repeat: int = 300) -> float:
 
 def lock_per_image(folder: Path, *, rounds: int) -> dict[str, Any]:
     """Milliseconds of lock per image, and of them those that the calls without the lock cost before and after their work."""
-    source, maker = open_source(str(folder), cache=False), our_views.maker(SIZE)
+    source, maker = open_source(str(folder)), our_views.maker(SIZE)
     reader = Reader(source, seed=0, quarantine=Quarantine(source))
     indices, buffers = np.arange(len(source)), maker.allocate(len(source))
     calls: list[tuple[Any, ...]] = []
@@ -134,7 +134,7 @@ def plan_arguments(maker: Any) -> tuple[Any, ...]:
 
 
 def batches(folder: Path, *, threads: int) -> loader.Batches:
-    source = open_source(str(folder), cache=False)
+    source = open_source(str(folder))
     return loader.Batches(source, our_views.maker(SIZE), batch_size=len(source), seed=0, steps=10**9, threads=threads)
 
 
@@ -211,7 +211,7 @@ def beside(folder: Path, *, threads: int, rounds: int) -> dict[str, Any]:
 
 def gains(folder: Path, *, rounds: int) -> dict[str, Any]:
     """How much two threads gain over one: the loader, and plain threads with batches of their own."""
-    source, maker = open_source(str(folder), cache=False), our_views.maker(SIZE)
+    source, maker = open_source(str(folder)), our_views.maker(SIZE)
 
     def plain(threads: int) -> float:
         own = [maker.allocate(1) for _ in range(threads)]

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.view_peers import VIEWS, Contender, Job
-from dssl.augment import IMAGENET, Buffers, Plan, RawImages, ViewMaker
+from dssl.augment import IMAGENET, BaseViewMaker, Buffers, Plan, RawImages, ViewMaker
+from dssl.data import Source
 from dssl.data.loader import Batches
 from dssl.graph import View
 
@@ -74,12 +75,10 @@ def many(size: int, images: np.ndarray, *, policy: str = POLICY, views: int = VI
     return job
 
 
-class _Memory:
+class _Memory(Source):
     """A source whose images are an array."""
 
     name, fingerprint = "an array", "array"
-    labels: NDArray[np.int64] | None = None
-    classes: tuple[str, ...] | None = None
 
     def __init__(self, images: list[np.ndarray] | np.ndarray) -> None:
         self.images = images
@@ -90,22 +89,21 @@ class _Memory:
     def image(self, index: int) -> np.ndarray:
         return self.images[index]
 
-    def label_of(self, index: int) -> str:
-        return str(index)
 
-
-class _Counted:
+class _Counted(BaseViewMaker):
     """A view maker that counts the views it makes and makes none while it is paused."""
 
     def __init__(self, made: ViewMaker) -> None:
         self._maker, self.names = made, made.names
-        self.allocate, self.plan = made.allocate, made.plan
         self.made = 0
         self._changed = threading.Condition()
         self._paused, self._busy = True, 0
 
-    def apply(self, plan: Plan, row: int, image: NDArray[np.uint8], out: Buffers, out_row: int) -> None:
-        self.apply_many(plan, row, [image], out, out_row)
+    def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
+        return self._maker.allocate(count, pinned=pinned)
+
+    def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
+        return self._maker.plan(indices, epoch=epoch)
 
     def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
         with self._making(len(images)):

@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import images, record
-from dssl.data.order import Shuffle
+from dssl.augment import BaseViewMaker
+from dssl.data.source import Shuffle
 from dssl.data.write import Format
 
 _SHARDS = 10
 _BATCH = 64
 
 
-class Nothing:
+class Nothing(BaseViewMaker):
     """A maker of no views: what is measured is reading and decoding."""
 
     names: tuple[str, ...] = ("a",)
@@ -36,8 +37,6 @@ class Nothing:
         return {"a": np.zeros((count, 1, 1, 3), np.float32)}
 
     def plan(self, indices: Any, *, epoch: int) -> None: ...
-
-    def apply(self, plan: None, row: int, image: Any, out: Any, out_row: int) -> None: ...
 
     def apply_many(self, plan: None, row: int, images: Any, out: Any, out_row: int) -> None: ...
 

@@ -60,7 +60,7 @@ class Task(Generic[Inputs]):
         """The inputs from this step on; their threads end with the context."""
         raise NotImplementedError
 
-    def place(self, batch: Inputs) -> Any:
+    def to_device(self, batch: Inputs) -> Any:
         """The inputs of a step, on the device and in the run's precision."""
         raise NotImplementedError
 
@@ -157,7 +157,7 @@ def run(
             started = time.perf_counter()
             batch = batches.at(step)
             waited = time.perf_counter() - started  # for data, while the device had nothing to do
-            inputs = task.place(batch)
+            inputs = task.to_device(batch)
             rate = task.rate(step)
             set_learning_rate(optimizer, rate, fixed=task.fixed_rate, step=step)
             # dropout draws from a generator that no checkpoint holds: seeded like this, a resumed run draws the same

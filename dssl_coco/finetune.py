@@ -158,7 +158,7 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
             pinned=world.device.type == "cuda",
         )  # fmt: skip
 
-    def place(self, batch: tuple[Sample, ...]) -> list[Sample]:
+    def to_device(self, batch: tuple[Sample, ...]) -> list[Sample]:
         return [sample.to(self.world.device) for sample in batch]
 
     def rate(self, step: int) -> float:

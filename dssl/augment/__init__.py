@@ -8,6 +8,7 @@ from dssl.augment.maker import (
     CIFAR10,
     DEFAULT_POLICIES,
     IMAGENET,
+    BaseViewMaker,
     Buffers,
     Normalization,
     RawImages,
@@ -21,7 +22,7 @@ from dssl.augment.tables import TABLES
 from dssl.augment.text import NAMED, meanings_of, parse, show
 
 __all__ = [
-    "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "KINDS", "NAMED", "OPERATIONS", "SEVERITIES", "TABLES", "Buffers", "Kind",
-    "Normalization", "Plan", "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel",
+    "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "KINDS", "NAMED", "OPERATIONS", "SEVERITIES", "TABLES", "BaseViewMaker", "Buffers",
+    "Kind", "Normalization", "Plan", "Policy", "RawImages", "SizedViewMaker", "ViewMaker", "add_function", "add_kernel",
     "check_channels", "corrupt_images", "kinds_seen", "meanings_of", "parse", "show", "without_colour",
 ]  # fmt: skip

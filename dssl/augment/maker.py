@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,29 @@ class _Scratch(threading.local):
             self.workspace = np.empty(length, np.uint8)
 
 
-class ViewMaker:
+class BaseViewMaker(ABC):
+    """What makes the views of images."""
+
+    names: tuple[str, ...]
+
+    @abstractmethod
+    def allocate(self, count: int, *, pinned: bool = False) -> Any:
+        """Buffers for ``count`` images, N x H x W x C, one for each view; CUDA copies directly from ``pinned`` memory."""
+
+    @abstractmethod
+    def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Any:
+        """Draw the parameters of every view of these images."""
+
+    @abstractmethod
+    def apply_many(self, plan: Any, row: int, images: RawImages, out: Any, out_row: int) -> None:
+        """Write all views of some images, of any sizes: rows of the plan from ``row`` on into rows from ``out_row`` on."""
+
+    def apply(self, plan: Any, row: int, image: NDArray[np.uint8], out: Any, out_row: int) -> None:
+        """Like ``apply_many`` for one image; several threads may do so at once."""
+        self.apply_many(plan, row, [image], out, out_row)
+
+
+class ViewMaker(BaseViewMaker):
     """Makes the views of a graph: the same bytes for the same seed, epoch, image index and view name."""
 
     def __init__(
@@ -157,12 +180,6 @@ class ViewMaker:
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
         """Draw the parameters of every view of these images."""
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
-
-    def apply(
-        self, plan: Plan, row: int, image: NDArray[np.uint8], out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
-        """Write all views of one image to row ``out_row`` of each buffer; several threads may do so at once."""
-        self.apply_many(plan, row, [image], out, out_row)
 
     def apply_many(
         self, plan: Plan, row: int, images: RawImages, out: Mapping[str, NDArray[Any]], out_row: int
@@ -266,7 +283,7 @@ class SizedBuffers(dict[str, NDArray[Any]]):
         self.parts = parts
 
 
-class SizedViewMaker:
+class SizedViewMaker(BaseViewMaker):
     """Makes views of several sizes: a ``ViewMaker`` for each size, behind the same methods.
 
     A view's bytes do not depend on the others, so that each is what its own maker alone would make.
@@ -283,11 +300,6 @@ class SizedViewMaker:
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> list[Plan]:
         """Draws the parameters of every view of these images."""
         return [maker.plan(indices, epoch=epoch) for maker in self.makers]
-
-    def apply(self, plan: Sequence[Plan], row: int, image: NDArray[np.uint8], out: SizedBuffers, out_row: int) -> None:
-        """Makes all views of one image into row ``out_row`` of each buffer."""
-        for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
-            maker.apply(part, row, image, buffers, out_row)
 
     def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
         """Like ``apply`` for several images, of any sizes."""

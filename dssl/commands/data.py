@@ -80,7 +80,6 @@ def _show(arguments: Arguments) -> int:
     import numpy as np
 
     from dssl.data import Quarantine, check_sample, measure, open_source
-    from dssl.data.source import range_of
 
     source = open_source(
         arguments.place,
@@ -107,7 +106,7 @@ def _show(arguments: Arguments) -> int:
         middle = np.median(sizes, axis=0).astype(int)
         print(f"  pixels       {sizes.min(0)[0]} x {sizes.min(0)[1]} to {sizes.max(0)[0]} x {sizes.max(0)[1]}, "
               f"median {middle[0]} x {middle[1]} (height x width, {len(sizes):,} images decoded)")  # fmt: skip
-    if (values := range_of(source)) is not None:
+    if (values := source.value_range) is not None:
         print(f"  range        {values.text()} (what becomes black and white)")
     _unreadable(quarantine)
     if arguments.measure:
@@ -122,7 +121,6 @@ def _pack(arguments: Arguments) -> int:
 
     from dssl.data import NoSplitError, Quarantine, open_source
     from dssl.data.packed import pack
-    from dssl.data.source import range_of
     from dssl.data.write import claimed, write_shards
 
     if arguments.out is None:
@@ -140,7 +138,7 @@ def _pack(arguments: Arguments) -> int:
         ("train", open_source(arguments.place, channels=channels, value_range=arguments.range))
     ]
     with suppress(NoSplitError):
-        known = range_of(splits[0][1])
+        known = splits[0][1].value_range
         splits.append(("test", open_source(arguments.place, split="test", channels=channels, value_range=known)))
     with claimed(arguments.out, dict(splits)):
         for split, source in splits:

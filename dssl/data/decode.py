@@ -51,8 +51,7 @@ EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bm
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_BITS, _PLANES = 258, 284  # tags of a TIFF
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_BITS, _PHOTOMETRIC, _PLANES = 258, 262, 284  # tags of a TIFF; a photometric interpretation of 0 is WhiteIsZero
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -80,7 +79,7 @@ def open_regular(path: str | bytes) -> tuple[int, int]:
     """Open a regular file: its descriptor and its size. Anything else is refused without being opened or waited for."""
     mode = os.stat(path).st_mode  # noqa: PTH116 (the path may be bytes)
     if stat.S_ISREG(mode):
-        descriptor = os.open(path, _FLAGS)  # not blocking, in case a FIFO has just taken its place
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # not blocking, in case a FIFO has just taken its place
         status = os.fstat(descriptor)
         mode = status.st_mode
         if stat.S_ISREG(mode):
@@ -89,30 +88,22 @@ def open_regular(path: str | bytes) -> tuple[int, int]:
     raise UnreadableImage(path, kind_of(mode))
 
 
-def read_image(
-    path: str | bytes, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
-) -> Image:
+def read_image(path: str | bytes, *, channels: int = 3, value_range: Range | None = None) -> Image:
     """Decode one file to height x width x channels; raises UnreadableImage with the path and the reason.
 
-    With `shrink`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where its shorter side stays at least that long: several
-    times faster on large photos, with slightly different pixels. With a `value_range`, a TIFF, PNG or NPY of just so many
-    channels is read as stored and scaled.
+    With a `value_range`, a TIFF, PNG or NPY of just so many channels is read as stored and scaled.
     """
-    (image,) = read_images([path], channels=channels, shrink=shrink, value_range=value_range)
+    (image,) = read_images([path], channels=channels, value_range=value_range)
     if isinstance(image, UnreadableImage):
         raise image
     return image
 
 
 def read_images(
-    paths: Iterable[str | bytes],
-    *,
-    channels: int = 3,
-    shrink: int | None = None,
-    value_range: Range | None = None,
+    paths: Iterable[str | bytes], *, channels: int = 3, value_range: Range | None = None
 ) -> Iterator[Image | UnreadableImage]:
     """Like `read_image` for several files, in order; an unreadable one gives its error instead."""
-    read = functools.partial(_read, channels=channels, shrink=shrink, value_range=value_range)
+    read = functools.partial(_read, channels=channels, value_range=value_range)
     return _in_groups((path, functools.partial(read, path)) for path in paths)
 
 
@@ -120,13 +111,12 @@ def decode_contents(
     named: Iterable[tuple[str | bytes, Callable[[], bytearray]]],
     *,
     channels: int = 3,
-    shrink: int | None = None,
     value_range: Range | None = None,
 ) -> Iterator[Image | UnreadableImage]:
     """Like `read_images` for images that are not files of their own: the name of each, and what gives its bytes."""
 
     def read(content: Callable[[], bytearray]) -> Image | Jpeg:
-        return _recognised(content(), channels=channels, shrink=shrink, value_range=value_range)
+        return _recognised(content(), channels=channels, value_range=value_range)
 
     return _in_groups((name, functools.partial(read, content)) for name, content in named)
 
@@ -155,27 +145,27 @@ def _in_groups(
     yield from _finish(group)
 
 
-def _read(path: str | bytes, *, channels: int, shrink: int | None, value_range: Range | None) -> Image | Jpeg:
+def _read(path: str | bytes, *, channels: int, value_range: Range | None) -> Image | Jpeg:
     """A file, decoded by Pillow unless torchvision may do it."""
     descriptor, size = open_regular(path)
     try:
         check_length(size)
         if size > _AT_ONCE and value_range is None:
             with open(descriptor, "rb", closefd=False) as file:
-                return decode(file, channels=channels, shrink=shrink)
+                return decode(file, channels=channels)
         content = bytearray(size)
         del content[os.readv(descriptor, [content]) :]  # one call reads all there is of a regular file
     finally:
         os.close(descriptor)
-    return _recognised(content, channels=channels, shrink=shrink, value_range=value_range)
+    return _recognised(content, channels=channels, value_range=value_range)
 
 
-def _recognised(content: bytearray, *, channels: int, shrink: int | None, value_range: Range | None) -> Image | Jpeg:
+def _recognised(content: bytearray, *, channels: int, value_range: Range | None) -> Image | Jpeg:
     """The bytes of a whole file, decoded unless torchvision may do it."""
     if value_range is not None:
         return scaled(values.read_values(content, channels=channels), value_range)
-    jpeg = recognise(content, shrink=shrink) if channels == 3 else None
-    return decode(io.BytesIO(content), channels=channels, shrink=shrink) if jpeg is None else jpeg
+    jpeg = recognise(content) if channels == 3 else None
+    return decode(io.BytesIO(content), channels=channels) if jpeg is None else jpeg
 
 
 def check_length(size: int) -> None:
@@ -230,13 +220,11 @@ def _named(path: str | bytes, error: Exception) -> UnreadableImage:
     return named
 
 
-def decode(file: IO[bytes], *, channels: int = 3, shrink: int | None = None) -> Image:
+def decode(file: IO[bytes], *, channels: int = 3) -> Image:
     """Decode an open file; raises whatever the decoder raises."""
     picture = _identify(file)
     with picture:
         check_size(*picture.size)
-        if shrink is not None and isinstance(picture, JpegImagePlugin.JpegImageFile):
-            picture.draft(None, (shrink, shrink))  # None: keep the mode
         picture.load()
         orientation = _orientation(picture)
         pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as kernels expect
@@ -274,11 +262,11 @@ def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
     return picture
 
 
-def ending_of(content: bytes) -> str:
+def ending_of(content: bytes | bytearray) -> str:
     """The usual extension for these bytes; raises ValueError where they are not an image."""
     if content.startswith(values.NPY):
         return "npy"
-    if content[:4] in values.TIFF:  # Pillow opens only some of them
+    if bytes(content[:4]) in values.TIFF:  # Pillow opens only some of them
         return "tif"
     kind = str(_identify(io.BytesIO(content)).format)
     return {"JPEG": "jpg"}.get(kind, kind.lower())
@@ -295,7 +283,9 @@ def _orientation(picture: Pillow.Image) -> int:
 def _eight_bits(picture: Pillow.Image, mode: str) -> Pillow.Image:
     """The picture as RGB or L, 8 bits per channel, by the rules at the top of this file."""
     if picture.mode.startswith("I;16") or (picture.mode == "I" and isinstance(picture, PngImagePlugin.PngImageFile)):
-        picture = Pillow.fromarray((np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8))
+        high = (np.asarray(picture).astype(np.int64) >> 8).astype(np.uint8)
+        inverted = isinstance(picture, TiffImagePlugin.TiffImageFile) and picture.tag_v2.get(_PHOTOMETRIC) == 0
+        picture = Pillow.fromarray(255 - high if inverted else high)  # Pillow inverts such a TIFF of 8 bits itself
     elif picture.mode in ("I", "F"):
         raise ValueError("32-bit or floating-point pixels have no fixed range: give one, such as --range 0,1")
     if picture.has_transparency_data:

@@ -86,9 +86,7 @@ class Pool:
 
         tensors = {}
         for name in self._names:
-            array = buffers[
-                name
-            ].view()  # a separate object, which lives exactly as long as the tensor's memory is in use
+            array = buffers[name].view()  # an object of its own, which lives as long as the tensor's memory is in use
             weakref.finalize(array, gone).atexit = False
             tensors[name] = torch.from_numpy(array).permute(0, 3, 1, 2)
         return tensors, readers
@@ -147,7 +145,7 @@ class DeviceTransfer:
             torch.from_numpy(numbers).view(1, -1, 1, 1).to(device) for numbers in normalization.scale_and_offset()
         )
 
-    def place(self, batch: Batch) -> dict[str, Tensor]:
+    def to_device(self, batch: Batch) -> dict[str, Tensor]:
         """The views by name, N x C x H x W."""
         if self._copies is None:
             return {name: view.to(self._device, self._dtype) for name, view in batch.views.items()}

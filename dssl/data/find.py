@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import itertools
 import json
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dssl.data.folder import TEST, Splits, visible
 from dssl.data.source import NoSplitError, Split
 from dssl.errors import DsslError
 from dssl.files import printable
@@ -22,7 +24,6 @@ COMPRESSED = (
 )
 """Why a compressed tar is refused."""
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
-_TEST = ("validation", "valid", "val", "test")
 COPY = "packed.json"
 """In a folder that `dssl data pack` fills: the fingerprint of each split's source, and whether the copy is complete."""
 _COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
@@ -47,24 +48,22 @@ class Found:
         return kinds.pop()
 
 
-def find_shards(text: str, split: Split) -> Found | None:
-    """The shards that a text means: a file, a folder, a text list or a pattern; None where it means something else."""
+def columns_in(text: str) -> tuple[str, str]:
+    """The text without the columns of Parquet behind a #, and these."""
     place, _, columns = text.partition("#")
     # not Path.exists, which fails for a name that no file can have
     if os.path.exists(text) or not (place.endswith(".parquet") or os.path.exists(place)):  # noqa: PTH110 (a text)
-        place, columns = text, ""
-    text = place
-    if os.path.isdir(text):  # noqa: PTH112 (a text)
-        found = _in_folder(Path(text), split)
-        return found if found is None else replace(found, columns=columns)
+        return text, ""
+    return place, columns
+
+
+def find_shards(text: str, split: Split, *, columns: str = "") -> Found | None:
+    """The shards that a text means: a file, a text list or a pattern; None if it means something else."""
     paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110 (a text)
     if not paths:
         return None
     for path in paths:
-        if path.lower().endswith(_COMPRESSED):
-            raise DsslError(f"{printable(path)}: compressed: {COMPRESSED}")
-        if not path.lower().endswith(SHARDS):
-            raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
+        _check_ending(path)
     if split == "test":
         raise NoSplitError(f"{printable(text)}: these shards have no test split: give those of the test images instead")
     return Found(
@@ -72,28 +71,30 @@ def find_shards(text: str, split: Split) -> Found | None:
     )
 
 
-def _in_folder(place: Path, split: Split) -> Found | None:
-    """The shards of a split in a folder: in train and val folders, in files so named, or all of them."""
-    from dssl.data.folder import split_folder
+def _check_ending(path: str) -> None:
+    if path.lower().endswith(_COMPRESSED):
+        raise DsslError(f"{printable(path)}: compressed: {COMPRESSED}")
+    if not path.lower().endswith(SHARDS):
+        raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
 
-    try:
-        root, train = split_folder(place, split)
-    except NoSplitError:
-        root, train = place, None
+
+def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | None:
+    """The shards of a split in a folder: in train and val folders, in files so named, or all of them; None without any."""
+    root = splits.place if splits.test is None and split == "test" else splits.folder(split)
     here = _listed(root)
     if here is None:
         return None
     first: list[str] | None = None
-    if train is not None:
-        first = here if train == root else _listed(train)
+    if root != splits.place:
+        first = here if root == splits.train else _listed(splits.train)
     else:
         first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
-        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in _TEST) if some), [])
+        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in TEST) if some), [])
         if first and held:
             here = first if split == "train" else held
         elif split == "test":
             raise NoSplitError(
-                f"{printable(str(place))}: no test split: expected the folders train and val (or test) in it, or shards "
+                f"{printable(str(root))}: no test split: expected the folders train and val (or test) in it, or shards "
                 "whose names begin with train- and test-"
             )
         else:
@@ -102,14 +103,12 @@ def _in_folder(place: Path, split: Split) -> Found | None:
     paths = tuple(os.path.realpath(os.fsencode(root / name)) for name in here)
     others = None
     if split == "test" and first is not None:
-        others = tuple(os.path.realpath(os.fsencode((train or root) / name)) for name in first)
-    return Found(name=printable(str(root)), paths=paths, train=others)
+        others = tuple(os.path.realpath(os.fsencode(splits.train / name)) for name in first)
+    return Found(name=printable(str(root)), paths=paths, train=others, columns=columns)
 
 
 def _listed(folder: Path) -> list[str] | None:
     """The names of the shards in a folder, sorted; None where it holds images or other folders, or no shard."""
-    from dssl.data.folder import visible
-
     try:
         folders, images = visible(folder)
         names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
@@ -120,7 +119,7 @@ def _listed(folder: Path) -> list[str] | None:
     check_copy(folder)
     for name in names:
         if name.lower().endswith(_COMPRESSED):
-            find_shards(str(folder / name), "train")  # says why not
+            _check_ending(str(folder / name))
     return sorted(name for name in names if name.lower().endswith(SHARDS)) or None
 
 
@@ -160,19 +159,15 @@ def _in_list(place: Path) -> list[str]:
         return [str(place)]
     if not place.is_file():
         return []
+    endings = tuple(ending.encode() for ending in SHARDS + _COMPRESSED)
     try:
         with place.open("rb") as file:
-            if (
-                not file.readline(1 << 16)
-                .strip()
-                .lower()
-                .endswith(tuple(ending.encode() for ending in SHARDS + _COMPRESSED))
-            ):
+            if not file.readline(1 << 16).strip().lower().endswith(endings):
                 return []
-        lines = place.read_bytes().split(b"\n")
+        lines = [line.strip() for line in place.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")]
     except OSError:
         return []
-    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line.strip())) for line in lines if line.strip()]  # noqa: PTH118 (bytes)
+    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line)) for line in lines if line]  # noqa: PTH118 (bytes)
 
 
 def _matching(text: str) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,94 +16,99 @@ from numpy.typing import NDArray
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
 from dssl.data.index import Index, endings_of, open_index
 from dssl.data.scale import Range
-from dssl.data.source import NoSplitError, Split, expanded, stamp_of_files
+from dssl.data.source import NoSplitError, Source, Split, expanded, size_and_time, stamp_of
 from dssl.errors import DsslError
 from dssl.files import printable
 
 if TYPE_CHECKING:
     from dssl.types import Image
 
-_TEST = ("val", "valid", "validation", "test")
+_UNKNOWN = -2  # of a file that has not been looked at
+TEST = ("val", "valid", "validation", "test")
+_RUN = {"config.json", "checkpoints"}  # what every folder of a run holds
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
 
 
-class Folder:
+class Files(Source):
+    """Images that are files of their own."""
+
+    def __init__(self, count: int, *, channels: int, value_range: Range | None) -> None:
+        self._channels, self.value_range = channels, value_range
+        self._stats = np.full((count, 2), _UNKNOWN, np.int64)
+        self._stamp: str | None = None
+
+    @abstractmethod
+    def path(self, index: int) -> bytes:
+        """The file of one image."""
+
+    def __len__(self) -> int:
+        return len(self._stats)
+
+    def image(self, index: int) -> Image:
+        return read_image(self.path(index), channels=self._channels, value_range=self.value_range)
+
+    def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
+        return read_images(map(self.path, indices), channels=self._channels, value_range=self.value_range)
+
+    def content(self, index: int) -> bytes:
+        return Path(os.fsdecode(self.path(index))).read_bytes()
+
+    def stamp(self, indices: Sequence[int] | None = None) -> str:
+        """Of the files of these images, as they were when they were first asked for."""
+        if indices is None and self._stamp is not None:
+            return self._stamp
+        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
+        for index in chosen[self._stats[chosen, 0] == _UNKNOWN].tolist():
+            self._stats[index] = size_and_time(self.path(index))
+        stamp = stamp_of(self._stats[chosen].tolist())
+        self._stamp = stamp if indices is None else self._stamp
+        return stamp
+
+
+class Folder(Files):
     """The images below a folder; their first subfolder is their class, unless some image lies in the folder itself."""
 
     def __init__(
-        self,
-        place: str,
-        *,
-        split: Split = "train",
-        channels: int = 3,
-        shrink: int | None = None,
-        value_range: Range | None = None,
-        cache: bool = True,
+        self, splits: Splits, *, split: Split = "train", channels: int = 3, value_range: Range | None = None
     ) -> None:
-        root, train = split_folder(Path(place), split)
-        self.index: Index = open_index(root, photos=value_range is None, cache=cache)
+        photos, root = value_range is None, splits.folder(split)
+        self.index: Index = open_index(root, photos=photos)
+        super().__init__(len(self.index), channels=channels, value_range=value_range)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
-            raise kind(_why_empty(root, self.index, photos=value_range is None))
+            raise kind(_why_empty(root, self.index, photos=photos))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
-        first = self.index  # whose classes the labels count
-        if train is not None and train != root:
-            first = open_index(train, photos=value_range is None, cache=cache)
+        # whose classes the labels count
+        first = self.index if root == splits.train else open_index(splits.train, photos=photos)
         self.classes, self.labels = _classes(self.index, first)
         self.fingerprint = self.index.fingerprint
-        self._channels, self._shrink, self.value_range = channels, shrink, value_range
+        self._place, self._root = splits.place, root
 
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self.index)
-
-    def image(self, index: int) -> Image:
-        """One image, decoded."""
-        return read_image(
-            self.index.path(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range
-        )
-
-    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images, decoded together; an unreadable one is its error."""
-        return read_images(
-            map(self.index.path, indices), channels=self._channels, shrink=self._shrink, value_range=self.value_range
-        )
-
-    def content(self, index: int) -> bytes:
-        """The bytes of one file."""
-        return Path(os.fsdecode(self.index.path(index))).read_bytes()
-
-    def stamp(self, indices: Iterable[int]) -> str:
-        """Of the files of these images, as they are now."""
-        return stamp_of_files(map(self.index.path, indices))
+    def path(self, index: int) -> bytes:
+        return self.index.path(index)
 
     def label_of(self, index: int) -> str:
         """The path below the folder, printable."""
         return printable(self.index.relative(index))
 
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Up to 0.1.0 any folder train was a split: where it holds all the images, they are the same under other paths."""
-        found = []
-        for below in _BELOW:
-            train = os.path.join(os.fsencode(below), b"train")  # noqa: PTH118 (bytes)
-            used = (self.index.containers[number] for number in np.unique(self.index.records["container"]))
-            if all(folder == train or folder.startswith(train + b"/") for folder in used):
-                found.append(open_index(os.path.join(self.index.root, train)).fingerprint)  # noqa: PTH118 (bytes)
-        return tuple(found)
+        """Those that covered folders without images; beside such a folder, a lone train was a class and not a split."""
+        earlier = {self.index.earlier_fingerprint()}
+        if self._place != self._root:
+            around = open_index(self._place, photos=self.value_range is None)
+            earlier |= {around.earlier_fingerprint()} if len(around) == len(self.index) else set()
+        return tuple(earlier - {self.fingerprint})
 
 
-class ListFile:
+class ListFile(Files):
     """The images that a text file lists, one path per line, relative to it; a tab and a label may follow."""
 
-    def __init__(
-        self, place: str, *, channels: int = 3, shrink: int | None = None, value_range: Range | None = None
-    ) -> None:
+    def __init__(self, place: str, *, channels: int = 3, value_range: Range | None = None) -> None:
         self._paths, names = _read_list(Path(place))
+        super().__init__(len(self._paths), channels=channels, value_range=value_range)
         self._base = os.fsencode(Path(place).parent.absolute())
         self.name = f"{printable(place)} ({len(self._paths):,} images)"
-        self.classes: tuple[str, ...] | None = None
-        self.labels: NDArray[np.int64] | None = None
         if names is not None:
             unique = sorted(set(names))
             position = {name: number for number, name in enumerate(unique)}
@@ -110,60 +116,69 @@ class ListFile:
             self.labels = np.array([position[name] for name in names], np.int64)
         content = b"\n".join(self._paths) + b"\0" + b"\n".join(names or [])
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-        self._channels, self._shrink, self.value_range = channels, shrink, value_range
 
-    def __len__(self) -> int:
-        """The number of images."""
-        return len(self._paths)
-
-    def image(self, index: int) -> Image:
-        """One image, decoded."""
-        return read_image(self._path(index), channels=self._channels, shrink=self._shrink, value_range=self.value_range)
-
-    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images, decoded together; an unreadable one is its error."""
-        return read_images(
-            map(self._path, indices), channels=self._channels, shrink=self._shrink, value_range=self.value_range
-        )
-
-    def _path(self, index: int) -> bytes:
+    def path(self, index: int) -> bytes:
         return os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
-
-    def content(self, index: int) -> bytes:
-        """The bytes of one file."""
-        return Path(os.fsdecode(self._path(index))).read_bytes()
-
-    def stamp(self, indices: Iterable[int]) -> str:
-        """Of the files of these images, as they are now."""
-        return stamp_of_files(map(self._path, indices))
 
     def label_of(self, index: int) -> str:
         """The path as it is in the list, printable."""
         return printable(self._paths[index])
 
 
-def split_folder(place: Path, split: Split) -> tuple[Path, Path | None]:
-    """The folder of a split and, where there are splits, the training folder, whose classes apply to both."""
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """The folders of a data set; without a split of its own, the training images are in the folder itself."""
+
+    place: Path
+    train: Path
+    test: Path | None = None
+
+    def folder(self, split: Split) -> Path:
+        """The folder of a split."""
+        if split == "train":
+            return self.train
+        if self.test is None:
+            raise NoSplitError(f"{self.place}: no test split: expected the folders train and val (or test) in it")
+        return self.test
+
+
+def splits_of(place: Path) -> Splits:
+    """The splits in a folder, by their names: the classes of the training folder apply to both."""
     for below in _BELOW:
-        base = place / below
-        train = base / "train"
-        test = next((base / name for name in _TEST if (base / name).is_dir()), None)
-        if test is not None and train.is_dir():
-            return (train if split == "train" else test), train
-        if split == "train" and _is_lone_split(train):
-            return train, train
-    if split == "test":
-        raise NoSplitError(f"{place}: no test split: expected the folders train and val (or test) in it")
-    return place, None
+        train = place / below / "train"
+        # not Path.is_dir, which fails in a folder that cannot be entered: the scan says so
+        test = next((train.with_name(name) for name in TEST if os.path.isdir(train.with_name(name))), None)  # noqa: PTH112
+        if test is not None and os.path.isdir(train):  # noqa: PTH112
+            return Splits(place, train, test)
+        if _is_lone_split(train):
+            return Splits(place, train)
+    return Splits(place, place)
 
 
 def _is_lone_split(train: Path) -> bool:
-    """Whether train, without a test split beside it, is a split (all that is there, with class folders) and not a class."""
+    """Whether train, without a test split beside it, is a split (class folders with all the images) and not a class."""
     try:
         (classes, loose), (folders, images) = visible(train), visible(train.parent)
     except OSError:
         return False
-    return folders == {train.name} and not images and bool(classes) and not loose
+    if images or loose or not classes or train.name not in folders:
+        return False
+    return not any(_holds_images(train.parent / name) for name in folders - {train.name})
+
+
+def _holds_images(folder: Path) -> bool:
+    """Whether images are somewhere below a folder; the pictures of a run do not count."""
+    for _, folders, files in os.walk(folder):
+        if {*folders, *files} >= _RUN:
+            folders.clear()
+        elif any(not name.startswith(".") and _is_image(name) for name in files):
+            return True
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return False
+
+
+def _is_image(name: str) -> bool:
+    return name.rpartition(".")[2].lower() in EXTENSIONS and "." in name
 
 
 def visible(place: Path) -> tuple[set[str], set[str]]:
@@ -179,7 +194,7 @@ def visible(place: Path) -> tuple[set[str], set[str]]:
                 is_folder = False
             if is_folder:
                 folders.add(entry.name)
-            elif entry.name.rpartition(".")[2].lower() in EXTENSIONS:
+            elif _is_image(entry.name):
                 images.add(entry.name)
     return folders, images
 
@@ -189,10 +204,9 @@ def holds(place: str, path: Path) -> bool:
     root = Path(expanded(place))
     if not root.is_dir():
         return False
-    roots = {split_folder(root, "train")[0]}
-    with suppress(NoSplitError):
-        roots.add(split_folder(root, "test")[0])
-    return any(path.resolve().is_relative_to(one.resolve()) for one in roots)
+    splits = splits_of(root)
+    folders = [splits.train, *([splits.test] if splits.test is not None else [])]
+    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
 def _classes(index: Index, train: Index) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:

@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, kind_of
+from dssl.data.pipeline import thread_pool
 from dssl.data.values import ENDINGS as SCIENCE
+from dssl.errors import DsslError
 from dssl.files import cache_folder, printable, write_atomically
 
 RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("size", "<i8"), ("name_end", "<i8")])
@@ -47,11 +48,11 @@ class Index:
     names: NDArray[np.uint8]
     """All file names end to end."""
     skipped: list[tuple[bytes, str]]
-    """What is named like an image but is not a file, and folders that cannot be read: relative path and reason."""
+    """What is named like an image but is not a file, and links that lead nowhere: relative path and reason."""
     ignored: int
     """How many files do not have the ending of an image format."""
     fingerprint: str
-    """Of relative paths and sizes: the same on every machine that holds the same files, new when one comes or goes."""
+    """Of the images' relative paths and sizes: the same on every machine that holds the same images."""
     reusable: bool
     """False where a container changed so shortly before the scan that its time stamp proves nothing."""
     lengths: list[int] = field(default_factory=list)
@@ -79,6 +80,10 @@ class Index:
         """Full path and reason of what was skipped, printable: as in the errors of images that fail to decode."""
         return [(printable(os.path.join(self.root, path)), printable(reason)) for path, reason in self.skipped]  # noqa: PTH118 (bytes)
 
+    def earlier_fingerprint(self) -> str:
+        """That of earlier versions, which covered folders without images, too."""
+        return fingerprint(self.containers, self.names.tobytes(), self.records)
+
 
 def endings_of(*, photos: bool) -> frozenset[bytes]:
     """The extensions that make a file an image: of photographs, or of the formats that hold any values."""
@@ -90,22 +95,17 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
     return () if photos else (b"values",)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, cache: bool = True) -> Index:
-    """The index of a folder: from the cache where nothing has changed, else scanned (and kept where possible)."""
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos), cache=cache)
+    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
 
 
 def kept_index(
-    root: bytes,
-    make: Callable[[], Index],
-    *,
-    shards: tuple[bytes, ...] = (),
-    options: tuple[bytes, ...] = (),
-    cache: bool,
+    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...] = ()
 ) -> Index:
-    """The index of a folder, or of these shards below it, from the cache where it is current, else made (and kept)."""
-    place = _place(b"\0".join([root, *shards, *options])) if cache else None
+    """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
+    place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
         if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):
@@ -123,7 +123,7 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
     seen: set[tuple[int, int]] = set()
     results: list[_Folder] = []
     level = [b""]
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
+    with thread_pool(threads, "dssl-scan") as pool:
         while level:
             found = list(pool.map(lambda folder: _scan_folder(root, folder, endings), level))
             level = []
@@ -145,6 +145,14 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
     records["size"] = np.concatenate([folder.sizes for folder in results])
     records["name_end"] = np.cumsum(np.concatenate([folder.lengths for folder in results]))
     containers, names = [folder.path for folder in results], b"".join(folder.names for folder in results)
+    # a folder that leads to no image may come and go
+    leading = {b""}
+    for path in (path for path, count in zip(containers, counts, strict=True) if count):
+        parts = path.split(b"/")
+        leading |= {b"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+    numbers = np.cumsum([path in leading for path in containers]) - 1
+    renumbered = records.copy()
+    renumbered["container"] = numbers[records["container"]]
     return Index(
         root=root,
         containers=containers,
@@ -154,8 +162,8 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
         names=np.frombuffer(names, np.uint8),
         skipped=[entry for folder in results for entry in folder.skipped],
         ignored=sum(folder.ignored for folder in results),
-        fingerprint=fingerprint(containers, names, records),
-        reusable=not any(folder.failed or folder.time >= started - YOUNG for folder in results),
+        fingerprint=fingerprint([path for path in containers if path in leading], names, renumbered),
+        reusable=not any(folder.time >= started - YOUNG for folder in results),
     )
 
 
@@ -184,7 +192,6 @@ class _Folder:
     subfolders: list[bytes]
     skipped: list[tuple[bytes, str]]
     ignored: int
-    failed: bool
 
 
 def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Folder:
@@ -194,8 +201,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
     files: list[tuple[bytes, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
-    ignored, failed = 0, False
-    modified, identity = 0, None
+    ignored = 0
     try:
         before = os.stat(full)  # noqa: PTH116 (bytes)  # before reading, so that the next start notices a later change
         modified, identity = before.st_mtime_ns, (before.st_dev, before.st_ino)
@@ -216,25 +222,28 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
                             continue
                     if entry.is_dir():
                         subfolders.append(prefix + name)
+                    elif entry.is_symlink():
+                        entry.stat()  # a link that leads nowhere may have led to a folder of images
+                        ignored += 1
                     else:
                         ignored += 1
-                except OSError as error:  # a broken link, a loop of links, a file that has just been deleted
-                    if image:
-                        skipped.append((prefix + name, error.strerror or "cannot be read"))
+                except OSError as error:  # a broken link, a loop of links, an image that has just been deleted
+                    skipped.append((prefix + name, error.strerror or "cannot be read"))
     except OSError as error:
-        skipped.append((folder or b".", f"the folder cannot be read: {error.strerror}"))
-        failed = True
+        raise DsslError(
+            f"{printable(full)}: the folder cannot be read: {error.strerror}; make it readable, or move it out of the data"
+        ) from error
     files.sort()
     return _Folder(
         path=folder, time=modified, identity=identity, names=b"".join(name for name, _ in files),
         lengths=np.fromiter((len(name) for name, _ in files), np.int64, len(files)),
         sizes=np.fromiter((size for _, size in files), np.int64, len(files)),
-        subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored, failed=failed,
+        subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
 
 
 def _is_current(index: Index) -> bool:
-    """True where every container has the time stamp, and every shard the length, that it had at the scan."""
+    """True if every container has the time stamp, and every shard the length, that it had at the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -249,7 +258,9 @@ def _is_current(index: Index) -> bool:
                 return False
     except OSError:
         return False
-    return True
+    # what a broken link leads to may be back
+    skipped = (os.path.join(index.root, path) for path, _ in index.skipped)  # noqa: PTH118 (bytes)
+    return not any(os.path.isfile(path) or os.path.isdir(path) for path in skipped)  # noqa: PTH112, PTH113 (bytes)
 
 
 def _place(what: bytes) -> Path | None:
@@ -272,7 +283,7 @@ def _save(place: Path, index: Index) -> None:
     about = {
         "root": _text(index.root), "containers": [*map(_text, index.containers)], "times": index.times,
         "classes": [*map(_text, index.classes)], "skipped": [(_text(path), reason) for path, reason in index.skipped],
-        "ignored": index.ignored, "fingerprint": index.fingerprint, "lengths": index.lengths,
+        "ignored": index.ignored, "images": index.fingerprint, "lengths": index.lengths,
     }  # fmt: skip
     text = json.dumps(about).encode()
     parts = [header.getvalue(), index.records.tobytes(), index.names.tobytes(), text, len(text).to_bytes(8, "little")]
@@ -280,7 +291,6 @@ def _save(place: Path, index: Index) -> None:
     for part in parts:
         digest.update(part)
     write_atomically(place, [*parts, digest.digest()])
-    place.with_suffix(".index").unlink(missing_ok=True)  # the format of earlier versions
 
 
 def _load(place: Path, root: bytes) -> Index | None:
@@ -309,9 +319,9 @@ def _load(place: Path, root: bytes) -> Index | None:
             names=content[end:text],
             skipped=[(_bytes(path), reason) for path, reason in about["skipped"]],
             ignored=about["ignored"],
-            fingerprint=about["fingerprint"],
+            fingerprint=about["images"],
             reusable=True,
-            lengths=about.get("lengths", []),  # earlier versions knew no shards
+            lengths=about["lengths"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -131,7 +131,7 @@ class Jpeg(NamedTuple):
     orientation: int
 
 
-def recognise(content: bytearray, *, shrink: int | None) -> Jpeg | None:
+def recognise(content: bytearray) -> Jpeg | None:
     """The JPEG in a whole file; None where Pillow has to decide. Raises ValueError for one that is too large."""
     if content[:3] != b"\xff\xd8\xff" or "torch" not in sys.modules or _decoder() is None:
         return None  # a look at data does not import torch
@@ -140,8 +140,6 @@ def recognise(content: bytearray, *, shrink: int | None) -> Jpeg | None:
     except (Doubt, struct.error, IndexError):
         return None
     check_size(width, height)
-    if shrink is not None and min(width, height) >= 2 * shrink:
-        return None  # Pillow decodes at a fraction of the size
     return Jpeg(content, width, height, orientation)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,37 +14,19 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from torch import Tensor
 
-from dssl.augment import Normalization, RawImages
+from dssl.augment import BaseViewMaker, Normalization
 from dssl.data.decode import GROUP, UnreadableImage, resize
 from dssl.data.device import Batch, Pool
-from dssl.data.order import Shuffle, order_of
+from dssl.data.order import order_of
 from dssl.data.pipeline import Piped, Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
-from dssl.data.source import Source
+from dssl.data.source import Shuffle, Source
 from dssl.errors import DsslError
 from dssl.types import Image
 
 _CHUNK, _FEW = 64, 16  # images that a thread claims at once: at most, and where the batch has enough also at least
 _LONG = 16  # times its shorter side: longer images are not resized whole
 CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
-
-
-class Maker(Protocol):
-    """What makes views: `dssl.augment.ViewMaker`, or something with the same methods."""
-
-    names: tuple[str, ...]
-
-    def allocate(self, count: int, *, pinned: bool = False) -> Any:
-        """Buffers N x H x W x C, one for each view; ``pinned`` is given where the batches ask for it."""
-
-    def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Any:
-        """The parameters of every view of these images."""
-
-    def apply(self, plan: Any, row: int, image: Image, out: Any, out_row: int) -> None:
-        """All views of one image."""
-
-    def apply_many(self, plan: Any, row: int, images: RawImages, out: Any, out_row: int) -> None:
-        """All views of some images, of any sizes."""
 
 
 @dataclass(slots=True)
@@ -68,7 +50,7 @@ class Batches(Piped):
     def __init__(
         self,
         source: Source,
-        maker: Maker,
+        maker: BaseViewMaker,
         *,
         batch_size: int,
         seed: int,
@@ -104,8 +86,7 @@ class Batches(Piped):
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
         self._next = start_step
         count = batch_size // world_size
-        allocate = partial(maker.allocate, count, pinned=True) if pinned else partial(maker.allocate, count)
-        self._pool = pool = Pool(maker.names, allocate, keep=ahead + 2)
+        self._pool = pool = Pool(maker.names, partial(maker.allocate, count, pinned=pinned), keep=ahead + 2)
         reader = Reader(source, seed=seed, quarantine=self.quarantine, labels=labels)
 
         def start(step: int) -> tuple[_Content, int]:
@@ -146,7 +127,7 @@ class Batches(Piped):
         self._pool.close()
 
 
-def _fill(reader: Reader, maker: Maker, content: _Content, rows: range, is_stopped: Callable[[], bool]) -> None:
+def _fill(reader: Reader, maker: BaseViewMaker, content: _Content, rows: range, is_stopped: Callable[[], bool]) -> None:
     """Read some images of a batch and make their views."""
     with content.lock:  # once per batch: a plan costs a millisecond, however few the images
         if content.plan is None:
@@ -169,7 +150,7 @@ def _fill(reader: Reader, maker: Maker, content: _Content, rows: range, is_stopp
             pending, held, first = [], 0, row + 1
 
 
-def _make(reader: Reader, maker: Maker, content: _Content, first: int, images: list[Image]) -> None:
+def _make(reader: Reader, maker: BaseViewMaker, content: _Content, first: int, images: list[Image]) -> None:
     """The views of these images into the rows from `first` on; an error names its image."""
     try:
         maker.apply_many(content.plan, first, images, content.buffers, first)

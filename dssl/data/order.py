@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
-from dssl.data.source import Source, Subset
+from dssl.data.source import Shuffle, Source, Subset
 from dssl.errors import DsslError
 
-Shuffle = Literal["images", "shards"]
 WINDOW = 16
 
 
@@ -127,11 +125,8 @@ class ShardOrder(Order):
 def order_of(
     source: Source, *, batch_size: int, seed: int, shuffle: Shuffle | None = None, window: int | None = None
 ) -> Order:
-    """The order of a source: random over all images unless asked otherwise, or unless the source is better read in shards."""
-    inner = source.source if isinstance(source, Subset) else source
-    if shuffle is None and (not isinstance(source, Subset) or (np.diff(source.indices) > 0).all()):
-        shuffle = getattr(inner, "shuffle", None)
-    if shuffle != "shards":
+    """The order of a source: the one that suits it unless asked otherwise."""
+    if (shuffle or source.shuffle) != "shards":
         if window is not None:
             raise DsslError(f"window {window}: only --shuffle shards has one")
         return Order(len(source), batch_size=batch_size, seed=seed)
@@ -140,22 +135,16 @@ def order_of(
 
     def ahead(shards: NDArray[np.int64]) -> None:
         # the loader's lock is held here, and a system may take its time to accept what it is told
-        read_ahead: Callable[..., None] = inner.read_ahead  # type: ignore[attr-defined]  # of every source in shards
-        threading.Thread(target=read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()
+        threading.Thread(target=source.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()
 
     bounds = np.append(bounds[kept], bounds[-1])
-    usual: int = getattr(inner, "window", WINDOW)
-    return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or usual, ahead=ahead)
+    return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or source.window, ahead=ahead)
 
 
 def require_shards(source: Source) -> NDArray[np.int64]:
     """Where the images of each shard begin, and the last one's end; an error for a source without shards."""
-    inner = source.source if isinstance(source, Subset) else source
-    bounds: NDArray[np.int64] | None = getattr(inner, "bounds", None)
-    if bounds is None:
+    if source.shards is None:
+        if isinstance(source, Subset) and source.source.shards is not None:
+            raise DsslError(f"--shuffle shards: {source.name} are not in the order of their shards")
         raise DsslError(f"--shuffle shards: {source.name} does not consist of shards; expected tar or Parquet files")
-    if not isinstance(source, Subset):
-        return bounds
-    if (np.diff(source.indices) <= 0).any():
-        raise DsslError(f"--shuffle shards: {source.name} are not in the order of their shards")
-    return np.searchsorted(source.indices, bounds)
+    return source.shards

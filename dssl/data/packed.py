@@ -25,7 +25,7 @@ from dssl.data.find import check_copy
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
 from dssl.data.scale import as_range
-from dssl.data.source import NoSplitError, Source, Split, range_of
+from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
 from dssl.files import printable, replacing, write_atomically
 
@@ -36,7 +36,7 @@ _NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)  # MAP_NORE
 _DIGEST = b', "digest": '
 
 
-class Packed:
+class Packed(Source):
     """One split of a packed data set."""
 
     def __init__(self, place: str, *, split: Split = "train") -> None:
@@ -70,7 +70,7 @@ class Packed:
         self.value_range = as_range(about.get("range"))
         self.name = f"packed {about['name']}"
         self.fingerprint = str(about["fingerprint"])
-        self.classes: tuple[str, ...] | None = None if about["classes"] is None else tuple(about["classes"])
+        self.classes = None if about["classes"] is None else tuple(about["classes"])
         self.labels = None if self.classes is None else np.array(about["labels"], np.int64)
 
     def __len__(self) -> int:
@@ -175,7 +175,7 @@ def _described(source: Source, rows: list[tuple[int, int, int, int]], *, side: i
     content = hashlib.sha256(checksum.astype("<u4").tobytes() + height.tobytes() + width.tobytes())
     origin = hashlib.sha256(f"packed {source.fingerprint} {side} {channels}".encode() + content.digest())
     labels = None if source.classes is None else source.labels
-    value_range = range_of(source)
+    value_range = source.value_range
     about = {
         "name": source.name, "fingerprint": origin.hexdigest()[:32], "channels": channels, "begin": begin,
         "range": None if value_range is None else value_range.plain(),

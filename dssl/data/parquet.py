@@ -30,17 +30,14 @@ _NAMES = {"image": ("image", "img", "jpg", "jpeg", "png"), "label": ("label", "l
 class Parquet(Shards):
     """The images in a column of Parquet files, in the order of their rows; a shard of the order is a row group."""
 
-    shuffle = "shards"
-    """Its default order: a random one would read a row group for each image."""
+    shuffle = "shards"  # a random order would read a row group for each image
 
     def __init__(
         self,
         shards: Found,
         *,
         channels: int = 3,
-        shrink: int | None = None,
         value_range: Range | None = None,
-        cache: bool = True,
     ) -> None:
         columns = _columns_of(shards)
         scan = partial(_scan, columns=columns)
@@ -48,15 +45,14 @@ class Parquet(Shards):
         super().__init__(
             shards,
             # an index of an earlier version lacks the labels of dictionary and boolean columns
-            lambda paths: open_shards(paths, scan, options=(*named, b"labels"), sized=False, cache=cache),
+            lambda paths: open_shards(paths, scan, options=(*named, b"labels"), sized=False),
             channels=channels,
-            shrink=shrink,
             value_range=value_range,
         )
         records = self.index.records
         new = (np.diff(records["container"]) != 0) | (np.diff(records["offset"]) != 0)
-        self.bounds = np.concatenate([[0], np.flatnonzero(new) + 1, [len(records)]])
-        groups, files = len(self.bounds) - 1, len(shards.paths)
+        self.shards = bounds = np.concatenate([[0], np.flatnonzero(new) + 1, [len(records)]])
+        groups, files = len(bounds) - 1, len(shards.paths)
         self.window = int(np.clip(_CACHE * groups // (2 * sum(self.index.lengths)), 1, _WINDOW))
         """How many row groups are mixed by default: two windows take at most a gigabyte."""
         self.name = (
@@ -77,9 +73,10 @@ class Parquet(Shards):
 
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
         """Read row groups before their images are asked for, and keep two windows of them."""
+        assert self.shards is not None
         self._groups.make_room(len(shards))
         for shard in shards.tolist():
-            record = self.index.records[self.bounds[shard]]
+            record = self.index.records[self.shards[shard]]
             try:
                 self._groups.at(int(record["container"]), int(record["offset"]))
             except Exception:  # who needs an image of it will say what is wrong

@@ -6,8 +6,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from dssl.errors import DsslError
@@ -34,9 +34,29 @@ def default_threads() -> int:
 
 def in_threads(function: Callable[[int], T], items: Sequence[int], *, threads: int | None = None) -> Iterator[T]:
     """``map(function, items)`` in threads, at most 256 items ahead; an error ends it at once."""
-    with ThreadPoolExecutor(max_workers=thread_count(threads), thread_name_prefix="dssl-map") as pool:
+    with thread_pool(thread_count(threads), "dssl-map") as pool:
         for begin in range(0, len(items), _WINDOW):
             yield from pool.map(function, items[begin : begin + _WINDOW])
+
+
+@contextmanager
+def thread_pool(threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads; a system that allows no more of them is an error of one line."""
+    with _limited(), ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name) as pool:
+        yield pool
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        raise DsslError(
+            f"{error}: the system allows this process no more than its {threading.active_count()}; use fewer (--threads), or "
+            "raise the limits on memory and processes (ulimit -v, ulimit -u)"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -111,9 +131,8 @@ def _stop(shared: _Shared[T], threads: list[threading.Thread]) -> None:
         shared.changed.notify_all()
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
-        if (
-            thread is not threading.current_thread() and thread.is_alive()
-        ):  # a thread that the system refused to start is not
+        # a thread that the system did not start is not alive
+        if thread is not threading.current_thread() and thread.is_alive():
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
@@ -142,8 +161,13 @@ class Pipeline(Generic[T]):
         ]
         # runs on close, when nobody holds the pipeline any more, and before the interpreter ends
         self._finalizer = weakref.finalize(self, _stop, self._shared, workers)
-        for worker in workers:
-            worker.start()
+        try:
+            with _limited():
+                for worker in workers:
+                    worker.start()
+        except DsslError:
+            self.close()
+            raise
 
     def take(self, step: int) -> T:
         """The content of a step; asking for any but the next one makes the threads start over there."""
@@ -180,11 +204,7 @@ class Piped:
         self._pipeline.close()
 
     def __enter__(self) -> Self:
-        """The batches themselves."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the threads."""
+    def __exit__(self, *error: object) -> None:
         self.close()

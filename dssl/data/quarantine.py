@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from dssl.augment import Normalization
 from dssl.data.decode import UnreadableImage, naming
 from dssl.data.pipeline import in_threads
 from dssl.data.scale import Range
-from dssl.data.source import InFiles, Source, read_many, skipped_files
+from dssl.data.source import Source
 from dssl.data.values import read_values
 from dssl.errors import DsslError
 
@@ -45,17 +44,18 @@ class Quarantine:
         self.reasons: dict[str, str] = {}
         self._bad_indices: set[int] = set()
         self._lock = threading.Lock()
-        self._before: set[bytes] = set()
-        with suppress(OSError):
-            self._before = set() if path is None else _names_in(path.read_bytes())
+        self._names: set[bytes] = set()
+        self._position = 0
+        """The names in the file, up to a position in it: what other processes add comes behind."""
         self._listed = 0
         """How many names all processes of this run have added to the file."""
-        skipped = skipped_files(source)
-        self.total = len(source) + len(skipped)
+        if path is not None:
+            with suppress(OSError), path.open("rb") as file:
+                self._read_names(file)
+        self.total = len(source) + len(source.skipped)
         """Everything in the source that looks like an image, readable or not."""
-        self._skipped = len(skipped)
-        for name, reason in skipped:
-            self._add(name, reason)
+        self._skipped = len(source.skipped)
+        self._add(dict(source.skipped))
         self._check()
 
     def __contains__(self, index: int) -> bool:
@@ -70,32 +70,41 @@ class Quarantine:
         """Record an unreadable image; raises an error when there are too many."""
         with self._lock:
             self._bad_indices.add(index)
-            self._add(error.path, error.reason)
+            self._add({error.path: error.reason})
         self._check()
 
-    def _add(self, name: str, reason: str) -> None:
-        if name in self.reasons:
-            return
-        self.reasons[name] = reason
-        if self.path is not None:
+    def _add(self, reasons: Mapping[str, str]) -> None:
+        new = {name: reason for name, reason in reasons.items() if name not in self.reasons}
+        self.reasons |= new
+        if self.path is not None and new:
             try:
-                self._append(self.path, name, reason)
+                self._append(self.path, new)
             except OSError as error:
+                name, reason = next(iter(new.items()))
                 raise DsslError(
                     f"{self.path}: {error.strerror}: cannot record that {name} is unreadable ({reason})"
                 ) from error
 
-    def _append(self, path: Path, name: str, reason: str) -> None:
+    def _append(self, path: Path, reasons: Mapping[str, str]) -> None:
         with path.open("a+b") as file:
             with suppress(OSError):  # some network disks have no locks, and a line may be repeated there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            known = _names_in(file.read())
-            self._listed = len((known | {name.encode()}) - self._before)
-            if name.encode() not in known:
-                file.write(f"{name}\t{reason}\n".encode())
-                file.flush()
-                os.fsync(file.fileno())
+            self._listed += self._read_names(file)
+            lines = {name.encode(): f"{name}\t{reason}\n".encode() for name, reason in reasons.items()}
+            new = lines.keys() - self._names
+            file.write(b"".join(line for name, line in lines.items() if name in new))
+            self._names |= new
+            self._listed += len(new)
+
+    def _read_names(self, file: BinaryIO) -> int:
+        """Read what has been added to the file since; returns how many names are new."""
+        file.seek(self._position)
+        lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._position += len(lines)
+        before = len(self._names)
+        self._names |= {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
+        return len(self._names) - before
 
     def _check(self) -> None:
         """Stop the run when the known bad files alone are too many."""
@@ -113,10 +122,6 @@ class Quarantine:
         )
 
 
-def _names_in(lines: bytes) -> set[bytes]:
-    return {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
-
-
 class Reader:
     """Reads images by index; an unreadable one is replaced by another, chosen by seed and index alone.
 
@@ -132,7 +137,7 @@ class Reader:
     def images(self, indices: list[int]) -> Iterator[Image]:
         """The images, or their replacements, in order."""
         known = [index in self.quarantine for index in indices]  # as it is now: other threads add to it
-        found = read_many(self.source, [index for index, bad in zip(indices, known, strict=True) if not bad])
+        found = self.source.read([index for index, bad in zip(indices, known, strict=True) if not bad])
         for index, bad in zip(indices, known, strict=True):
             image = None if bad else self._checked(index, next(found))
             yield self._replacement(index) if image is None else image
@@ -144,7 +149,7 @@ class Reader:
         for draw in rng.bits(self._stream, np.array([index], np.int64), _ATTEMPTS)[0].tolist():
             other = alike[draw % len(alike)]
             if other not in self.quarantine:
-                image = self._checked(other, next(read_many(self.source, [other])))
+                image = self._checked(other, next(self.source.read([other])))
                 if image is not None:
                     return image
         raise DsslError(f"{self.source.label_of(index)}: unreadable, and so are {_ATTEMPTS} others tried in its place")
@@ -208,13 +213,12 @@ def measure(
 
 def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
     """The values at the percentiles of a range, channel by channel, over a sample of the images; each has the same weight."""
-    assert isinstance(source, InFiles)
     chosen = rng.sample(rng.key(0, "range"), len(source), _RANGE_IMAGES)
     most = max(64, _VALUES // (len(chosen) * channels))
 
     def some_values(index: int) -> NDArray[np.float64]:
         with naming(source.label_of(index)):
-            values = read_values(bytearray(source.content(index)), channels=channels).reshape(-1, channels)
+            values = read_values(bytearray(source.content(index) or b""), channels=channels).reshape(-1, channels)
         # at random places, because a regular grid may fall on the lines of a sensor
         shares = rng.uniforms(rng.key(0, "range", "pixels"), np.array([index]), min(most, len(values)))[0]
         found: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
+from dssl.data.pipeline import thread_pool
 from dssl.data.source import InMemory, Split
 from dssl.errors import DsslError
 from dssl.files import forget_kernels
@@ -83,7 +83,7 @@ def draw(indices: NDArray[np.int64], drawing: Drawing = "shapes") -> NDArray[np.
         objects, strength = _plan(part, drawing)
         paint(objects, noise, strength, images[start : start + _BLOCK])
 
-    with ThreadPoolExecutor(max_workers=4, thread_name_prefix="dssl-shapes") as pool:
+    with thread_pool(4, "dssl-shapes") as pool:
         list(pool.map(block, range(0, len(indices), _BLOCK)))
     return images
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.find import Found
 from dssl.data.index import RECORD, YOUNG, Index, fingerprint, kept_index
 from dssl.data.scale import Range
-from dssl.data.source import stamp_of_files
+from dssl.data.source import Source, size_and_time, stamp_of
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -27,14 +27,8 @@ if TYPE_CHECKING:
     from dssl.types import Image
 
 
-class Shards(ABC):
+class Shards(Source):
     """The images of shards, in the order of their index; the kinds of shards differ in how they find the bytes of one."""
-
-    name: str
-    bounds: NDArray[np.int64]
-    """Where the images of each shard of the order begin, and where the last one's end."""
-    options: tuple[bytes, ...] = ()
-    """What tells one way to read the same shards from another."""
 
     def __init__(
         self,
@@ -42,7 +36,6 @@ class Shards(ABC):
         opened: Callable[[tuple[bytes, ...]], Index],
         *,
         channels: int,
-        shrink: int | None,
         value_range: Range | None,
     ) -> None:
         self.index = opened(shards.paths)
@@ -52,39 +45,38 @@ class Shards(ABC):
         self.classes, self.labels = _classes_of(self.index, train, shards.name)
         self.fingerprint = self.index.fingerprint
         self.skipped = self.index.skipped_paths()
-        self._channels, self._shrink, self.value_range = channels, shrink, value_range
+        self._channels, self.value_range = channels, value_range
+        self._stamp: str | None = None
 
     def __len__(self) -> int:
         """The number of images."""
         return len(self.index)
 
-    def stamp(self, indices: Iterable[int]) -> str:
-        """Of all shards, as they are now, whichever hold these images."""
-        return stamp_of_files(map(self.index.container, range(len(self.index.containers))))
+    def stamp(self, indices: Sequence[int] | None = None) -> str:
+        """Of all shards, whichever hold these images, as they were when it was first asked for."""
+        if self._stamp is None:
+            files = map(self.index.container, range(len(self.index.containers)))
+            self._stamp = stamp_of(map(size_and_time, files))
+        return self._stamp
 
     def image(self, index: int) -> Image:
         """One image, decoded."""
-        (image,) = self.read_many([index])
+        (image,) = self.read([index])
         if isinstance(image, UnreadableImage):
             raise image
         return image
 
-    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
+    def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
         """Several images, decoded together; an unreadable one is its error."""
         return decode_contents(
             ((self.index.path(index), partial(self.content, index)) for index in indices),
             channels=self._channels,
-            shrink=self._shrink,
             value_range=self.value_range,
         )
 
     @abstractmethod
     def content(self, index: int) -> bytearray:
         """The bytes of one image as they are in its shard; raises whatever goes wrong."""
-
-    @abstractmethod
-    def read_ahead(self, shards: NDArray[np.int64]) -> None:
-        """Prepare for shards of the order whose images will be asked for."""
 
     def label_of(self, index: int) -> str:
         """The path of the shard below their folder and the name in it, printable."""
@@ -117,7 +109,6 @@ def open_shards(
     *,
     options: tuple[bytes, ...] = (),
     sized: bool = True,
-    cache: bool,
     threads: int = 8,
 ) -> Index:
     """The index of shards, from the cache or by scanning several at a time.
@@ -134,7 +125,7 @@ def open_shards(
         marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
         return _assemble(root, shards, found, started=started, marks=None if sized else marks)
 
-    return kept_index(root, scan_all, shards=shards, options=options, cache=cache)
+    return kept_index(root, scan_all, shards=shards, options=options)
 
 
 def _common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:

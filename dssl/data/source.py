@@ -1,55 +1,103 @@
-"""Where images come from: one small protocol, and `open_source`, which turns what a user types into a data set."""
+"""Where images come from: what every data set has, and parts of one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import UnreadableImage, kind_of
-from dssl.data.scale import MAX_CHANNELS, Range, parse_range
+from dssl.data.decode import UnreadableImage
 from dssl.errors import DsslError
-from dssl.files import printable
 
 if TYPE_CHECKING:
-    from dssl.data.folder import Folder, ListFile
-    from dssl.data.parquet import Parquet
-    from dssl.data.tar import Tar
+    from dssl.data.scale import Range
     from dssl.types import Image
 
 Split = Literal["train", "test"]
+Shuffle = Literal["images", "shards"]
 
 
 class NoSplitError(DsslError):
     """The data has no such split; callers that can do without it catch this."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """A data set: images by index, from any number of threads."""
 
     name: str
     """For people."""
     fingerprint: str
     """Identifies the data: a resumed run checks that it has not changed."""
-    labels: NDArray[np.int64] | None
-    classes: tuple[str, ...] | None
+    labels: NDArray[np.int64] | None = None
+    classes: tuple[str, ...] | None = None
+    value_range: Range | None = None
+    """The values that became 0 and 255; None for photographs."""
+    skipped: Sequence[tuple[str, str]] = ()
+    """Path and reason of everything that could not be counted as an image: a FIFO, a broken link."""
+    options: tuple[bytes, ...] = ()
+    """What tells one way to read the same files from another: the columns of Parquet."""
+    shards: NDArray[np.int64] | None = None
+    """Where the images of each shard begin, and the last one's end; None for images that are not in shards."""
+    shuffle: Shuffle = "images"
+    """The order that suits it."""
+    window: int = 16
+    """How many shards are mixed in the order of shards."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """The number of images."""
 
+    @abstractmethod
     def image(self, index: int) -> Image:
         """One image, in writable memory that must not be written to; raises UnreadableImage for a bad file."""
 
     def label_of(self, index: int) -> str:
         """What to call this image on a page: a path or "shapes train 17"."""
+        return f"{self.name} {index}"
+
+    def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
+        """Images in order, an unreadable one as its error."""
+        for index in indices:
+            try:
+                yield self.image(index)
+            except UnreadableImage as error:
+                yield error
+
+    def any_readable(self, indices: Sequence[int]) -> bool:
+        """Whether one of these images can be read now, though it could not be before: the disk may have been away."""
+        return any(not isinstance(image, UnreadableImage) for image in self.read(indices))
+
+    def content(self, index: int) -> bytes | bytearray | None:
+        """The bytes of one image as they are in its file, not decoded; None for an image that is in none."""
+        return None
+
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:  # noqa: B027 (most sources have nothing to prepare)
+        """Prepare for shards whose images will be asked for."""
+
+    def stamp(self, indices: Sequence[int] | None = None) -> str:
+        """Of the sizes and times of the files of all images, or of these: a copy elsewhere shares the fingerprint alone.
+
+        No file is looked at twice. Empty for images that are in no files of their own.
+        """
+        return ""
+
+    def earlier_fingerprints(self) -> tuple[str, ...]:
+        """Those that earlier versions gave the same images, so that their runs resume."""
+        return ()
+
+    @property
+    def reading(self) -> str:
+        """How the images are read, if that can differ for one fingerprint: the columns of Parquet, the range of values."""
+        bounds = [] if self.value_range is None else [self.value_range.text()]
+        return " ".join([*(option.decode() for option in self.options), *bounds])
 
 
-class InMemory:
+class InMemory(Source):
     """A labelled data set that is held in memory whole."""
 
     def __init__(
@@ -57,15 +105,12 @@ class InMemory:
         fingerprint: str,
     ) -> None:  # fmt: skip
         self.name, self.fingerprint, self._images, self._caption = name, fingerprint, images, caption
-        self.labels: NDArray[np.int64] | None = labels
-        self.classes: tuple[str, ...] | None = classes
+        self.labels, self.classes = labels, classes
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self._images)
 
     def image(self, index: int) -> Image:
-        """One image."""
         image: Image = self._images[index]
         return image
 
@@ -74,139 +119,52 @@ class InMemory:
         return f"{self._caption} {index}"
 
 
-class Subset:
+class Subset(Source):
     """Some images of a source, in a given order."""
 
     def __init__(self, source: Source, indices: NDArray[np.int64]) -> None:
         self.source, self.indices = source, indices
         self.name = f"{len(indices):,} images of {source.name}"
         digest = hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=16).hexdigest()
-        self.fingerprint = f"{source.fingerprint}/{len(indices)}/{digest}"
+        self._choice = f"/{len(indices)}/{digest}"
+        self.fingerprint = source.fingerprint + self._choice
         self.labels = None if source.labels is None else source.labels[indices]
-        self.classes = source.classes
+        self.classes, self.value_range, self.options = source.classes, source.value_range, source.options
+        if source.shards is not None and (np.diff(indices) > 0).all():
+            self.shards, self.shuffle, self.window = (
+                np.searchsorted(indices, source.shards),
+                source.shuffle,
+                source.window,
+            )
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.indices)
 
     def image(self, index: int) -> Image:
-        """One image of the source."""
         return self.source.image(int(self.indices[index]))
-
-    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images of the source."""
-        return read_many(self.source, self.indices[indices].tolist())
 
     def label_of(self, index: int) -> str:
         """What the source calls it."""
         return self.source.label_of(int(self.indices[index]))
 
+    def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
+        return self.source.read(self.indices[list(indices)].tolist())
+
+    def content(self, index: int) -> bytes | bytearray | None:
+        return self.source.content(int(self.indices[index]))
+
+    def read_ahead(self, shards: NDArray[np.int64]) -> None:
+        self.source.read_ahead(shards)
+
+    def stamp(self, indices: Sequence[int] | None = None) -> str:
+        return self.source.stamp((self.indices if indices is None else self.indices[list(indices)]).tolist())
+
     def earlier_fingerprints(self) -> tuple[str, ...]:
-        """Up to 0.1.0 the number of images was all that a fingerprint said about the choice."""
-        known = (self.source.fingerprint, *earlier_fingerprints(self.source))
-        return tuple(f"{fingerprint}/{len(self.indices)}" for fingerprint in known)
-
-
-def open_source(
-    text: str,
-    *,
-    split: Split = "train",
-    channels: int = 3,
-    shrink: int | None = None,
-    value_range: str | Range | None = None,
-    cache: bool = True,
-) -> Source:
-    """Open "shapes", "figures:2000", "cifar10:FOLDER_OR_ARCHIVE", "packed:FOLDER", a folder of images, a text list, or tar
-    or Parquet shards: "shards/{000..127}.tar", "data/*.parquet#label=COLUMN", or a folder or text list of them.
-
-    `channels`, `shrink` (see `decode.read_image`), `value_range` ("0,4095", or percentiles to be measured: "1%,99%") and
-    `cache` (of the index) apply to folders, lists and shards. Photographs have 1 or 3 channels and no range; with another
-    number of channels the range is "1%,99%" by default. `range_of` tells the range that was measured.
-    """
-    text = expanded(text)
-    if split not in ("train", "test"):
-        raise DsslError(f"split {split!r}: expected train or test")
-    if not 1 <= channels <= MAX_CHANNELS:
-        raise DsslError(f"channels {channels}: expected 1 to {MAX_CHANNELS}")
-    kind, _, rest = text.partition(":")
-    if kind in ("shapes", "figures", "cifar10"):
-        if channels != 3:
-            raise DsslError(f"{text}: its images have 3 channels, not {channels}")
-        if value_range is not None:
-            raise DsslError(f"{text}: its images have 8 bits, which need no range: leave out --range")
-    if kind in ("shapes", "figures"):
-        from dssl.data.shapes import Drawing, Shapes
-
-        if text != kind and not (rest.isascii() and rest.isdigit()):
-            raise DsslError(f"{text!r}: expected {kind} or {kind}:COUNT, such as {kind}:2000")
-        # a count is the number of training images; the test split keeps its size, so that results stay comparable
-        return Shapes(int(rest) if rest and split == "train" else None, split=split, drawing=cast("Drawing", kind))
-    if text == "cifar10":
-        raise DsslError("cifar10: no folder given: expected cifar10:FOLDER; `dssl data cifar10 FOLDER` downloads it")
-    if kind == "cifar10":
-        from dssl.data.cifar10 import Cifar10
-
-        return Cifar10(rest, split=split)
-    if kind == "packed" and rest:
-        from dssl.data.packed import Packed
-
-        packed = Packed(rest, split=split)
-        if packed.channels != channels:
-            raise DsslError(f"{text}: it was packed with {packed.channels} channels, not {channels}")
-        if value_range is not None and parse_range(value_range, channels=channels) != packed.value_range:
-            known = "no range" if packed.value_range is None else f"the range {packed.value_range.text()}"
-            told = value_range if isinstance(value_range, str) else value_range.text()
-            raise DsslError(f"{text}: it was packed with {known}, not {told}: leave out --range, or pack it again")
-        return packed
-    wanted = parse_range(value_range, channels=channels)
-    source = _open_path(text, split=split, channels=channels, shrink=shrink, value_range=wanted, cache=cache)
-    if wanted is not None and wanted.percent:
-        from dssl.data.quarantine import measure_range
-
-        # the test images are scaled as those that an encoder is trained on
-        train = source if split == "train" else open_source(text, channels=channels, value_range=wanted, cache=cache)
-        source.value_range = (
-            range_of(train) if train is not source else measure_range(source, wanted, channels=channels)
-        )
-    return source
-
-
-def range_of(source: Source) -> Range | None:
-    """The values that became 0 and 255; None for photographs."""
-    return range_of(source.source) if isinstance(source, Subset) else getattr(source, "value_range", None)
-
-
-def _open_path(
-    text: str, *, split: Split, channels: int, shrink: int | None, value_range: Range | None, cache: bool
-) -> Folder | ListFile | Tar | Parquet:
-    from dssl.data.find import find_shards
-    from dssl.data.folder import Folder, ListFile
-    from dssl.data.parquet import Parquet
-    from dssl.data.tar import Tar
-
-    shards = find_shards(text, split)
-    if shards is not None:
-        kind = Tar if shards.kind == ".tar" else Parquet
-        return kind(shards, channels=channels, shrink=shrink, value_range=value_range, cache=cache)
-    try:
-        mode = os.stat(text).st_mode  # noqa: PTH116 (pathlib would normalise the text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DsslError(
-            f"data {printable(text)!r}: {reason}; expected shapes, figures, cifar10:FOLDER, packed:FOLDER, a folder of images, "
-            "tar or Parquet shards, or a text list"
-        ) from error
-    if stat.S_ISDIR(mode):
-        return Folder(text, split=split, channels=channels, shrink=shrink, value_range=value_range, cache=cache)
-    if not stat.S_ISREG(mode):
-        raise DsslError(f"data {printable(text)!r}: {kind_of(mode)}; expected a folder of images or a text list")
-    if split == "test":
-        raise NoSplitError(f"{printable(text)}: a list has no test split: give the list of test images instead")
-    return ListFile(text, channels=channels, shrink=shrink, value_range=value_range)
+        return tuple(fingerprint + self._choice for fingerprint in self.source.earlier_fingerprints())
 
 
 def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Labels and classes for callers that need them; an error where there are none, or only one class."""
+    """Labels and classes for callers that need them; an error if there are none, or only one class."""
     if source.labels is None or source.classes is None:
         raise DsslError(
             f"{source.name}: no labels: expected one folder per class, a list with a label after a tab on each line, or shards "
@@ -225,85 +183,18 @@ def expanded(text: str) -> str:
     return os.path.expanduser(text)  # noqa: PTH111 (as above)
 
 
-def earlier_fingerprints(source: Source) -> tuple[str, ...]:
-    """The fingerprints that earlier versions gave the same images, so that their runs resume."""
-    found: tuple[str, ...] = source.earlier_fingerprints() if isinstance(source, _Renamed) else ()
-    return found
+def size_and_time(path: bytes) -> tuple[int, int]:
+    """Of a file; -1 twice for one that cannot be found."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 (bytes)
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
 
 
-def reading_of(source: Source) -> str:
-    """How the images are read, where that can differ for one fingerprint: the columns of Parquet, the range of values."""
-    if isinstance(source, Subset):
-        return reading_of(source.source)
-    options: tuple[bytes, ...] = getattr(source, "options", ())
-    known = range_of(source)
-    return " ".join([*(option.decode() for option in options), *([] if known is None else [known.text()])])
-
-
-def stamp_of(source: Source) -> str:
-    """Sizes and times of the files: for results that are kept, since a copy elsewhere shares the fingerprint.
-
-    Empty for images that are in no files of their own.
-    """
-    indices: Iterable[int] = range(len(source))
-    while isinstance(source, Subset):
-        chosen = source.indices
-        source, indices = source.source, [int(chosen[index]) for index in indices]
-    return source.stamp(indices) if isinstance(source, _Stamped) else ""
-
-
-def stamp_of_files(paths: Iterable[bytes]) -> str:
-    """A digest of the sizes and times of files; of one that cannot be read, that it cannot."""
+def stamp_of(files: Iterable[Sequence[int]]) -> str:
+    """A digest of the sizes and times of files."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        try:
-            status = os.stat(path)  # noqa: PTH116 (bytes)
-            digest.update(b"%d %d\n" % (status.st_size, status.st_mtime_ns))
-        except OSError:
-            digest.update(b"-\n")
+    for size, time in files:
+        digest.update(b"-\n" if size < 0 else b"%d %d\n" % (size, time))
     return digest.hexdigest()
-
-
-@runtime_checkable
-class _Stamped(Protocol):
-    def stamp(self, indices: Iterable[int]) -> str: ...
-
-
-@runtime_checkable
-class _Renamed(Protocol):
-    def earlier_fingerprints(self) -> tuple[str, ...]: ...
-
-
-def read_many(source: Source, indices: list[int]) -> Iterator[Image | UnreadableImage]:
-    """Images in order, an unreadable one as its error; a source with a method ``read_many`` reads several at once."""
-    if isinstance(source, _ReadsMany):
-        yield from source.read_many(indices)
-        return
-    for index in indices:
-        try:
-            yield source.image(index)
-        except UnreadableImage as error:
-            yield error
-
-
-def any_readable(source: Source, indices: list[int]) -> bool:
-    """Whether one of these images can be read now, though it could not be before: the disk may have been away."""
-    return any(not isinstance(image, UnreadableImage) for image in read_many(source, indices))
-
-
-@runtime_checkable
-class _ReadsMany(Protocol):
-    def read_many(self, indices: list[int]) -> Iterator[Image | UnreadableImage]: ...
-
-
-@runtime_checkable
-class InFiles(Protocol):
-    """A source whose images are files of their own, or in shards."""
-
-    def content(self, index: int) -> bytes | bytearray:
-        """The bytes of one of them, not decoded."""
-
-
-def skipped_files(source: Source) -> Sequence[tuple[str, str]]:
-    """Path and reason of everything that the scan of a folder could not count as an image: a FIFO, a broken link."""
-    return getattr(source, "skipped", ())

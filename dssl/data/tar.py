@@ -61,9 +61,7 @@ class Tar(Shards):
         shards: Found,
         *,
         channels: int = 3,
-        shrink: int | None = None,
         value_range: Range | None = None,
-        cache: bool = True,
     ) -> None:
         if shards.columns:
             raise DsslError(f"{shards.name}#{shards.columns}: tar files have no columns; only Parquet files do")
@@ -72,14 +70,13 @@ class Tar(Shards):
         options = (*kind_option(photos=photos), b"stems")  # the index of an earlier version may have other labels
         super().__init__(
             shards,
-            lambda paths: open_shards(paths, scan, options=options, cache=cache),
+            lambda paths: open_shards(paths, scan, options=options),
             channels=channels,
-            shrink=shrink,
             value_range=value_range,
         )
         count = len(shards.paths)
         self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"
-        self.bounds = np.searchsorted(self.index.records["container"], np.arange(count + 1))
+        self.shards = np.searchsorted(self.index.records["container"], np.arange(count + 1))
         self._files = _Files(self.index)
 
     def content(self, index: int) -> bytearray:

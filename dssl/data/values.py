@@ -114,6 +114,8 @@ def _tiff(content: bytearray) -> NDArray[Any]:
         if file.pages.first.photometric == tifffile.PHOTOMETRIC.PALETTE:
             raise ValueError("a TIFF with a palette: expected gray, colour or channels")
         series = file.series[0]
+        if any(page is None for page in series.pages):
+            raise ValueError("some of its channels are in other files (multi-file OME-TIFF): write them into one file")
         _check(series.shape, np.dtype(series.dtype))
         named = dict(zip(series.axes, series.shape, strict=True))
         check_size(named.get("X", 0), named.get("Y", 0))

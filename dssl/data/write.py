@@ -24,10 +24,9 @@ from dssl import rng
 from dssl.data.decode import UnreadableImage, ending_of, naming
 from dssl.data.find import COPY, SHARDS, copy_record
 from dssl.data.order import ShardOrder
-from dssl.data.parquet import Parquet
 from dssl.data.pipeline import in_threads
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import InFiles, Source, Split
+from dssl.data.source import Source, Split
 from dssl.errors import DsslError
 from dssl.files import printable, replacing, write_text
 
@@ -96,8 +95,8 @@ def write_shards(
     paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
     # a random order would read a row group of Parquet for each image
     order = rng.permutation(rng.key(0, "pack"), len(source))
-    if isinstance(source, Parquet):
-        order = ShardOrder(source.bounds, batch_size=len(source), seed=0, window=source.window).at(0).indices
+    if source.shards is not None and source.shuffle == "shards":
+        order = ShardOrder(source.shards, batch_size=len(source), seed=0, window=source.window).at(0).indices
     written = done = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -132,12 +131,9 @@ def _samples(source: Source, indices: list[int], first: int, quarantine: Quarant
         name = source.label_of(index)
         try:
             image = source.image(index)  # decoded, so that a damaged one is found now and not in a run
-            if isinstance(source, InFiles):
-                with naming(name):
-                    content = bytes(source.content(index))
-                ending = ending_of(content)
-            else:
-                content, ending = _encoded(image)
+            with naming(name):
+                stored = source.content(index)
+            content, ending = _encoded(image) if stored is None else (bytes(stored), ending_of(stored))
         except UnreadableImage as error:
             quarantine.record(index, error)
             return None

@@ -189,8 +189,8 @@ class _Fitting(loop.Task[Batch]):
             start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes, labels=self.labels.numpy(),
         )  # fmt: skip
 
-    def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.feed.place(batch)["train"], self.labels[batch.indices].to(self.device)
+    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.feed.to_device(batch)["train"], self.labels[batch.indices].to(self.device)
 
     def rate(self, step: int) -> float:
         return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data import Source, Subset
+from dssl.data import Source
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import any_readable, reading_of, stamp_of
 from dssl.errors import DsslError
 from dssl.evaluation.features import NothingReadable
 from dssl.evaluation.store import FeatureStore
@@ -52,7 +51,7 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
             f"{folder} is a file: name a folder for the shards, or a name that ends in .npz, .csv or .parquet"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    stamps = _check_manifest(manifest, about)
+    stamps = _check_manifest(manifest, about, earlier=source.earlier_fingerprints())
     again = _to_redo(source, folder, shard, stamps)
     if again:
         (folder / "unreadable.txt").unlink(missing_ok=True)
@@ -64,9 +63,8 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
         if not (values.is_file() and names.is_file()) or number in again:
             names.unlink(missing_ok=True)
-            stamps[str(number)] = stamp_of(
-                Subset(source, indices)
-            )  # before they are read, in case they change meanwhile
+            # before they are read, in case they change meanwhile
+            stamps[str(number)] = source.stamp(indices.tolist())
             rows, titles, _ = _rows(store, source, indices, quarantine)
             with replacing(values) as temporary, temporary.open("wb") as file:
                 np.save(file, rows, allow_pickle=False)
@@ -179,11 +177,11 @@ def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
         "precision": store.precision,
         "source": source.fingerprint,
         "images": len(source),
-        "reading": reading_of(source),
+        "reading": source.reading,
     }
 
 
-def _check_manifest(manifest: Path, about: dict[str, Any]) -> dict[str, str]:
+def _check_manifest(manifest: Path, about: dict[str, Any], *, earlier: Sequence[str]) -> dict[str, str]:
     """Refuse to mix embeddings of other weights or images with these; returns the stamp of each shard's files."""
     if not manifest.exists():
         # a kill may have left the manifest under its temporary name
@@ -198,6 +196,8 @@ def _check_manifest(manifest: Path, about: dict[str, Any]) -> dict[str, str]:
     if isinstance(before, dict):
         before.setdefault("reading", about["reading"])  # not in those of an earlier version
         stamps = before.pop("files", {})
+        if before.get("source") in earlier:
+            before["source"] = about["source"]
     if before != about:
         known = before if isinstance(before, dict) else {}
         changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
@@ -217,13 +217,13 @@ def _to_redo(source: Source, folder: Path, shard: int, stamps: Mapping[str, str]
         if names.is_file():
             known = set(names.read_text(encoding="utf-8").splitlines())
             indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
-            stamp = stamp_of(Subset(source, indices))
+            stamp = source.stamp(indices.tolist())
             if stamps.get(str(number), stamp) != stamp:
                 replaced.add(number)
             if missing := [index for index in indices.tolist() if source.label_of(index) not in known]:
                 lacking[number] = missing
     missing = [index for indices in lacking.values() for index in indices]
-    return replaced | set(lacking) if replaced or any_readable(source, missing) else set()
+    return replaced | set(lacking) if replaced or source.any_readable(missing) else set()
 
 
 def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:

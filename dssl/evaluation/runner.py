@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data import Source, require_labels
-from dssl.data.source import skipped_files
 from dssl.errors import DsslError, memory_for
 from dssl.evaluation.protocols import PROTOCOLS, Task
 from dssl.evaluation.quality import Quality, quality
@@ -157,7 +156,7 @@ def _notes(task: Task) -> list[str]:
         only = printable(task.classes[int(task.test_labels[0])])
         notes.append(f"every test image is of the class {only!r}: the accuracy is that class's recall")
     train = task.store.of(task.train, allow_unreadable=True)
-    if unreadable := train.unreadable + len(skipped_files(task.train)):
+    if unreadable := train.unreadable + len(task.train.skipped):
         notes.append(f"{unreadable} training images could not be read and were left out")
     verdict = task.loaded.header.get("verdict")
     if verdict is not None and "collapse" in str(verdict).lower():

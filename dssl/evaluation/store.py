@@ -15,7 +15,6 @@ from torch import nn
 from dssl.data import Source
 from dssl.data.loader import CROP_RATIO
 from dssl.data.quarantine import Quarantine
-from dssl.data.source import any_readable, reading_of, stamp_of
 from dssl.evaluation.features import Features, Progress, compute_features
 from dssl.files import replacing
 from dssl.weights.checkpoint import content_hash
@@ -49,13 +48,17 @@ class FeatureStore:
     def of(self, source: Source, *, allow_unreadable: bool) -> Features:
         """Features of every image of a source; unreadable training images may be left out, test images may not."""
         about = self._about(source, allow_unreadable)
-        key = hashlib.sha256(about.encode()).hexdigest()[:16]
+        key = _file_name(about)
         if key not in self._known:
-            path = None if self.folder is None else self.folder / f"features-{key}.safetensors"
+            path = None if self.folder is None else self.folder / key
             found = None if path is None else _read(path, about)
+            if path is not None and found is None:
+                others = (about.replace(source.fingerprint, known) for known in source.earlier_fingerprints())
+                candidates = (_read(path.with_name(_file_name(other)), other) for other in others)
+                found = next((features for features in candidates if features is not None), None)
             if found is not None and found.unreadable:
                 missing = np.setdiff1d(np.arange(len(source)), found.rows)
-                found = None if any_readable(source, missing.tolist()) else found
+                found = None if source.any_readable(missing.tolist()) else found
             if found is None:
                 found = self.compute(source, quarantine=Quarantine(source, max_share=1.0) if allow_unreadable else None)
                 self.computed += len(found.rows)
@@ -103,10 +106,14 @@ class FeatureStore:
             "source": source.fingerprint,
             "images": len(source),
             "allow_unreadable": allow_unreadable,
-            "reading": reading_of(source),
-            "files": stamp_of(source),
+            "reading": source.reading,
+            "files": source.stamp(),
         }
         return json.dumps(about, sort_keys=True)
+
+
+def _file_name(about: str) -> str:
+    return f"features-{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
 
 
 def _write(path: Path, about: str, features: Features) -> None:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
+from dssl.augment import BaseViewMaker
 from dssl.data import Source, UnreadableImage
 from dssl.data.decode import resize
-from dssl.data.loader import Maker
 from dssl.files import write_atomically
 from dssl.report.figures import COLORS
 from dssl.types import Image
@@ -129,7 +129,7 @@ def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> P
     return sheet
 
 
-def draw_gallery(source: Source, maker: Maker, path: Path) -> NDArray[np.uint8]:
+def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np.uint8]:
     """Write a sheet of a few originals and every view of the graph below them, and return it: look before you train."""
     originals: list[Image] = []
     indices: list[int] = []

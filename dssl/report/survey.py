@@ -16,7 +16,6 @@ from dssl.data import Source, UnreadableImage
 from dssl.data.decode import resize
 from dssl.data.pipeline import default_threads
 from dssl.data.scale import Range
-from dssl.data.source import range_of
 from dssl.errors import DsslError
 from dssl.graph import View
 from dssl.report.pictures import PICTURE_SIDE, shrunk
@@ -183,7 +182,7 @@ def survey(
         measured=len(order) - len(unreadable),
         size=size,
         channels=channels,
-        value_range=range_of(source),
+        value_range=source.value_range,
         seed=seed,
         standard=standard,
         standard_flat=float(np.concatenate(flat["s1"]).mean()),

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from dssl import rng
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, Subset
-from dssl.data.source import range_of
 from dssl.errors import DsslError
 from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_accuracy
@@ -39,7 +38,7 @@ class OnlineKnn:
                 self.obstacle = f"no kNN accuracy while training: {error}"
 
     def _open(self, config: RunConfig, source: Source) -> None:
-        test = open_test_data(config, value_range=range_of(source))
+        test = open_test_data(config, value_range=source.value_range)
         if test is not None:
             labels, of_test, self._classes = aligned_labels(source, test)
             bank, queries = _at_most(len(source), BANK, config.seed), _at_most(len(test), QUERIES, config.seed)

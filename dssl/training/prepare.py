@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
+from dssl.augment import CIFAR10, IMAGENET, BaseViewMaker, Normalization, SizedViewMaker, ViewMaker
 from dssl.config import RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
-from dssl.data.loader import EvaluationBatches, Maker
+from dssl.data.loader import EvaluationBatches
 from dssl.data.order import require_shards
 from dssl.data.scale import Range, parse_range
-from dssl.data.source import range_of
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
@@ -74,7 +73,7 @@ def evaluation_size(config: RunConfig) -> int:
     return config.adapt.evaluation_size
 
 
-def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> Maker:
+def view_maker(config: RunConfig, graph: ViewGraph, normalization: Normalization | None) -> BaseViewMaker:
     """What makes the views of the graph; without a normalisation, as uint8 to look at."""
     sizes: dict[int, list[View]] = {}
     for view in graph.made:
@@ -216,7 +215,7 @@ def prepare(
     world = world or World(0, 1, torch.device("cpu"))
     wanted = parse_range(config.range, channels=config.channels)
     if value_range is None and wanted is not None and wanted.percent:
-        value_range = world.from_first(lambda: range_of(open_data(config)))
+        value_range = world.from_first(lambda: open_data(config).value_range)
     source = world.in_turn(lambda: open_data(config, value_range=value_range))
     normalization = normalization or world.from_first(lambda: normalization_of(config, source))
     assert isinstance(method, nn.Module)

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dssl import config_io, loop
-from dssl.augment import Normalization
+from dssl.augment import BaseViewMaker, Normalization
 from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, DeviceTransfer
 from dssl.data.folder import holds
-from dssl.data.loader import Batches, Maker
+from dssl.data.loader import Batches
 from dssl.data.scale import as_range
-from dssl.data.source import earlier_fingerprints, range_of
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
@@ -48,7 +47,7 @@ class RunResult(loop.Ending):
     knn: float | None
 
 
-Gallery = Callable[[Source, Maker, Path], NDArray[np.uint8]]
+Gallery = Callable[[Source, BaseViewMaker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
 
@@ -98,7 +97,7 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
             f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
             f"{kept['teacher'][:12]}): restore it, or name another --out"
         )
-    if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
+    if resumed is not None and resumed[1].header["fingerprint"] in parts.source.earlier_fingerprints():
         resumed[1].header["fingerprint"] = parts.source.fingerprint
     opened.describe(header | {"precision": precision, "images": len(parts.source)})
     settings = loop.LoopSettings(
@@ -208,9 +207,9 @@ class Pretraining(loop.Task[Batch]):
             window=config.window,
         )
 
-    def place(self, batch: Batch) -> dict[str, Images]:
+    def to_device(self, batch: Batch) -> dict[str, Images]:
         """The views by name."""
-        return self.feed.place(batch)
+        return self.feed.to_device(batch)
 
     def rate(self, step: int) -> float:
         if step < self.head_steps:
@@ -316,7 +315,7 @@ def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "normalization": parts.normalization.plain(),
         "fingerprint": parts.source.fingerprint,
         # what became black and white: evaluate, embed and export scale values in the same way
-        **({} if (value_range := range_of(parts.source)) is None else {"range": value_range.plain()}),
+        **({} if (value_range := parts.source.value_range) is None else {"range": value_range.plain()}),
         # what evaluate, embed and export take images at; without it the size of the views
         **({} if config.adapt is None else {"image_size": evaluation_size(config)}),
     }

@@ -2,13 +2,15 @@
 
 import numpy as np
 
+from dssl.augment import BaseViewMaker
 
-class Maker:
+
+class Maker(BaseViewMaker):
     """Its view `a` is the first pixel."""
 
     names = ("a",)
 
-    def allocate(self, count):
+    def allocate(self, count, *, pinned=False):
         return {"a": np.zeros((count, 1, 1, 3), np.float32)}
 
     def plan(self, indices, *, epoch):

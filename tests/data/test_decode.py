@@ -77,6 +77,16 @@ def test_16_bits_keep_the_high_byte(tmp_path, kind):
     assert np.array_equal(image, np.repeat((values >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_white_is_zero_where_a_tiff_says_so(tmp_path, kind):
+    tifffile = pytest.importorskip("tifffile")
+    values = GENERATOR.integers(0, np.iinfo(kind).max + 1, (9, 11)).astype(kind)
+    high = (values >> 8 * (np.dtype(kind).itemsize - 1)).astype(np.uint8)[:, :, None]
+    for photometric, expected in (("minisblack", high), ("miniswhite", 255 - high)):
+        tifffile.imwrite(tmp_path / "x.tif", values, photometric=photometric)
+        assert np.array_equal(read_image(str(tmp_path / "x.tif"), channels=1), expected)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_without_a_range_are_refused(tmp_path, kind):
     with pytest.raises(UnreadableImage, match="no fixed range"):
@@ -139,16 +149,6 @@ def test_the_first_frame_of_an_animation(tmp_path, kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     content = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
     assert (read(tmp_path, content) == (255, 0, 0)).all()
-
-
-def test_shrink_halves_only_while_enough_is_left(tmp_path):
-    smooth = np.broadcast_to(np.linspace(0, 255, 400)[:, None, None], (400, 300, 3)).astype(np.uint8)
-    content = saved(Image.fromarray(smooth), "JPEG")
-    assert read(tmp_path, content, shrink=150).shape == (200, 150, 3)
-    assert read(tmp_path, content, shrink=151).shape == (400, 300, 3)
-    assert read(tmp_path, content, shrink=37).shape == (50, 38, 3)
-    expected = np.asarray(Image.fromarray(smooth).resize((150, 200), Image.Resampling.BOX)).astype(int)
-    assert np.abs(read(tmp_path, content, shrink=150) - expected).max() < 4
 
 
 @pytest.mark.parametrize(

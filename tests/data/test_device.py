@@ -70,15 +70,15 @@ def test_bytes_normalised_on_the_device_are_the_floats_of_the_kernels():
     with batches(Counting(), pinned=True) as as_bytes, batches(floats) as as_floats:
         one, other = as_bytes.at(3), as_floats.at(3)
         assert one.views["h1"].dtype == torch.uint8
-        placed, expected = feed.place(one), plain.place(other)
+        placed, expected = feed.to_device(one), plain.to_device(other)
         for name in ("s1", "h1"):
             assert torch.equal(placed[name], expected[name])
             assert placed[name].is_contiguous(memory_format=torch.channels_last)
             assert expected[name].data_ptr() == other.views[name].data_ptr()  # on the CPU nothing is copied
-        double = DeviceTransfer(CPU, normalization=IMAGENET, dtype=torch.float64, copies=Late()).place(one)
+        double = DeviceTransfer(CPU, normalization=IMAGENET, dtype=torch.float64, copies=Late()).to_device(one)
         assert torch.equal(double["s1"], expected["s1"].double())
         assert torch.equal(
-            DeviceTransfer(CPU, normalization=IMAGENET, dtype=torch.float64).place(other)["s1"], double["s1"]
+            DeviceTransfer(CPU, normalization=IMAGENET, dtype=torch.float64).to_device(other)["s1"], double["s1"]
         )
 
 
@@ -90,11 +90,11 @@ def test_a_buffer_is_not_used_again_before_its_copy_has_ended():
         read = [block for block in maker.blocks if np.shares_memory(block, batch.views["s1"].numpy())]
         assert len(read) == 1
         before = read[0].copy()
-        feed.place(batch)
+        feed.to_device(batch)
         del batch  # nobody holds it, but the copy is still under way
         for step in range(1, 20):
             batch = made.at(step)
-            feed.place(batch)
+            feed.to_device(batch)
             late.events[-1].happened = True
             assert not np.shares_memory(read[0], batch.views["s1"].numpy())
             del batch
@@ -106,7 +106,7 @@ def test_a_buffer_is_not_used_again_before_its_copy_has_ended():
         for step in range(20, 40):
             batch = made.at(step)
             used = used or np.shares_memory(read[0], batch.views["s1"].numpy())
-            feed.place(batch)
+            feed.to_device(batch)
             late.events[-1].happened = True
             del batch
         assert used
@@ -120,9 +120,9 @@ def test_memory_is_not_given_back_before_the_copies_have_ended(way):
     feed = DeviceTransfer(CPU, normalization=IMAGENET, copies=late)
     made = batches(Counting(), pinned=True)
     for step in range(3):
-        feed.place(made.at(step))
+        feed.to_device(made.at(step))
     held = made.at(3)
-    feed.place(held)
+    feed.to_device(held)
     if way == "close":
         made.close()
     else:

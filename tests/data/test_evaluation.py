@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision import transforms
 
 from dssl.augment import Normalization
-from dssl.data import Quarantine, UnreadableImage
+from dssl.data import Quarantine, Source, UnreadableImage
 from dssl.data.loader import EvaluationBatches, centre_crop
 from dssl.data.pipeline import in_threads
 from dssl.errors import DsslError
@@ -15,8 +15,8 @@ from dssl.errors import DsslError
 GENERATOR = np.random.default_rng(2)
 
 
-class Pictures:
-    name, fingerprint, labels, classes = "pictures", "p", None, None
+class Pictures(Source):
+    name, fingerprint = "pictures", "p"
 
     def __init__(self, shapes, bad=frozenset()):
         self.images = [GENERATOR.integers(0, 256, (*shape, 3), np.uint8) for shape in shapes]

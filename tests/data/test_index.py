@@ -1,6 +1,5 @@
 """The index: order, links, odd names and kinds of files, the cache and what makes it stale, and two builders at once."""
 
-import hashlib
 import mmap
 import os
 import socket
@@ -74,7 +73,7 @@ def test_images_in_a_fixed_order_with_sizes(tmp_path):
     assert index.records["size"].tolist() == [len(path) + 1 for path in paths(index)]
     assert index.classes == [b"a", b"b"]
     assert index.records["label"].tolist() == [-1, 0, 0, 1, 1]
-    # as computed by 0.1.0: runs check it when they resume
+    # as computed by a7351d8: runs check it when they resume
     assert index.fingerprint == "fb6a6b0dca62c05bdbac7c4880887a5b"
     assert index.path(0) == os.fsencode(tmp_path / "c.tiff")
     assert index.ignored == 2
@@ -111,9 +110,63 @@ def test_links_are_followed_but_loops_and_repeats_are_not(tmp_path):
         (root / f"b/again{number}").symlink_to(root / "a")
     (root / "self.jpg").symlink_to("self.jpg")
     (root / "broken.jpg").symlink_to("nowhere")
+    (root / "notes.txt").symlink_to(tmp_path / "outside" / "3.jpg")
     index = open_index(root)
     assert paths(index) == [b"file.jpg", b"a/1.jpg", b"b/2.jpg", b"linked/3.jpg"]
     assert [path for path, _ in index.skipped] == [b"broken.jpg", b"self.jpg"]
+
+
+def test_a_link_to_a_folder_that_is_away_is_listed_until_it_is_back(tmp_path):
+    fill(tmp_path / "root", ["a/1.jpg"])
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "disk")
+    (tmp_path / "root" / "loop").symlink_to("loop")
+    age(tmp_path)
+    index = open_index(tmp_path / "root")
+    assert paths(index) == [b"a/1.jpg"]
+    assert [path for path, _ in index.skipped] == [b"b", b"loop"]
+    fill(tmp_path / "disk", ["2.jpg"])
+    index = open_index(tmp_path / "root")
+    assert paths(index) == [b"a/1.jpg", b"b/2.jpg"]
+    assert [path for path, _ in index.skipped] == [b"loop"]
+
+
+UNPRIVILEGED = """
+import os, sys, tempfile
+from pathlib import Path
+from dssl.data import open_source
+from dssl.errors import DsslError
+
+def open_closed(closed):
+    with tempfile.TemporaryDirectory() as place:
+        for name in "abc":
+            (Path(place) / "photos" / name).mkdir(parents=True)
+            (Path(place) / "photos" / name / "1.png").write_bytes(b"x")
+        path = Path(place, closed)
+        path.chmod(0)
+        try:
+            print(path)
+            print(open_source(f"{place}/photos").name)
+        except DsslError as error:
+            print(error)
+        finally:
+            path.chmod(0o700)
+
+os.environ["XDG_CACHE_HOME"] = "/nowhere"
+if os.getuid() == 0:  # whom no mode binds
+    open_closed("photos/a")  # imports what is needed while the interpreter can be read
+    os.setgid(65534)
+    os.setuid(65534)
+open_closed(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("closed", ["photos/c", "photos"])
+def test_a_folder_that_cannot_be_read_is_an_error(closed):
+    words = [sys.executable, "-c", UNPRIVILEGED, closed]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    path, error = lines[-2:]
+    assert error.startswith(f"{path}: ")
+    assert "Permission denied" in error
 
 
 def test_what_is_no_file_is_named(tmp_path, monkeypatch):
@@ -190,6 +243,19 @@ def test_the_fingerprint_depends_on_names_and_sizes_only(tmp_path):
     assert open_index(tmp_path / "two").fingerprint != prints[0]
 
 
+def test_a_folder_without_images_does_not_change_the_fingerprint(tmp_path):
+    fill(tmp_path, ["a/x/1.jpg", "b/2.jpg"])
+    before = open_index(tmp_path)
+    fill(tmp_path, ["a/notes/1.txt", "b/deep/er/1.txt", "aa/1.txt"])
+    after = open_index(tmp_path)
+    assert paths(after) == paths(before)
+    assert after.fingerprint == before.fingerprint == before.earlier_fingerprint()
+    # as computed by a7351d8, which counted such folders
+    assert after.earlier_fingerprint() == "a889cf036d80438ae911d011d27823ae"
+    fill(tmp_path, ["aa/3.jpg"])
+    assert open_index(tmp_path).fingerprint != after.fingerprint
+
+
 def test_a_damaged_cache_is_built_anew(tmp_path, scans, cache):
     root = tmp_path / "data"
     fill(root, [f"{number}.jpg" for number in range(20)])
@@ -210,18 +276,6 @@ def test_a_damaged_cache_is_built_anew(tmp_path, scans, cache):
         assert paths(open_index(root)) == expected
         trials += 1
     assert len(scans) == 1 + trials  # no damage was taken for an index
-
-
-def test_an_index_in_the_format_of_earlier_versions_is_replaced(tmp_path, cache):
-    root = tmp_path / "data"
-    fill(root, ["1.jpg"])
-    age(root)
-    name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
-    old = cache / "dssl" / "index" / f"{name}.index"
-    old.parent.mkdir(parents=True)
-    old.write_bytes(b"DSSLIDX2" + bytes(100))
-    assert paths(open_index(root)) == [b"1.jpg"]
-    assert [path.name for path in old.parent.iterdir()] == [f"{name}.npy"]
 
 
 def test_places_for_the_cache(monkeypatch, tmp_path):

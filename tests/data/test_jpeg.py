@@ -38,7 +38,7 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def fast(content: bytes) -> np.ndarray | None:
-    found = jpeg.recognise(bytearray(content), shrink=None)
+    found = jpeg.recognise(bytearray(content))
     return None if found is None else jpeg.decode_together([found])[0]
 
 
@@ -146,8 +146,6 @@ def test_without_torchvisions_decoder_pillow_decodes(tmp_path, monkeypatch):
         assert read_image(str(tmp_path / "a.jpg")) is expected
     monkeypatch.undo()
     assert read_image(str(tmp_path / "a.jpg"), channels=1).shape == (40, 56, 1)
-    assert read_image(str(tmp_path / "a.jpg"), shrink=20).shape == (20, 28, 3)
-    assert read_image(str(tmp_path / "a.jpg"), shrink=21).shape == (40, 56, 3)
 
 
 def refuse(files: list[bytearray]) -> None:
@@ -188,7 +186,7 @@ def test_files_read_together_are_those_read_alone(tmp_path, monkeypatch):
 
 def test_one_refused_file_does_not_keep_the_others_from_torchvision(monkeypatch):
     decoder = jpeg._decoder()
-    jpegs = [jpeg.recognise(bytearray(saved(photo(24, 32 + number))), shrink=None) for number in range(3)]
+    jpegs = [jpeg.recognise(bytearray(saved(photo(24, 32 + number)))) for number in range(3)]
 
     def picky(files: list[bytearray]) -> list[np.ndarray]:
         return refuse(files) if jpegs[1].content in files else decoder(files)

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from dssl import rng
-from dssl.augment import ViewMaker
-from dssl.data import Quarantine, UnreadableImage, decode, jpeg, loader, open_source
+from dssl.augment import BaseViewMaker, ViewMaker
+from dssl.data import Quarantine, Source, UnreadableImage, check_sample, decode, jpeg, loader, open_source
 from dssl.data.device import Batch
 from dssl.data.loader import Batches
 from dssl.data.order import Order
@@ -22,10 +22,10 @@ from dssl.errors import DsslError
 from dssl.graph import View
 
 
-class Numbers:
+class Numbers(Source):
     """Images that show their own index, of two sizes, so that both ways through the kernels are used."""
 
-    name, fingerprint, labels, classes = "numbers", "n", None, None
+    name, fingerprint = "numbers", "n"
 
     def __init__(self, count: int, bad: set[int] = frozenset(), side: int = 4) -> None:
         self.count, self.bad, self.side = count, bad, side
@@ -43,24 +43,21 @@ class Numbers:
         return f"{index}.jpg"
 
 
-class Maker:
+class Maker(BaseViewMaker):
     """View "a" shows the image, "b" what was planned: a hash of index and epoch."""
 
     names = ("a", "b")
 
-    def allocate(self, count):
+    def allocate(self, count, *, pinned=False):
         return {name: np.zeros((count, 2, 3, 3), np.float32) for name in self.names}
 
     def plan(self, indices, *, epoch):
         return rng.uniforms(rng.key(0, "test", epoch), indices, 1)[:, 0]
 
-    def apply(self, plan, row, image, out, out_row):
-        out["a"][out_row] = image[0, 0]
-        out["b"][out_row] = plan[row]
-
     def apply_many(self, plan, row, images, out, out_row):
         for number, image in enumerate(images):
-            self.apply(plan, row + number, image, out, out_row + number)
+            out["a"][out_row + number] = image[0, 0]
+            out["b"][out_row + number] = plan[row + number]
 
 
 def make(source=None, maker=None, **options) -> Batches:
@@ -138,7 +135,7 @@ def test_a_held_batch_is_never_overwritten_and_a_dropped_one_is_used_again():
     allocated = []
 
     class Counting(Maker):
-        def allocate(self, count):
+        def allocate(self, count, *, pinned=False):
             allocated.append(1)
             return super().allocate(count)
 
@@ -182,10 +179,10 @@ def test_too_many_bad_files_stop_the_run():
 @pytest.mark.parametrize("index", [9, 10])
 def test_an_error_in_a_thread_reaches_the_consumer_with_the_image_named(index):
     class Broken(Maker):
-        def apply(self, plan, row, image, out, out_row):
-            if image[0, 0, 0] == index:
+        def apply_many(self, plan, row, images, out, out_row):
+            if any(image[0, 0, 0] == index for image in images):
                 raise ZeroDivisionError("a bug")
-            super().apply(plan, row, image, out, out_row)
+            super().apply_many(plan, row, images, out, out_row)
 
     with make(maker=Broken(), epochs=2) as batches:
         with pytest.raises(ZeroDivisionError) as caught:
@@ -201,7 +198,7 @@ def test_a_thread_decodes_and_makes_its_images_in_two_calls(tmp_path, monkeypatc
         noise = np.random.default_rng(number).integers(0, 256, (40 + number, 60 - number, 3), np.uint8)
         Image.fromarray(noise).save(tmp_path / f"{number:02}.jpg")
     (tmp_path / "05.jpg").write_bytes((tmp_path / "05.jpg").read_bytes()[:300])
-    source = open_source(str(tmp_path), cache=False)
+    source = open_source(str(tmp_path))
     maker = ViewMaker([View(name="a", policy="standard"), View(name="b", policy="ra(2,9)")], size=16, seed=1)
     decoded, made, decoder, apply_many = [], [], jpeg._decoder(), maker.apply_many
 
@@ -286,6 +283,24 @@ def loader_threads() -> int:
     return sum(thread.name.startswith("dssl-loader") for thread in threading.enumerate())
 
 
+def test_a_system_that_allows_no_more_threads_is_one_line(tmp_path):
+    (tmp_path / "1.jpg").write_bytes(b"x")
+    running, size = threading.active_count(), threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        for start in (
+            make,
+            lambda: open_source(str(tmp_path)),
+            lambda: check_sample(Numbers(50), seed=0, quarantine=Quarantine(Numbers(50))),
+        ):
+            with pytest.raises(DsslError, match="--threads"):
+                start()
+    finally:
+        threading.stack_size(size)
+    assert threading.active_count() == running
+    with make() as batches:
+        assert len(list(batches)) == batches.steps
+
+
 def test_closing_and_forgetting_stop_the_threads():
     before = loader_threads()
     batches = make(threads=4)
@@ -316,10 +331,11 @@ def test_closing_does_not_wait_for_the_batch():
 
 def test_the_interpreter_ends_while_the_loader_works():
     code = (
-        "import numpy as np\nfrom dssl.data import open_source\nfrom dssl.data.loader import Batches\n"
-        "class Maker:\n"
+        "import numpy as np\nfrom dssl.augment import BaseViewMaker\n"
+        "from dssl.data import open_source\nfrom dssl.data.loader import Batches\n"
+        "class Maker(BaseViewMaker):\n"
         "    names = ('s1',)\n"
-        "    def allocate(self, count): return {'s1': np.zeros((count, 32, 32, 3), np.float32)}\n"
+        "    def allocate(self, count, *, pinned=False): return {'s1': np.zeros((count, 32, 32, 3), np.float32)}\n"
         "    def plan(self, indices, *, epoch): return None\n"
         "    def apply_many(self, plan, row, images, out, out_row): out['s1'][out_row : out_row + len(images)] = images\n"
         "batches = Batches(open_source('shapes:500'), Maker(), batch_size=100, seed=0, steps=100_000, threads=3, ahead=100)\n"

@@ -55,7 +55,7 @@ def test_columns(tmp_path):
     assert values(nested) == [0, 1, 2, 3, 4, 5]
     assert (nested.classes, nested.labels.tolist()) == (("1", "3"), [1, 0, 0, 1, 0, 1])
     assert nested.label_of(2) == "a.parquet/2.png"
-    assert nested.bounds.tolist() == [0, 4, 6]
+    assert nested.shards.tolist() == [0, 4, 6]
     plain = write(
         tmp_path / "b.parquet", {"id": [1, 2], "jpg": [png(7), png(8)], "mask": [b"", b""], "kind": ["x", "y"]}
     )
@@ -125,7 +125,7 @@ def test_the_default_order_reads_each_row_group_about_once(tmp_path):
         write(tmp_path / f"{file}.parquet", {"image": images(range(file * 60, file * 60 + 60))}, rows=5)
     text = f"{tmp_path}/*.parquet"
     source = open_source(text)
-    assert len(source.bounds) - 1 == 48
+    assert len(source.shards) - 1 == 48
     assert source.window == 16
     whole = seen(source, epochs=1)
     assert sorted(value for batch in whole for value in batch) == list(range(240))

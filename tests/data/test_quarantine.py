@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dssl.data import Quarantine, UnreadableImage, check_sample, open_source
+from dssl.data import Quarantine, Source, UnreadableImage, check_sample, open_source
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
 
 
-class Numbers:
+class Numbers(Source):
     """Images that show their own index; some cannot be read."""
 
-    name, fingerprint, labels, classes = "numbers", "n", None, None
+    name, fingerprint = "numbers", "n"
 
     def __init__(self, count: int, bad: set[int] = frozenset()) -> None:
         self.count, self.bad, self.reads = count, bad, []
@@ -76,6 +76,21 @@ def test_each_file_is_listed_once_also_after_a_restart(tmp_path):
             next(reader.images([index]))
         assert source.reads.count(3) == 1  # a known bad file is not tried again
     assert path.read_text() == "/data/3.jpg\tit is bad\n/data/5.jpg\tit is bad\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs the system's count of bytes read")
+def test_the_list_is_not_read_again_for_every_file(tmp_path):
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    path = tmp_path / "quarantine.txt"
+    first, second = (Quarantine(Numbers(2000), path=path, max_share=1) for _ in range(2))
+    before = bytes_read()
+    for index in range(2000):
+        for quarantine in (first, second):
+            quarantine.record(index, UnreadableImage(f"/data/{index}.jpg", "it is bad"))
+    assert len(path.read_text().splitlines()) == 2000
+    assert bytes_read() - before < 20 * path.stat().st_size
 
 
 def test_two_quarantines_share_a_file(tmp_path):

@@ -10,7 +10,6 @@ from PIL import Image
 from dssl.data import NoSplitError, Subset, UnreadableImage, open_source, require_labels
 from dssl.data.folder import holds
 from dssl.data.index import open_index
-from dssl.data.source import earlier_fingerprints, read_many
 from dssl.errors import DsslError
 
 
@@ -82,39 +81,47 @@ def test_train_is_a_class_among_others(tmp_path):
     assert np.bincount(source.labels).tolist() == [5, 5, 5]
     with pytest.raises(NoSplitError):
         open_source(str(tmp_path), split="test")
-    assert earlier_fingerprints(source) == ()
+    assert source.earlier_fingerprints() == ()
 
 
 @pytest.mark.parametrize(
-    ("names", "classes"),
+    ("names", "classes", "count"),
     [
-        (["train/a/1.png", "train/b/2.png"], ("a", "b")),  # all there is: a split without its test images
-        (["train/a/1.png", "train/b/2.png", ".cache/3.png"], ("a", "b")),
-        (["train/a/1.png", "train/2.png"], ("train",)),
-        (["train/a/1.png", "2.png"], None),
-        (["train/a/1.png", "cat/2.png"], ("cat", "train")),
+        (["train/a/1.png", "train/b/2.png"], ("a", "b"), 2),  # all there is: a split without its test images
+        (["train/a/1.png", "train/b/2.png", ".cache/3.png"], ("a", "b"), 2),
+        (["train/a/1.png", "run/config.json", "run/checkpoints/x", "run/views.png"], ("a",), 1),
+        (["train/a/1.png", "runs/r/config.json", "runs/r/checkpoints/x", "runs/r/views.png"], ("a",), 1),
+        (["train/a/1.png", "runs/r/3.png"], ("runs", "train"), 2),
+        (["train/a/1.png", "train/2.png"], ("train",), 2),
+        (["train/a/1.png", "2.png"], None, 2),
+        (["train/a/1.png", "cat/2.png"], ("cat", "train"), 2),
     ],
 )
-def test_train_without_a_test_split_beside_it(tmp_path, names, classes):
+def test_train_without_a_test_split_beside_it(tmp_path, names, classes, count):
     for name in names:
         picture(tmp_path / name)
     (tmp_path / "loop").symlink_to("loop")
     source = open_source(str(tmp_path))
     assert source.classes == classes
-    assert len(source) == sum(not name.startswith(".") for name in names)
+    assert len(source) == count
 
 
-def test_what_was_once_read_as_a_split_is_still_known_by_its_old_fingerprint(tmp_path):
-    picture(tmp_path / "train" / "1.png")
-    picture(tmp_path / "train" / "a" / "2.png")
+def test_folders_without_images_beside_a_lone_train_change_nothing(tmp_path):
+    picture(tmp_path / "train" / "a" / "1.png")
+    picture(tmp_path / "train" / "b" / "2.png")
+    alone = open_source(str(tmp_path))
     (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "1.xml").write_text("<a/>")
+    (tmp_path / "train" / "a" / "notes").mkdir()
     source = open_source(str(tmp_path))
-    assert source.classes == ("train",)
-    # earlier versions took the folder train for the root
-    before = open_index(tmp_path / "train").fingerprint
-    assert before != source.fingerprint
-    assert earlier_fingerprints(source) == (before,)
-    assert earlier_fingerprints(Subset(source, np.array([1]))) == (f"{source.fingerprint}/1", f"{before}/1")
+    assert source.classes == ("a", "b")
+    assert source.fingerprint == alone.fingerprint
+    # as a7351d8 computed them: of the folder train, and of the folder around it, in which train was then a class
+    before = {open_index(tmp_path / "train").earlier_fingerprint(), open_index(tmp_path).earlier_fingerprint()}
+    assert set(source.earlier_fingerprints()) == before
+    half = Subset(source, np.array([1]))
+    choice = half.fingerprint.removeprefix(source.fingerprint)
+    assert set(half.earlier_fingerprints()) == {fingerprint + choice for fingerprint in before}
 
 
 def test_an_empty_test_folder_is_no_test_split(tmp_path):
@@ -224,12 +231,6 @@ def test_folders_with_mistakes(tmp_path):
     assert "split" in one_line("shapes", split="val")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-def test_a_folder_that_may_not_be_read(tmp_path):
-    (tmp_path / "secret").mkdir(mode=0)
-    assert "secret" in one_line(str(tmp_path))
-
-
 def test_names_that_are_no_text_are_printable(tmp_path):
     raw = os.fsencode(tmp_path) + b"/x\xff\n\x1b[31m.png"
     picture(tmp_path / "ok.png")
@@ -248,15 +249,43 @@ def test_several_images_at_once_are_those_read_alone(tmp_path):
     folder = open_source(str(tmp_path / "data"))
     subset = Subset(folder, np.array([5, 2, 0]))
     for source, values in ((folder, [1, None, 4]), (open_source(str(tmp_path / "list.txt")), [1, None, 4])):
-        found = list(read_many(source, [1, 2, 4]))
+        found = list(source.read([1, 2, 4]))
         assert [None if isinstance(one, UnreadableImage) else one[0, 0, 0] for one in found] == values
         assert found[1].path == str(tmp_path / "data" / "2.png")
-    assert [isinstance(one, UnreadableImage) or int(one[0, 0, 0]) for one in read_many(subset, [2, 1, 0])] == [
+    assert [isinstance(one, UnreadableImage) or int(one[0, 0, 0]) for one in subset.read([2, 1, 0])] == [
         0,
         True,
         5,
     ]
-    assert list(read_many(subset, [])) == []
-    assert [image[0, 0].tolist() for image in read_many(open_source("shapes:4"), [3, 1])] == [
+    assert list(subset.read([])) == []
+    assert [image[0, 0].tolist() for image in open_source("shapes:4").read([3, 1])] == [
         open_source("shapes:4").image(index)[0, 0].tolist() for index in (3, 1)
     ]
+
+
+@pytest.mark.parametrize("place", ["data", "list.txt"])
+def test_a_stamp_looks_at_each_file_once(tmp_path, monkeypatch, place):
+    for value in range(6):
+        picture(tmp_path / "data" / f"{value}.png", value)
+    (tmp_path / "list.txt").write_text("".join(f"data/{value}.png\n" for value in range(6)))
+    source = open_source(str(tmp_path / place))
+    half = Subset(Subset(source, np.array([5, 2, 0])), np.array([1, 2]))
+    looked: list[str] = []
+    look = os.stat
+
+    def counted(path, *arguments, **options):
+        looked.append(os.fsdecode(path))
+        return look(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", counted)
+        stamps = {half.stamp(), source.stamp([2, 0]), Subset(source, np.array([2, 0])).stamp()}
+        assert len(stamps) == 1
+        assert sorted(looked) == sorted(str(tmp_path / "data" / f"{value}.png") for value in (0, 2))
+        whole = source.stamp()
+        assert source.stamp() == whole not in stamps
+        assert len(looked) == len(set(looked)) == 6
+    (tmp_path / "data" / "2.png").unlink()
+    assert source.stamp() == whole
+    assert open_source(str(tmp_path / place)).stamp() != whole
+    assert open_source("shapes:4").stamp() == ""

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from dssl.data import measure, open_source
+from dssl.data import Source, measure, open_source
 from dssl.errors import DsslError
 
 
-class Pictures:
-    name, fingerprint, labels, classes = "pictures", "p", None, None
+class Pictures(Source):
+    name, fingerprint = "pictures", "p"
 
     def __init__(self, images):
         self.images = images
@@ -18,9 +18,6 @@ class Pictures:
 
     def image(self, index):
         return self.images[index]
-
-    def label_of(self, index):
-        return str(index)
 
 
 def test_equal_images_weigh_equally_whatever_their_size():

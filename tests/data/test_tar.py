@@ -1,5 +1,6 @@
 """Tar shards: against Python's own tarfile, patterns against bash, and every kind of damage: nothing lost, one line each."""
 
+import codecs
 import gzip
 import io
 import json
@@ -142,12 +143,14 @@ def test_a_tar_of_the_system_s_own_tar(tmp_path):
 def test_the_places_of_shards_are_equal(tmp_path, monkeypatch):
     root = shards(tmp_path / "shards")
     (tmp_path / "list.txt").write_text("".join(f"shards/{n:06d}.tar\n" for n in range(3)))
+    (tmp_path / "marked.txt").write_bytes(codecs.BOM_UTF8 + (tmp_path / "list.txt").read_bytes())
     monkeypatch.chdir(tmp_path)
     texts = [
         str(root),
         f"{root}/{{000000..000002}}.tar",
         f"{root}/*.tar",
         "list.txt",
+        "marked.txt",
         "shards/{000000,000001,000002}.tar",
     ]
     sources = [open_source(text) for text in texts]
@@ -157,7 +160,7 @@ def test_the_places_of_shards_are_equal(tmp_path, monkeypatch):
         assert source.labels.tolist() == [0, 1, 2, 3, 0] * 3
         assert source.classes == ("0", "1", "2", "3")
         assert source.label_of(6) == "000001.tar/1-1.png"
-        assert source.bounds.tolist() == [0, 5, 10, 15]
+        assert source.shards.tolist() == [0, 5, 10, 15]
     assert values(open_source(str(root / "000001.tar"))) == [5, 6, 7, 8, 9]
     assert open_source(str(root), channels=1).image(0).shape == (4, 6, 1)
     with pytest.raises(NoSplitError):
@@ -307,10 +310,10 @@ def test_a_tar_cut_anywhere_keeps_every_whole_image(tmp_path):
     whole = path.read_bytes()
     with tarfile.open(path) as archive:
         ends = [member.offset_data + member.size for member in archive]
-    assert len(open_source(str(path), cache=False).skipped) == 0
+    assert len(open_source(str(path)).skipped) == 0
     for length in range(512, ends[-1] + 512, 61):
         path.write_bytes(whole[:length])
-        source = open_source(str(path), cache=False)
+        source = open_source(str(path))
         assert len(source) == sum(end <= length for end in ends)
         assert len(source.skipped) == 1
         name, reason = source.skipped[0]
@@ -381,17 +384,17 @@ def test_damage_in_the_middle(tmp_path):
             bytes(damage[1]) if damage[1] > 1 else bytes([content[damage[0]] ^ 4])
         )
         path.write_bytes(content)
-        assert values(open_source(str(path), cache=False)) == left
+        assert values(open_source(str(path))) == left
     content = bytearray(whole)
     content[headers[2] + 3] ^= 4
     path.write_bytes(content)
-    ((name, reason),) = open_source(str(path), cache=False).skipped
+    ((name, reason),) = open_source(str(path)).skipped
     assert (name, reason) == (
         f"{path}/byte {headers[2]}",
         f"damaged header: {headers[3] - headers[2]:,} bytes are lost",
     )
     path.write_bytes(whole + whole)  # cat a.tar b.tar
-    assert values(open_source(str(path), cache=False)) == [0, 1, 2, 3, 4, 5] * 2
+    assert values(open_source(str(path))) == [0, 1, 2, 3, 4, 5] * 2
 
 
 def test_a_damaged_image_is_replaced_and_named(tmp_path):

@@ -15,7 +15,6 @@ from dssl.data import Quarantine, UnreadableImage, check_sample, measure, open_s
 from dssl.data.decode import read_image
 from dssl.data.packed import pack
 from dssl.data.scale import DEFAULT, Range, parse_range, scaled
-from dssl.data.source import range_of
 from dssl.data.values import read_values
 from dssl.data.write import write_shards
 from dssl.errors import DsslError
@@ -109,6 +108,31 @@ def test_the_pages_of_a_tiff_are_its_channels():
     file = io.BytesIO()
     pages[0].save(file, "TIFF", save_all=True, append_images=pages[1:])
     assert np.array_equal(read(file.getvalue(), 4), np.stack([np.asarray(page) for page in pages], axis=2))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_channels_in_other_files_are_not_read_as_zeros(tmp_path, whole):
+    values = sensor(channels=2)
+    tifffile = pytest.importorskip("tifffile")
+    pixels = (
+        '<Pixels DimensionOrder="XYZTC" Type="uint16" SizeX="9" SizeY="12" SizeC="2" SizeZ="1" SizeT="1" ID="Pixels:0">'
+        '<Channel ID="Channel:0" SamplesPerPixel="1"/><Channel ID="Channel:1" SamplesPerPixel="1"/>'
+        '<TiffData FirstC="0" PlaneCount="1" IFD="0"><UUID FileName="0.ome.tif">urn:uuid:0</UUID></TiffData>'
+        '<TiffData FirstC="1" PlaneCount="1" IFD="{place}"><UUID FileName="{file}.ome.tif">urn:uuid:{file}</UUID></TiffData>'
+        "</Pixels>"
+    ).format(place=int(whole), file=int(not whole))
+    schema = "http://www.openmicroscopy.org/Schemas/OME/2016-06"
+    about = f'<OME xmlns="{schema}" UUID="urn:uuid:0"><Image ID="Image:0">{pixels}</Image></OME>'
+    with tifffile.TiffWriter(tmp_path / "0.ome.tif", ome=False) as file:
+        for channel in range(1 + whole):
+            file.write(values[:, :, channel], description=about if channel == 0 else None, metadata=None)
+    tifffile.imwrite(tmp_path / "1.ome.tif", values[:, :, 1], metadata=None)
+    source = open_source(str(tmp_path), channels=2, value_range=TWELVE)
+    if whole:
+        assert np.array_equal(source.image(0), scaled(values, TWELVE))
+    else:
+        with pytest.raises(UnreadableImage, match="in other files"):
+            source.image(0)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
@@ -273,7 +297,7 @@ def test_a_folder_holds_tiff_and_npy_with_labels(tmp_path):
     for index in range(12):
         values = written[f"train/{source.label_of(index)}"]
         assert np.array_equal(source.image(index), by_fractions(values, 0, 4095))
-    assert [one.dtype for one in source.read_many([1, 2])] == [np.uint8] * 2
+    assert [one.dtype for one in source.read([1, 2])] == [np.uint8] * 2
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.jpg")
     with pytest.raises(DsslError, match=r"expected \.npy, \.png, \.tif, \.tiff"):
@@ -284,15 +308,16 @@ def test_a_folder_holds_tiff_and_npy_with_labels(tmp_path):
 def test_percentiles_are_measured_once_on_the_training_images(tmp_path):
     written = write(tmp_path)
     source = open_source(str(tmp_path), channels=5, value_range="2%,98%")
-    found = range_of(source)
-    assert found == range_of(open_source(str(tmp_path), channels=5, value_range="2%,98%"))
+    found = source.value_range
+    assert found == open_source(str(tmp_path), channels=5, value_range="2%,98%").value_range
     values = np.concatenate([one.reshape(-1, 5) for name, one in written.items() if name.startswith("train")])
     for channel, bounds in enumerate(found.bounds):
         assert np.allclose(bounds, np.percentile(values[:, channel], (2, 98)), atol=80)  # of 4,096: a sample
     test = open_source(str(tmp_path), split="test", channels=5, value_range="2%,98%")
-    assert range_of(test) == found
-    assert range_of(open_source(str(tmp_path), channels=5)) == range_of(
-        open_source(str(tmp_path), channels=5, value_range="1%,99%")
+    assert test.value_range == found
+    assert (
+        open_source(str(tmp_path), channels=5).value_range
+        == open_source(str(tmp_path), channels=5, value_range="1%,99%").value_range
     )
 
 
@@ -303,7 +328,7 @@ def test_percentiles_leave_out_what_is_not_finite_and_stretch_a_constant(tmp_pat
         np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "c.npy").write_bytes(b"damaged")
     source = open_source(str(tmp_path), channels=2, value_range="0%,100%")
-    (low, high), constant = range_of(source).bounds
+    (low, high), constant = source.value_range.bounds
     assert 0 <= low < 0.05
     assert 0.95 < high <= 1
     assert constant == (7.0, 8.0)
@@ -330,7 +355,7 @@ def test_shards_hold_the_same_images(tmp_path, form):
     assert len(shards) == 12
     expected = sorted((folder.image(index).tobytes(), int(folder.labels[index])) for index in range(12))
     assert sorted((shards.image(index).tobytes(), int(shards.labels[index])) for index in range(12)) == expected
-    assert range_of(open_source(str(tmp_path / "out"), channels=5)).bounds[0][1] > 3000
+    assert open_source(str(tmp_path / "out"), channels=5).value_range.bounds[0][1] > 3000
 
 
 def test_a_packed_copy_keeps_pixels_and_range(tmp_path):
@@ -338,11 +363,11 @@ def test_a_packed_copy_keeps_pixels_and_range(tmp_path):
     folder = open_source(str(tmp_path / "folder"), channels=5)
     pack(folder, tmp_path / "out" / "train.npy", side=16, quarantine=Quarantine(folder))
     packed = open_source(f"packed:{tmp_path / 'out'}", channels=5)
-    assert range_of(packed) == range_of(folder)
+    assert packed.value_range == folder.value_range
     image = folder.image(0)
     planes = [Image.fromarray(np.ascontiguousarray(image[:, :, c])).resize((16, 18), 3) for c in range(5)]
     assert np.array_equal(packed.image(0), np.stack([np.asarray(plane) for plane in planes], axis=2))
-    assert open_source(f"packed:{tmp_path / 'out'}", channels=5, value_range=range_of(folder)).channels == 5
+    assert open_source(f"packed:{tmp_path / 'out'}", channels=5, value_range=folder.value_range).channels == 5
     with pytest.raises(DsslError, match=r"packed with the range .* not 0,4095: leave out --range, or pack it again"):
         open_source(f"packed:{tmp_path / 'out'}", channels=5, value_range="0,4095")
     written = write_shards(packed, tmp_path / "tar", split="train", form="tar", shard=50, quarantine=Quarantine(packed))

@@ -101,7 +101,7 @@ def test_images_of_a_group_are_those_read_alone_and_jpegs_are_decoded_in_one_cal
         return decode_together(jpegs)
 
     monkeypatch.setattr("dssl.data.decode.decode_together", counted)
-    together = list(source.read_many([*range(36)]))
+    together = list(source.read([*range(36)]))
     assert calls == [11]  # 12 are JPEG, and the header of one is cut
     for number, image in enumerate(together):
         if number == broken:
@@ -309,6 +309,6 @@ def test_row_groups_are_read_once_when_shards_are_written_anew(photos, tmp_path,
     write_shards(source, tmp_path / "second", split="train", form="tar", shard=100, quarantine=Quarantine(source))
     place = {source.label_of(number): number for number in range(len(source))}
     written = [place[name] for name in original_names(open_source(str(tmp_path / "second")))]
-    groups = np.searchsorted(source.bounds, written, side="right")
-    assert (np.diff(groups) != 0).sum() == len(source.bounds) - 2  # each is left once
+    groups = np.searchsorted(source.shards, written, side="right")
+    assert (np.diff(groups) != 0).sum() == len(source.shards) - 2  # each is left once
     assert written != sorted(written)

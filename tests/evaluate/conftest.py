@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.config_io import to_dict
-from dssl.data import shapes
+from dssl.data import Source, shapes
 from dssl.data.shapes import Shapes
 from dssl.evaluation.features import compute_features
 from dssl.evaluation.protocols import Task
@@ -25,7 +25,7 @@ from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
 
 
-class Memory:
+class Memory(Source):
     """A source that holds what it is given."""
 
     def __init__(self, images: NDArray[np.uint8], labels: list[int] | None, classes: tuple[str, ...] | None) -> None:

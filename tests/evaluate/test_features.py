@@ -111,7 +111,7 @@ def test_a_dropped_or_repeated_batch_is_refused(fault: str, monkeypatch: pytest.
 def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: Path) -> None:
     for number in range(5):
         Pillow.fromarray(np.full((40, 50, 3), 40 * number, np.uint8)).save(tmp_path / f"{number}.png")
-    source = open_source(str(tmp_path), cache=False)
+    source = open_source(str(tmp_path))
     (tmp_path / "2.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(DsslError, match=r"2\.png"):
         compute_features(Mean(), source, image_size=32, normalization=CIFAR10)
@@ -181,7 +181,7 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypat
         return image(index)
 
     monkeypatch.setattr(source, "image", unreadable)
-    monkeypatch.setattr(source, "read_many", lambda indices: iter(away if one == 1 else image(one) for one in indices))
+    monkeypatch.setattr(source, "read", lambda indices: iter(away if one == 1 else image(one) for one in indices))
     for _ in range(2):
         store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
         assert store.of(source, allow_unreadable=True).rows.tolist() == [0, 2]
@@ -189,3 +189,16 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypat
     back = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
     whole = open_source(str(tmp_path / "clean" / "list.txt"))
     assert back.of(whole, allow_unreadable=True).rows.tolist() == [0, 1, 2]
+
+
+def test_features_that_were_kept_under_an_earlier_fingerprint_are_found(tmp_path: Path) -> None:
+    """It counted folders without images."""
+    (tmp_path / "images" / "notes").mkdir(parents=True)
+    for name in ("a", "b", "c"):
+        Pillow.new("RGB", (8, 8), (len(name), 0, 0)).save(tmp_path / "images" / f"{name}.bmp")
+    now, then = (open_source(str(tmp_path / "images")) for _ in range(2))
+    (then.fingerprint,) = now.earlier_fingerprints()
+    first = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1).of(then, allow_unreadable=True)
+    store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+    assert torch.equal(store.of(now, allow_unreadable=True).values, first.values)
+    assert store.computed == 0

@@ -136,7 +136,7 @@ def test_mutated_files_through_index_and_decoder(count: int, tally: Tally, tmp_p
             name = bytes(generator.choice(range(1, 256)) for _ in range(generator.randrange(1, 20))).replace(b"/", b"_")
             write(place, b"%d" % number + name + b"." + generator.choice(endings).encode(), bytes(content))
             written += 1
-        source = open_source(str(tmp_path / "data"), cache=False)
+        source = open_source(str(tmp_path / "data"))
         assert len(source) == written
         quarantine = Quarantine(source, path=tmp_path / "quarantine.txt", max_share=1.0)
         shapes = check_sample(source, seed=0, quarantine=quarantine, count=count)
@@ -195,7 +195,7 @@ def test_the_machine_is_not_the_file(tally: Tally, tmp_path: Path) -> None:
     from dssl.errors import DsslError
 
     (tmp_path / "a.png").write_bytes(picture("PNG"))
-    source = open_source(str(tmp_path), cache=False)
+    source = open_source(str(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with tally.trial("too many open files"):
         taken = []

@@ -83,7 +83,7 @@ def test_the_host_does_not_wait_in_a_step(device: str, optimizer: str, row: Row)
             batch = batches.at(step)
             # the first steps make state, and cuDNN looks for its algorithms
             with host_waits_are_errors(where) if step >= 2 and not asks else nullcontext():
-                views = feed.place(batch)
+                views = feed.to_device(batch)
                 built.zero_grad(set_to_none=True)
                 with autocast(where, precision):
                     report = objective.backward(views, through=objective, scaler=scaler)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from dssl.data import UnreadableImage
+from dssl.data import Source, UnreadableImage
 from dssl.errors import DsslError
 from dssl.report import survey as module
 from dssl.report import views
@@ -25,13 +25,11 @@ from dssl.report.survey import (
 )
 
 
-class Memory:
+class Memory(Source):
     """Twelve textured images of several sizes, of which number 4 cannot be read."""
 
     name = "memory"
     fingerprint = "0"
-    labels = None
-    classes = None
 
     def __init__(self, *, bad: tuple[int, ...] = (4,), count: int = 12, channels: int = 3) -> None:
         self.bad, self.count, self.channels = bad, count, channels

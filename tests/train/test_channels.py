@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dssl.cli import main
-from dssl.data import open_source
+from dssl.data import Source, open_source
 from dssl.data.loader import EvaluationBatches
 from dssl.models import evaluating, forward
 from dssl.weights import checkpoint
@@ -56,7 +56,7 @@ def test_the_range_is_measured_once_and_kept(cells: Path, trained: Path, monkeyp
     found = checkpoint.newest_good(trained / "checkpoints")
     assert found is not None
     header = found[1].header
-    measured = open_source(str(cells), channels=5, value_range="1%,99%").value_range  # type: ignore[attr-defined]
+    measured = open_source(str(cells), channels=5, value_range="1%,99%").value_range
     assert header["range"] == measured.plain()
     assert header["config"]["range"] is None
     assert 2000 < header["range"][0][1] < 3200
@@ -81,17 +81,14 @@ def test_embeddings_are_those_of_the_scaled_images(cells: Path, trained: Path, t
         pixels = np.floor(np.clip((np.load(path) - low) * 255 / (high - low), 0, 255) + 0.5).astype(np.uint8)
         images.append(pixels)
 
-    class Plain:
-        name, fingerprint, labels, classes = "plain", "", None, None
+    class Plain(Source):
+        name, fingerprint = "plain", ""
 
         def __len__(self) -> int:
             return len(images)
 
         def image(self, index: int) -> np.ndarray:
             return images[index]
-
-        def label_of(self, index: int) -> str:
-            return str(index)
 
     with EvaluationBatches(
         Plain(), size=loaded.image_size, channels=5, batch_size=48, normalization=loaded.normalization
@@ -169,6 +166,6 @@ def test_data_show_and_pack_know_channels_and_range(
     assert len(next(line for line in shown.splitlines() if "mean" in line).split(",")) == 5
     said("pack", str(cells), "--channels", "5", "--out", str(tmp_path / "packed"), "--side", "32")
     packed = [open_source(f"packed:{tmp_path / 'packed'}", split=split, channels=5) for split in ("train", "test")]
-    assert packed[0].value_range == packed[1].value_range  # type: ignore[attr-defined]
+    assert packed[0].value_range == packed[1].value_range
     refused = said("cifar10", str(tmp_path / "c"), "--channels", "5", code=2, out=lambda read: read.err)
     assert "--channels belongs to `dssl data show` and `dssl data pack`" in refused

@@ -13,7 +13,8 @@ from PIL import Image
 
 from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
-from dssl.data import Quarantine
+from dssl.data import Quarantine, open_source
+from dssl.data.index import open_index
 from dssl.data.packed import pack
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
@@ -282,30 +283,54 @@ def test_a_damaged_test_split_is_an_error_and_a_missing_one_is_not(tmp_path: Pat
         open_test_data(config)
 
 
-def test_a_checkpoint_with_the_old_fingerprint_of_a_subset_resumes(tmp_path: Path) -> None:
-    config = replace(TINY, limit=48, knn_every=0, checkpoint=CheckpointConfig(every_minutes=1e-6, keep=10))
-    whole, folder = train(config, tmp_path / "whole"), tmp_path / "run" / "checkpoints"
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    for step in range(4, 7):
-        checkpoint.path_at(folder, step).unlink()
-    saved = checkpoint.read(checkpoint.path_at(folder, 3))
-    # what version 0.1.0 wrote: the source's fingerprint, a slash and the number of images
-    header = {key: value for key, value in saved.header.items() if key != "sha256"}
-    header["fingerprint"] = f"{Shapes(64).fingerprint}/48"
-    checkpoint.write(checkpoint.path_at(folder, 3), header, saved.tensors)
-    resumed = train(config, tmp_path / "run")
-    assert resumed.step == whole.step == 6
-    first, second = (checkpoint.read(one.checkpoint) for one in (whole, resumed))  # type: ignore[arg-type]
-    assert second.header["fingerprint"] == first.header["fingerprint"] != header["fingerprint"]
-    assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
-    # another number of images is other data, in the old form too
-    checkpoint.write(
-        checkpoint.path_at(folder, 6),
-        header | {"step": 6, "fingerprint": f"{Shapes(64).fingerprint}/47"},
-        saved.tensors,
+def write_classes(folder: Path, count: int) -> None:
+    for number in range(count):
+        path = folder / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), (4 * number, 0, 0)).save(path)
+
+
+def test_folders_without_images_change_nothing_for_a_run_that_resumes(tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    write_classes(images, 64)
+    config = replace(
+        TINY, data=str(images), limit=48, knn_every=0, checkpoint=CheckpointConfig(every_minutes=1e-6, keep=10)
     )
+    whole, folder = train(config, tmp_path / "whole"), tmp_path / "run" / "checkpoints"
+    (images / "a" / "notes").mkdir()
+    (images / "other").mkdir()
+    saved = checkpoint.read(checkpoint.path_at(tmp_path / "whole" / "checkpoints", 3))
+    header = {key: value for key, value in saved.header.items() if key != "sha256"}
+    fingerprint, choice = header["fingerprint"][:32], header["fingerprint"][32:]
+    earlier = open_index(images).earlier_fingerprint()  # of a7351d8, which counted the new folders
+    assert earlier != fingerprint
+    for written in (fingerprint, earlier):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", tmp_path / "run")
+        for step in range(4, 7):
+            checkpoint.path_at(folder, step).unlink()
+        checkpoint.write(checkpoint.path_at(folder, 3), header | {"fingerprint": written + choice}, saved.tensors)
+        resumed = train(config, tmp_path / "run")
+        assert resumed.step == whole.step == 6
+        first, second = (checkpoint.read(one.checkpoint) for one in (whole, resumed))  # type: ignore[arg-type]
+        assert second.header["fingerprint"] == first.header["fingerprint"]
+        assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
+    (images / "other" / "1.png").write_bytes((images / "a" / "0.png").read_bytes())
     with pytest.raises(DsslError, match="are not those that"):
         train(config, tmp_path / "run")
+
+
+def test_runs_beside_the_only_split_are_no_part_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_classes(tmp_path / "train", 32)
+    monkeypatch.chdir(tmp_path)
+    config = replace(TINY, data=".", checkpoint=CheckpointConfig(every_minutes=1e-6, keep=10))
+    (tmp_path / "runs" / "folder").mkdir(parents=True)  # as a start that was killed leaves it
+    train(config, Path("runs/folder"), gallery=draw_gallery)
+    assert Path("runs/folder/views.png").is_file()
+    for step in (3, 4):
+        checkpoint.path_at(Path("runs/folder/checkpoints"), step).unlink()
+    assert train(config, Path("runs/folder"), gallery=draw_gallery).step == 4
+    assert open_source(".").classes == ("a", "b")
 
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
