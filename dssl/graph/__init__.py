@@ -24,7 +24,6 @@ RESERVED_NAMES = ("image", "normalize", "mean", "teacher")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STANDARD = re.compile(r"standard(-[a-z]+)?")
-_VERTEX = re.compile(r"(?P<teacher>teacher\()?(?P<view>[A-Za-z_][A-Za-z0-9_]*)(?(teacher)\))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +67,25 @@ class View:
         return f"{self.name} = {self.policy}{size}({self.source or 'image'})"
 
 
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """What an edge may end at: the method's target of a view, or what a frozen teacher makes of it."""
+
+    view: str
+    taught: bool = False
+
+    def __str__(self) -> str:
+        return f"teacher({self.view})" if self.taught else self.view
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One loss term: the prediction of ``predictor`` is pulled to the target of ``target``."""
+    """One loss term: the prediction of ``predictor`` is pulled to the mean of ``targets``."""
 
     predictor: str
-    target: str
-    """A view, ``teacher(s1)``: the features of a frozen teacher, or ``mean(s1,s2)``: the mean of the targets of several views."""
+    targets: tuple[Vertex, ...]
     weight: float = 1.0
-    """Where it moves, the weight at the first step."""
+    """The weight at the first step, if it moves."""
     kind: Kind = "alignment"
     """``similarity``: S, the method's own loss (Eq. 2). ``alignment``: D, negative cosine (Eq. 4)."""
     detach: bool = True
@@ -85,18 +94,11 @@ class Edge:
     """The weight at the last step, to which it moves linearly; None: it stays."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "target", "".join(self.target.split()))
-        if not _NAME.fullmatch(self.predictor):
-            raise DsslError(f"edge {self.name}: only a view predicts; write {self.target}->{self.predictor}")
-        if not all(_VERTEX.fullmatch(one) for one in self.targets):
-            raise DsslError(
-                f"edge {self.name}: target is {self.target!r}, expected a view, a mean such as mean(s1,s2), or teacher(s1)"
-            )
-        if self.predictor in self.targets:
+        if not self.targets or len(set(self.targets)) < len(self.targets):
+            raise DsslError(f"edge {self.name}: expected one target, or different ones for their mean")
+        if Vertex(self.predictor) in self.targets:
             raise DsslError(f"edge {self.name}: a view cannot be its own target")
-        if self.target.startswith("mean(") and len(set(self.targets)) < max(2, len(self.targets)):
-            raise DsslError(f"edge {self.name}: a mean is of two or more different views")
-        if self.is_taught and not all(one.startswith("teacher(") for one in self.targets):
+        if len({vertex.taught for vertex in self.targets}) > 1:
             raise DsslError(f"edge {self.name}: a mean is of views or of what the teacher makes of them, not of both")
         if self.is_taught and (self.kind != "alignment" or not self.detach):
             raise DsslError(
@@ -110,29 +112,26 @@ class Edge:
 
     @property
     def name(self) -> str:
-        return f"{self.predictor}->{self.target}"
+        """As the text form has it: ``h1->s1``, ``s1->mean(s2,s3)``, ``s1->teacher(s1)``."""
+        ends = ",".join(map(str, self.targets))
+        return f"{self.predictor}->{ends if len(self.targets) == 1 else f'mean({ends})'}"
 
     @property
     def is_taught(self) -> bool:
         """Whether the target is the teacher's."""
-        return "teacher(" in self.target
+        return self.targets[0].taught
 
     @property
     def target_views(self) -> tuple[str, ...]:
         """The views that the target is made of."""
-        return tuple(match["view"] for one in self.targets if (match := _VERTEX.fullmatch(one)))
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """What is averaged: views, or the teacher's vertices such as ``teacher(s1)``; one, where there is no mean."""
-        inside = re.fullmatch(r"mean\((.*)\)", self.target)
-        return tuple(inside[1].split(",")) if inside else (self.target,)
+        return tuple(vertex.view for vertex in self.targets)
 
     def is_reverse_of(self, other: "Edge") -> bool:
         """Whether the two are one pair, ``a<->b``."""
-        if len(self.targets) > 1 or self.is_taught or (self.predictor, self.target) != (other.target, other.predictor):
-            return False
-        return self == replace(other, predictor=other.target, target=other.predictor)
+        ends = ((Vertex(other.predictor),), (Vertex(self.predictor),))
+        return (self.targets, other.targets) == ends and self == replace(
+            other, predictor=self.predictor, targets=self.targets
+        )
 
     @property
     def largest(self) -> float:
@@ -199,7 +198,7 @@ class ViewGraph:
     @property
     def targets(self) -> tuple[str, ...]:
         """The views whose target must be computed, in the order of the views."""
-        needed = {name for edge in self.active_edges if not edge.is_taught for name in edge.targets}
+        needed = {name for edge in self.active_edges if not edge.is_taught for name in edge.target_views}
         return tuple(view.name for view in self.views if view.name in needed)
 
     @property
@@ -276,7 +275,7 @@ def _check_views(graph: ViewGraph) -> None:
 
 def _check_edges(graph: ViewGraph) -> None:
     names = {view.name for view in graph.views}
-    seen: set[tuple[str, frozenset[str]]] = set()
+    seen: set[tuple[str, frozenset[Vertex]]] = set()
     for edge in graph.edges:
         for end in (edge.predictor, *edge.target_views):
             if end not in names:

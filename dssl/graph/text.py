@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 
 from dssl.errors import DsslError, choices
-from dssl.graph import KINDS, NORMALIZATIONS, Edge, Kind, Normalize, View, ViewGraph
+from dssl.graph import KINDS, NORMALIZATIONS, Edge, Kind, Normalize, Vertex, View, ViewGraph
 
 _END = r"\w+(?:\s*\((?:[^()]|\([^()]*\))*\))?"
 _EDGE = re.compile(
@@ -30,6 +30,7 @@ _EDGE = re.compile(
 _DECLARATION = re.compile(
     r"(?P<name>\w+)\s*=\s*(?P<policy>.+?)(?:@(?P<size>[^@()]*))?\(\s*(?P<source>[A-Za-z_]\w*)\s*\)", re.DOTALL
 )
+_VERTEX = re.compile(r"(?P<teacher>teacher\()?(?P<view>[A-Za-z_]\w*)(?(teacher)\))")
 _SETTING = re.compile(r"normalize\s*=\s*(?P<value>[^()]*)")
 
 
@@ -130,9 +131,29 @@ def _edges(match: re.Match[str]) -> list[Edge]:
             raise choices(f"option of edge {left}{arrow}{right}", option, (*KINDS, "attach", "detach"))
     ends = {"->": [(left, right)], "<-": [(right, left)], "<->": [(left, right), (right, left)]}[arrow]
     return [
-        Edge(predictor=predictor, target=target, weight=weight, kind=kind, detach=detach, final=final)
-        for predictor, target in ends
-    ]
+        Edge(predictor=_predictor(start, end), targets=_targets(start, end), weight=weight, kind=kind, detach=detach, final=final)
+        for start, end in ends
+    ]  # fmt: skip
+
+
+def _predictor(start: str, end: str) -> str:
+    if "(" in start:
+        raise DsslError(f"edge {start}->{end}: only a view predicts; write {end}->{start}")
+    return start
+
+
+def _targets(start: str, end: str) -> tuple[Vertex, ...]:
+    """The vertices of ``s1``, ``teacher(s1)`` or ``mean(s1,s2)``."""
+    mean = re.fullmatch(r"mean\s*\((.*)\)", end, re.DOTALL)
+    matches = [_VERTEX.fullmatch("".join(part.split())) for part in (mean[1].split(",") if mean else (end,))]
+    vertices = tuple(Vertex(match["view"], taught=match["teacher"] is not None) for match in matches if match)
+    if len(vertices) < len(matches):
+        raise DsslError(
+            f"edge {start}->{end}: target is {end!r}, expected a view, a mean such as mean(s1,s2), or teacher(s1)"
+        )
+    if mean and len(set(vertices)) < max(2, len(vertices)):
+        raise DsslError(f"edge {start}->{end}: a mean is of two or more different views")
+    return vertices
 
 
 def _default_view(name: str) -> View | None:
@@ -186,5 +207,5 @@ def _edge_texts(edges: tuple[Edge, ...]) -> Iterator[str]:
             options.append("detach" if edge.detach else "attach")
         weight = "" if edge.weight_text == "1" else f":{edge.weight_text}"
         suffix = f"[{', '.join(options)}]" if options else ""
-        yield f"{edge.predictor}{'<->' if both else '->'}{edge.target}{weight}{suffix}"
+        yield f"{edge.name.replace('->', '<->') if both else edge.name}{weight}{suffix}"
         position += 2 if both else 1
