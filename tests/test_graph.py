@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from dssl.errors import DsslError
 from dssl.graph import Edge, Vertex, View, ViewGraph
+from dssl.graph.schedule import Backward, Compare
+from dssl.methods import METHODS
 from dssl.presets import ABLATION, PRESETS, equation6, named_graph, soft
 
 names = st.sampled_from(["s1", "s2", "h1", "h2", "h7", "s", "h", "x", "view_3", "sigma"])
@@ -41,7 +43,7 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
         if others and draw(st.booleans()):
             more = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
             mean = replace(edge, targets=tuple(map(Vertex, draw(st.permutations([*edge.target_views, *more])))))
-            if not any((one.predictor, {*one.targets}) == (mean.predictor, {*mean.targets}) for one in edges):
+            if not any((one.predictor, {*one.target_views}) == (mean.predictor, {*mean.target_views}) for one in edges):
                 edges[position] = mean
         if draw(st.integers(0, 4)) == 0:
             taught = tuple(Vertex(name, taught=True) for name in edges[position].target_views)
@@ -298,3 +300,52 @@ def test_nonsense_from_python_is_refused_too() -> None:
 )
 def test_what_counts_as_heavy(policy: str, heavy: bool) -> None:
     assert View(name="v1", policy=policy).is_heavy == heavy
+
+
+@pytest.mark.parametrize(
+    ("method", "text", "expected"),
+    [
+        ("simsiam", "h1->s1", ["predict h1", "target s1", "compare h1->s1", "backward [h1->s1]"]),
+        ("byol", "h1->s1", ["target s1", "predict h1", "compare h1->s1", "backward [h1->s1]"]),
+        # a target that learns ties its view to those that predict it, also where it predicts nothing itself
+        (
+            "simclr", "h1->s1[attach], h2->s1[attach], s2->h1",
+            ["predict h1", "target h1", "predict h2", "predict s2", "compare s2->h1", "backward [s2->h1]", "target s1",
+             "compare h1->s1", "compare h2->s1", "backward [h1->s1, h2->s1]"],
+        ),
+        # SimSiam's never do, whatever the edge says
+        (
+            "simsiam", "h1->s1[attach], h2->s1[attach]",
+            ["predict h1", "predict h2", "target s1", "compare h1->s1", "compare h2->s1", "backward [h1->s1]",
+             "backward [h2->s1]"],
+        ),
+        (
+            "vicreg", "s1->mean(s2,s3), s1->teacher(s4), s2->s1:0",
+            ["teacher s4", "predict s1", "compare s1->teacher(s4)", "target s2", "target s3", "compare s1->mean(s2,s3)",
+             "backward [s1->mean(s2,s3), s1->teacher(s4)]"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_schedule_of_a_step(method: str, text: str, expected: list[str]) -> None:
+    assert [str(step) for step in METHODS[method].schedule(ViewGraph.parse(text))] == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(graph=graphs())
+def test_a_schedule_does_each_thing_once_and_only_when_it_can(method: str, graph: ViewGraph) -> None:
+    steps = METHODS[method].schedule(graph)
+    assert len(set(steps)) == len(steps)
+    done: set[str] = set()
+    compared, walked = [], []
+    for step in steps:
+        if isinstance(step, Compare):
+            ends = {f"predict {step.edge.predictor}"}
+            ends |= {f"{'teacher' if vertex.taught else 'target'} {vertex.view}" for vertex in step.edge.targets}
+            assert ends <= done
+            compared.append(step.edge)
+        elif isinstance(step, Backward):
+            assert set(step.edges) <= set(compared)
+            walked += step.edges
+        done.add(str(step))
+    assert sorted(map(hash, walked)) == sorted(map(hash, compared)) == sorted(map(hash, graph.active_edges))
+    assert isinstance(steps[-1], Backward)

@@ -264,3 +264,10 @@ def test_a_missing_view_is_named() -> None:
     objective = Objective(build("simsiam"), graph)
     with pytest.raises(DsslError, match="needs the view h2, but the batch has only h1, s1, s2"):
         objective(views)
+
+
+def test_the_width_of_the_heads_is_measured_with_an_image_size() -> None:
+    method = SimCLR(encoder(), image_size=8)
+    assert method.predict(torch.randn(2, 3, 8, 8)).projection.shape == (2, 128)
+    with pytest.raises(DsslError, match="feature_dim="):
+        SimCLR(encoder())
