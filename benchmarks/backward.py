@@ -17,6 +17,7 @@ import torch
 
 from dssl import Objective, named_graph
 from dssl.methods import METHODS
+from dssl.methods.method import Method
 from dssl.models import build_encoder, feature_dim
 
 
@@ -51,7 +52,7 @@ def main() -> None:
         torch.manual_seed(0)
         encoder = build_encoder(options.encoder, image_size=options.size)
         dim = feature_dim(encoder, image_size=options.size)
-        objective = Objective(METHODS[name].build(encoder, feature_dim=dim), named_graph("dssl"))
+        objective = Objective(Method.of(METHODS[name](), encoder, feature_dim=dim), named_graph("dssl"))
         objective.to(memory_format=torch.channels_last)
         made = ("s1", "s2", "h1", "h2")
         views = {view: torch.randn(options.batch, 3, options.size, options.size) for view in made}

@@ -28,7 +28,9 @@ from dssl.data.loader import Batches
 from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_accuracy
 from dssl.evaluation.probe import Problem
-from dssl.methods import SimCLR, SimSiam
+from dssl.methods import SimCLRConfig, SimSiamConfig
+from dssl.methods.simclr import SimCLR
+from dssl.methods.simsiam import SimSiam
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate
 from dssl.presets import named_graph
@@ -123,9 +125,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     dim = encoder(torch.zeros(2, 3, 32, 32)).shape[1]
     hidden, output, bottleneck = (int(number) for number in options.heads.split(","))
     method: SimCLR | SimSiam = (
-        SimCLR(encoder, feature_dim=dim, temperature=options.temperature)
+        SimCLR(encoder, feature_dim=dim, settings=SimCLRConfig(temperature=options.temperature))
         if options.method == "simclr"
-        else SimSiam(encoder, feature_dim=dim, hidden=hidden, output=output, bottleneck=bottleneck)
+        else SimSiam(
+            encoder, feature_dim=dim, settings=SimSiamConfig(hidden=hidden, output=output, bottleneck=bottleneck)
+        )
     )
     method.to(memory_format=torch.channels_last)
     graph = named_graph("standard")

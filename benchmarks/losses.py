@@ -6,7 +6,7 @@ benchmarks/.venv/bin/python -m benchmarks.losses        (after make bench-setup)
 import torch
 from torch import Tensor, nn
 
-from dssl import BarlowTwins, Objective, VICReg, ViewGraph
+from dssl import BarlowTwins, BarlowTwinsConfig, Objective, VICReg, VICRegConfig, ViewGraph
 
 
 def difference(method: nn.Module, theirs: nn.Module, *, scale: float) -> float:
@@ -30,9 +30,13 @@ def main() -> None:
     from lightly.loss import BarlowTwinsLoss, VICRegLoss
 
     found = {
-        "VICReg": difference(VICReg(nn.Identity(), feature_dim=32, hidden=2, output=32), VICRegLoss(), scale=1.0),
+        "VICReg": difference(
+            VICReg(nn.Identity(), feature_dim=32, settings=VICRegConfig(hidden=2, output=32)), VICRegLoss(), scale=1.0
+        ),
         "Barlow Twins": difference(
-            BarlowTwins(nn.Identity(), feature_dim=32, hidden=2, output=32, redundancy=0.005),
+            BarlowTwins(
+                nn.Identity(), feature_dim=32, settings=BarlowTwinsConfig(hidden=2, output=32, redundancy=0.005)
+            ),
             BarlowTwinsLoss(lambda_param=0.005),
             scale=0.1,
         ),

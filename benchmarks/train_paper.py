@@ -17,7 +17,9 @@ from torchvision import transforms
 from benchmarks import pillow_views
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
-from dssl.methods import BYOL, SimCLR, SimSiam
+from dssl.methods.byol import BYOL
+from dssl.methods.simclr import SimCLR
+from dssl.methods.simsiam import SimSiam
 from dssl.training.prepare import build_method
 
 WORKERS = 2

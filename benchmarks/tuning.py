@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     config = RunConfig(
         data=f"cifar10:{options.data}",
         encoder="whitened",
-        method=METHODS[options.method].settings(**changes),
+        method=METHODS[options.method](**changes),
         graph=options.graph,
         heavy=options.heavy,
         seed=options.seed,

@@ -13,8 +13,15 @@ from dssl.version import VERSION as __version__
 if TYPE_CHECKING:
     from dssl.config import RunConfig
     from dssl.errors import DsslError
-    from dssl.graph import Edge, View, ViewGraph
-    from dssl.methods import BYOL, BarlowTwins, SimCLR, SimSiam, Teacher, VICReg
+    from dssl.graph import Edge, Vertex, View, ViewGraph
+    from dssl.methods import BarlowTwinsConfig, BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
+    from dssl.methods.barlowtwins import BarlowTwins
+    from dssl.methods.byol import BYOL
+    from dssl.methods.method import Method, Prediction
+    from dssl.methods.simclr import SimCLR
+    from dssl.methods.simsiam import SimSiam
+    from dssl.methods.teacher import Teacher
+    from dssl.methods.vicreg import VICReg
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
     from dssl.presets import equation6, named_graph, soft
@@ -25,14 +32,28 @@ if TYPE_CHECKING:
 # "illegal instruction" (docs/decisions.md). oneDNN reads this at its first use; whoever sets it decides.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-# torch takes seconds to import: `dssl --help` and the graph must not wait for it
+# torch takes seconds to import: graphs, recipes and the settings of methods do without it
 _HOME = {
     name: module
     for module, names in {
         "config": ("RunConfig",),
         "errors": ("DsslError",),
-        "graph": ("Edge", "View", "ViewGraph"),
-        "methods": ("BYOL", "BarlowTwins", "SimCLR", "SimSiam", "Teacher", "VICReg"),
+        "graph": ("Edge", "Vertex", "View", "ViewGraph"),
+        "methods": (
+            "BYOLConfig",
+            "BarlowTwinsConfig",
+            "MethodSettings",
+            "SimCLRConfig",
+            "SimSiamConfig",
+            "VICRegConfig",
+        ),
+        "methods.barlowtwins": ("BarlowTwins",),
+        "methods.byol": ("BYOL",),
+        "methods.method": ("Method", "Prediction"),
+        "methods.simclr": ("SimCLR",),
+        "methods.simsiam": ("SimSiam",),
+        "methods.teacher": ("Teacher",),
+        "methods.vicreg": ("VICReg",),
         "models": ("build_encoder", "encoder_names", "feature_dim"),
         "objective": ("LossReport", "Objective"),
         "presets": ("equation6", "named_graph", "soft"),
@@ -43,9 +64,10 @@ _HOME = {
 }
 
 __all__ = [
-    "BYOL", "BarlowTwins", "DsslError", "Edge", "LossReport", "Objective", "RunConfig", "SimCLR", "SimSiam", "Teacher", "VICReg",
-    "View", "ViewGraph", "__version__", "build_encoder", "encoder_names", "equation6", "feature_dim", "load_encoder",
-    "named_graph", "recipe", "soft",
+    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "LossReport", "Method", "MethodSettings",
+    "Objective", "Prediction", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "Teacher", "VICReg",
+    "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "build_encoder", "encoder_names", "equation6", "feature_dim",
+    "load_encoder", "named_graph", "recipe", "soft",
 ]  # fmt: skip
 
 

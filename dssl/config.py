@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from dssl.errors import DsslError
-from dssl.settings import LARGEST, MethodSettings, between, finite, require
+from dssl.methods import MethodSettings, SimSiamConfig
+from dssl.settings import LARGEST, between, finite, require
 
 Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
 
@@ -109,12 +110,6 @@ class AdaptConfig:
         between("adapt.evaluation_size", self.evaluation_size, LARGEST["image_size"])
 
 
-def _simsiam() -> MethodSettings:
-    from dssl.methods import SimSiamConfig  # and with it torch, which `--help` of other commands need not wait for
-
-    return SimSiamConfig()
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A pretraining run."""
@@ -158,7 +153,7 @@ class RunConfig:
     """Weights of the frozen teacher of edges such as s1->teacher(s1): a run, or a file of dssl, torchvision or timm."""
     teacher_encoder: str | None = None
     """The teacher's encoder, if its file does not name it: resnet50, resnet18-cifar-padding2 or timm:NAME."""
-    method: MethodSettings = field(default_factory=_simsiam)
+    method: MethodSettings = field(default_factory=SimSiamConfig)
     """simsiam, byol, simclr, vicreg or barlowtwins."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from dssl.config import RunConfig
 from dssl.errors import DsslError, choices
-from dssl.methods import METHODS, MethodSettings, declaration_of
+from dssl.methods import METHODS, MethodSettings
 
 Plain = dict[str, Any]
 _REMOVED: Plain = {"accumulate": 1}
@@ -31,6 +31,8 @@ _ADDED: Plain = {
     "range": None,
 }
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
+_RENAMED = {"method.regularise": "method.regularize"}
+"""Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
 
@@ -50,7 +52,7 @@ def to_dict(config: Settings) -> Plain:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, MethodSettings):
-            plain[field.name] = {"name": declaration_of(value).name, **plain[field.name]}
+            plain[field.name] = {"name": value.name, **plain[field.name]}
     return plain
 
 
@@ -103,6 +105,8 @@ def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
     told = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
     told = {key: value for key, value in told.items() if key not in _ADDED or value != _ADDED[key]}
+    earlier = {new: old for old, new in _RENAMED.items()}
+    told = {earlier.get(key, key): value for key, value in told.items()}
     text = json.dumps(told | _REMOVED, sort_keys=True)  # as earlier versions wrote it: results keep their names
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -136,10 +140,10 @@ def _method(value: Any, base: MethodSettings, where: str) -> Any:
     if not isinstance(value, Mapping):
         raise DsslError(f"{where}: method is {value!r}, expected a name or a table with a name")
     settings = dict(value)
-    name = settings.pop("name", declaration_of(base).name)
+    name = settings.pop("name", base.name)
     if not isinstance(name, str) or name not in METHODS:
         raise choices("method", str(name), METHODS)
-    kind = METHODS[name].settings
+    kind = METHODS[name]
     default = base if isinstance(base, kind) else kind()
     return _build(kind, settings, default, where, "method.")
 
@@ -148,7 +152,8 @@ def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, pref
     hints = typing.get_type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}
     changes: dict[str, Any] = {}
-    for name, value in values.items():
+    for given, value in values.items():
+        name = _RENAMED.get(prefix + given, given).removeprefix(prefix)
         if name not in known:
             raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + one for one in known))}")
         if hints[name] is MethodSettings:

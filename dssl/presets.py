@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dssl.errors import DsslError, choices
-from dssl.graph import Edge, View, ViewGraph
+from dssl.graph import Edge, Kind, Vertex, View, ViewGraph
 
 INDEPENDENT = "h1 = heavy(image), h2 = heavy(image)"
 
@@ -35,28 +35,20 @@ def equation6(
     views: dict[str, View] = {}
     edges: list[Edge] = []
 
-    def pair(first: str, second: str, weight: float) -> None:
-        for predictor, target in ((first, second), (second, first)):
-            edges.append(Edge(predictor=predictor, target=target, weight=weight, kind="similarity", detach=False))
+    def edge(predictor: str, target: str, weight: float, *, pair: bool = False) -> Edge:
+        kind: Kind = "similarity" if pair else "alignment"
+        return Edge(predictor=predictor, targets=(Vertex(target),), weight=weight, kind=kind, detach=not pair)
 
-    for one in range(1, 2 * pairs, 2):
-        numbers = (one, one + 1)
-        s, h = ([f"{letter}{number}" for number in numbers] for letter in "sh")
+    for first in range(1, 2 * pairs, 2):
+        s, h = ([f"{letter}{number}" for number in (first, first + 1)] for letter in "sh")
         views |= {name: View(name=name, policy=standard) for name in s}
-        views |= {
-            name: View(name=name, policy=heavy, source=from_ if derived else None)
-            for name, from_ in zip(h, s, strict=True)
-        }
-        pair(s[0], s[1], alpha)
-        pair(h[0], h[1], beta)
-        edges += [
-            Edge(predictor=heavy_, target=standard_, weight=gamma) for heavy_, standard_ in zip(h, s, strict=True)
-        ]
-        edges += [
-            Edge(predictor=standard_, target=heavy_, weight=delta) for heavy_, standard_ in zip(h, s, strict=True)
-        ]
+        views |= {b: View(name=b, policy=heavy, source=a if derived else None) for a, b in zip(s, h, strict=True)}
+        edges += [edge(a, b, alpha, pair=True) for a, b in (s, s[::-1])]
+        edges += [edge(a, b, beta, pair=True) for a, b in (h, h[::-1])]
+        edges += [edge(a, b, gamma) for a, b in zip(h, s, strict=True)]
+        edges += [edge(a, b, delta) for a, b in zip(s, h, strict=True)]
     edges = [edge for edge in edges if edge.weight != 0]
-    needed = {end for edge in edges for end in (edge.predictor, *edge.targets)}
+    needed = {end for edge in edges for end in (edge.predictor, *edge.target_views)}
     needed |= {source for name in needed if (source := views[name].source) is not None}
     return ViewGraph(tuple(view for name, view in views.items() if name in needed), tuple(edges))
 

@@ -8,7 +8,7 @@ from typing import Any
 from dssl import config_io
 from dssl.config import AdaptConfig, OptimizerConfig, RunConfig
 from dssl.errors import choices
-from dssl.methods import METHODS, Defaults, MethodSettings, declaration_of
+from dssl.methods import METHODS, Defaults, MethodSettings
 
 PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
 """The paper's heavy augmentation (appendix), with the operation ranges of its code."""
@@ -16,8 +16,8 @@ PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
 
 def _settings(recipe: str, method: str) -> MethodSettings:
     """The method's own defaults, with what it declares for this recipe."""
-    declared = METHODS[method]
-    return declared.settings(**declared.recipes.get(recipe, Defaults()).settings)
+    settings = METHODS[method]
+    return settings(**settings.recipes.get(recipe, Defaults()).settings)
 
 
 def _optimizer(recipe: str, method: str, usual: OptimizerConfig) -> OptimizerConfig:
@@ -134,7 +134,7 @@ def recipe(name: str, *, method: str | MethodSettings | None = None, **changes: 
     if name not in RECIPES:
         raise choices("recipe", name, RECIPES)
     if isinstance(method, MethodSettings):
-        made = dataclasses.replace(RECIPES[name](declaration_of(method).name), method=method)
+        made = dataclasses.replace(RECIPES[name](method.name), method=method)
     elif method is not None and method not in METHODS:
         raise choices("method", method, METHODS)
     else:

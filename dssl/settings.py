@@ -1,7 +1,6 @@
 """What all settings share: checks that name the setting, what was given and what was expected; it costs no torch import."""
 
 import math
-from dataclasses import dataclass
 
 from dssl.errors import DsslError
 
@@ -24,8 +23,3 @@ def finite(name: str, value: float, *, strictly: bool = False) -> None:
 def between(name: str, value: int, largest: int) -> None:
     require(value >= 1, name, value, "at least 1")
     require(value <= largest, name, value, f"at most {largest:,}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodSettings:
-    """The settings of a method, its flags under ``--method.``; each method derives its own."""

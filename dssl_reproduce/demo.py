@@ -17,7 +17,8 @@ from typing import cast
 from torch import nn
 
 from dssl.config import RunConfig
-from dssl.methods import Method, SimSiamConfig
+from dssl.methods import SimSiamConfig
+from dssl.methods.method import Method
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
 from dssl.training.knn import OnlineKnn

@@ -12,7 +12,7 @@ from dssl import config_io, recipes
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import DsslError, choices
 from dssl.evaluation.classifier import SUPERVISED, Training
-from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig, declaration_of
+from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl_reproduce.paper import BASELINES, OURS, Experiment, PaperCell, Target
@@ -72,7 +72,7 @@ class Job:
             return 3.0 * images * self.training.epochs
         if self.kind != "pretrained":
             return float(images)
-        passes = declaration_of(self.config.method).cost(named_graph(self.config.graph))
+        passes = self.config.method.cost(named_graph(self.config.graph))
         return float(images * self.config.epochs * (3 * passes.with_gradient + passes.without_gradient))
 
 
@@ -90,9 +90,9 @@ def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
             f"{experiment.epochs:g} times the {config.epochs} epochs of scale {scale.name} is not a whole number: "
             "choose a scale with more epochs, such as cpu-few"
         )
+    config = config_io.read({"method": dict(experiment.settings)}, default=config, where="experiment")
     return dataclasses.replace(
         config,
-        method=dataclasses.replace(config.method, **dict(experiment.settings)),
         epochs=int(epochs),
         optimizer=dataclasses.replace(
             config.optimizer, warmup_epochs=config.optimizer.warmup_epochs * experiment.epochs

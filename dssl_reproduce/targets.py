@@ -37,7 +37,7 @@ _BEYOND = (
     _Row("DSSL, guard 1", replace(_DSSL, settings=_GUARD), methods=("simsiam",)),
     _Row(
         "DSSL, every view regularised",
-        replace(_DSSL, settings=(("regularise", "all"),)),
+        replace(_DSSL, settings=(("regularise", "all"),)),  # its first name, which its results have
         methods=("vicreg",),
         over=EQUAL_WORK,
     ),

@@ -9,7 +9,7 @@ import argparse
 
 import torch
 
-from dssl import Objective, SimSiam, ViewGraph, build_encoder, feature_dim
+from dssl import Objective, SimSiam, SimSiamConfig, ViewGraph, build_encoder, feature_dim
 from dssl.augment import CIFAR10, ViewMaker
 from dssl.data import open_source
 from dssl.data.loader import Batches
@@ -27,7 +27,9 @@ def main() -> None:
     graph = ViewGraph.parse("s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1")
     encoder = build_encoder("small", image_size=32)
     width = feature_dim(encoder, image_size=32)
-    method = SimSiam(encoder, feature_dim=width, hidden=256, output=128, bottleneck=64, guard=1.0)
+    method = SimSiam(
+        encoder, feature_dim=width, settings=SimSiamConfig(hidden=256, output=128, bottleneck=64, guard=1.0)
+    )
     objective = Objective(method, graph)
     optimizer = torch.optim.SGD(objective.parameters(), lr=0.06, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)

@@ -24,6 +24,7 @@ from dssl.cli import _parse
 from dssl.commands import train as train_command
 from dssl.data import decode
 from dssl.methods import METHODS
+from dssl.methods.method import Method
 from dssl.recipes import recipe
 
 ROOT = Path(__file__).parent.parent
@@ -157,7 +158,7 @@ def test_the_readme_quotes_the_measured_speed_of_views() -> None:
 )
 def test_the_papers_way_trains_what_its_graph_says(method: str, graph: str, same: str) -> None:
     torch.manual_seed(0)
-    built = METHODS[method].build(nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), feature_dim=8)
+    built = Method.of(METHODS[method](), nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), feature_dim=8)
     names = [view.name for view in named_graph(same).views]
     views = {name: torch.randn(6, 3, 8, 8) for name in names}
     ordered = [views[name] for name in sorted(names, key=lambda name: (name[0] == "h", name))]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dssl import DsslError, Objective, SimSiam, named_graph
+from dssl import DsslError, Objective, SimSiam, SimSiamConfig, named_graph
 from dssl.models import build_encoder
 from dssl.models.blocks import checkpoint_activations
 
@@ -28,7 +28,7 @@ def build(momentum: float | None = 0.1) -> SimSiam:
     for module in encoder.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = momentum
-    return SimSiam(encoder, feature_dim=16, hidden=16, output=16, bottleneck=8).double()
+    return SimSiam(encoder, feature_dim=16, settings=SimSiamConfig(hidden=16, output=16, bottleneck=8)).double()
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

@@ -15,13 +15,29 @@ def dssl(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "dssl", *words], capture_output=True, text=True, timeout=300)
 
 
-def test_help_needs_neither_torch_nor_tyro() -> None:
-    code = (
-        "import sys, dssl.cli; dssl.cli.main(['--help']); print(sorted({'torch', 'tyro', 'numpy'} & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "usage: dssl COMMAND" in result.stdout
-    assert result.stdout.rstrip().endswith("[]")
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["--help"], {"torch", "tyro", "numpy"}),
+        (["graph", "dssl"], {"torch", "torchvision", "numba"}),
+        (["graph", "dssl", "--steps"], {"torch", "torchvision", "numba"}),
+        (["train", "--help"], {"torch", "torchvision", "numba"}),
+        (["train", "cifar10", "--method", "byol", "--help"], {"torch", "torchvision", "numba"}),
+        (["doctor", "--help"], {"torch", "torchvision", "numba"}),
+    ],
+)
+def test_what_trains_nothing_does_not_wait_for_torch(words: list[str], absent: set[str]) -> None:
+    code = f"""
+import sys, dssl.cli
+try:
+    code = dssl.cli.main({words})
+except SystemExit as leaving:
+    code = leaving.code
+print([code or 0, sorted({absent} & set(sys.modules))])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert len(result.stdout.splitlines()) > 1
+    assert result.stdout.splitlines()[-1] == "[0, []]"
 
 
 def test_graph_prints_views_edges_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +47,32 @@ def test_graph_prints_views_edges_and_cost(capsys: pytest.CaptureFixture[str]) -
     assert "h1    heavy on the pixels of s1" in said
     assert "byol         6               2" in said
     assert "2n² + 2n" in said
+
+
+def test_graph_prints_the_steps_of_each_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["graph", "s1<->s2", "--steps"]) == 0
+    simsiam, byol, others = capsys.readouterr().out.splitlines()
+    assert simsiam == (
+        "simsiam: predict s1 · target s1 · predict s2 · compare s2->s1 · backward [s2->s1] · "
+        "target s2 · compare s1->s2 · backward [s1->s2]"
+    )
+    assert byol.startswith("byol: target s1 · target s2 · predict s1 · compare s1->s2 · backward [s1->s2] · ")
+    assert others.startswith("simclr, vicreg, barlowtwins: ")
+    assert others.endswith("backward [s1->s2, s2->s1]")
+    assert cli.main(["graph", "s1<->s2", "--steps", "--method", "byol"]) == 0
+    assert capsys.readouterr().out == f"{byol}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "divisor"),
+    [
+        ("s2->s1:3", "divided by 3 (normalize=similarity: all weights"),
+        ("dssl", "divided by 2 (normalize=similarity: the"),
+    ],
+)
+def test_graph_says_what_the_sum_is_divided_by(text: str, divisor: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["graph", text]) == 0
+    assert divisor in capsys.readouterr().out
 
 
 def test_graph_of_the_ablation_says_what_is_inferred(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +105,8 @@ def test_graph_is_drawn_and_the_same_in_every_process(tmp_path: Path) -> None:
         (("grpah",), "did you mean 'graph'"),
         (("graph", "dsssl"), "did you mean 'dssl'"),
         (("graph", "s1<->s1"), "s1->s1"),
+        (("graph", "dssl", "--steps", "--method", "simclrr"), "did you mean 'simclr'"),
+        (("graph", "dssl", "--method", "byol"), "--method byol without --steps"),
         (("graph", "dssl", "--out", "picture.jpeg"), "picture.jpeg: expected a name that ends in"),
         (("graph", "dssl", "--out", "/dev/null/all.png"), "/dev/null: "),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dssl import Objective, SimSiam, named_graph
+from dssl import Objective, SimSiam, SimSiamConfig, named_graph
 
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
@@ -17,7 +17,9 @@ def test_compiled_objective_equals_eager(by_view: bool) -> None:
     """As a whole with one backward; or part by part, as `dssl train --compile` does, with a backward for each view."""
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    objective = Objective(SimSiam(encoder, feature_dim=4, hidden=8, output=8, bottleneck=4), named_graph("dssl"))
+    objective = Objective(
+        SimSiam(encoder, feature_dim=4, settings=SimSiamConfig(hidden=8, output=8, bottleneck=4)), named_graph("dssl")
+    )
     objective.double()
     views = {name: torch.randn(4, 3, 8, 8, dtype=torch.float64) for name in ("s1", "s2", "h1", "h2")}
     eager = objective(views)

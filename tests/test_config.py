@@ -1,14 +1,16 @@
 """Configurations: strict in, the same out, differences in words."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dssl import config_io
+from dssl.cli import main
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
-from dssl.methods import BYOLConfig, SimCLRConfig, SimSiamConfig
+from dssl.methods import BYOLConfig, SimCLRConfig, SimSiamConfig, VICRegConfig
 from dssl.recipes import RECIPES, recipe
 
 
@@ -125,3 +127,16 @@ def test_results_keep_their_names_when_settings_are_added() -> None:
     assert {name: config_io.fingerprint(recipe("cifar10", method=name)) for name in before} == before
     guarded = replace(RunConfig(), method=SimSiamConfig(guard=1.0))
     assert config_io.fingerprint(guarded) != config_io.fingerprint(RunConfig())
+
+
+def test_the_earlier_spelling_of_a_setting_is_read_and_keeps_its_fingerprint(tmp_path: Path) -> None:
+    config = recipe("shapes", method="vicreg")
+    plain = config_io.to_dict(config)
+    assert plain["method"]["regularize"] == "similarity"
+    earlier = {**plain, "method": {"name": "vicreg", "regularise": "all"}}
+    assert config_io.from_dict(earlier).method == VICRegConfig(regularize="all")
+    assert config_io.fingerprint(config) == "baba691613761006"  # as the earlier spelling had it
+    file = tmp_path / "config.json"
+    words = ["train", "shapes", "--method", "vicreg", "--method.regularise", "all", "--write-config", str(file)]
+    assert main(words) == 0
+    assert json.loads(file.read_text())["method"]["regularize"] == "all"

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dssl.errors import DsslError
-from dssl.graph import Edge, View, ViewGraph
+from dssl.graph import Edge, Vertex, View, ViewGraph
+from dssl.graph.schedule import Backward, Compare
+from dssl.methods import METHODS
 from dssl.presets import ABLATION, PRESETS, equation6, named_graph, soft
 
 names = st.sampled_from(["s1", "s2", "h1", "h2", "h7", "s", "h", "x", "view_3", "sigma"])
@@ -28,7 +30,7 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
     edges = [
         Edge(
             predictor=predictor,
-            target=target,
+            targets=(Vertex(target),),
             weight=draw(weights),
             kind=draw(st.sampled_from(["similarity", "alignment"])),
             detach=draw(st.booleans()),
@@ -37,16 +39,15 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
         for predictor, target in draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
     ]
     for position, edge in enumerate(edges):
-        others = [name for name in chosen if name not in (edge.predictor, edge.target)]
+        others = [name for name in chosen if name not in (edge.predictor, *edge.target_views)]
         if others and draw(st.booleans()):
             more = draw(st.lists(st.sampled_from(others), min_size=1, unique=True))
-            mean = replace(edge, target=f"mean({','.join(draw(st.permutations([edge.target, *more])))})")
-            if not any((one.predictor, {*one.targets}) == (mean.predictor, {*mean.targets}) for one in edges):
+            mean = replace(edge, targets=tuple(map(Vertex, draw(st.permutations([*edge.target_views, *more])))))
+            if not any((one.predictor, {*one.target_views}) == (mean.predictor, {*mean.target_views}) for one in edges):
                 edges[position] = mean
         if draw(st.integers(0, 4)) == 0:
-            taught = ",".join(f"teacher({name})" for name in edges[position].targets)
-            target = f"mean({taught})" if "," in taught else taught
-            edges[position] = replace(edges[position], target=target, kind="alignment", detach=True)
+            taught = tuple(Vertex(name, taught=True) for name in edges[position].target_views)
+            edges[position] = replace(edges[position], targets=taught, kind="alignment", detach=True)
     if not any(edge.largest > 0 for edge in edges):
         edges[0] = replace(edges[0], weight=1.0)
     used = {end for edge in edges for end in (edge.predictor, *edge.target_views)}
@@ -81,10 +82,10 @@ def test_dssl_reads_as_the_paper_writes_it() -> None:
         View(name="h2", policy="heavy", source="s2"),
     )
     assert graph.edges == (
-        Edge(predictor="s1", target="s2", kind="similarity", detach=False),
-        Edge(predictor="s2", target="s1", kind="similarity", detach=False),
-        Edge(predictor="h1", target="s1", kind="alignment", detach=True),
-        Edge(predictor="h2", target="s2", kind="alignment", detach=True),
+        Edge(predictor="s1", targets=(Vertex("s2"),), kind="similarity", detach=False),
+        Edge(predictor="s2", targets=(Vertex("s1"),), kind="similarity", detach=False),
+        Edge(predictor="h1", targets=(Vertex("s1"),), kind="alignment", detach=True),
+        Edge(predictor="h2", targets=(Vertex("s2"),), kind="alignment", detach=True),
     )
     assert graph == ViewGraph.parse("s1<->s2; s1<-h1\n s2 <- h2")
     assert graph == named_graph("dssl") == equation6() == soft(0)
@@ -94,23 +95,25 @@ def test_dssl_reads_as_the_paper_writes_it() -> None:
 def test_a_view_may_be_declared() -> None:
     graph = ViewGraph.parse("s1<->s2, h1->s1:0.5[attach], h1 = 0.9*ra(2,5) | 0.1*jigsaw(4)(image), normalize=all")
     assert graph.view("h1") == View(name="h1", policy="0.9*ra(2,5) | 0.1*jigsaw(4)", source=None)
-    assert graph.edges[2] == Edge(predictor="h1", target="s1", weight=0.5, kind="alignment", detach=False)
+    assert graph.edges[2] == Edge(predictor="h1", targets=(Vertex("s1"),), weight=0.5, kind="alignment", detach=False)
     assert graph.normalize == "all"
 
 
 def test_a_target_may_be_a_mean_and_a_weight_may_move() -> None:
     graph = ViewGraph.parse("s1<->s2:2..0.5, h1 -> mean( s1, s2 ):0..1, mean(s1,h1)<-s2[attach]")
     assert graph.edges[2:] == (
-        Edge(predictor="h1", target="mean(s1,s2)", weight=0.0, final=1.0),
-        Edge(predictor="s2", target="mean(s1,h1)", detach=False),
+        Edge(predictor="h1", targets=(Vertex("s1"), Vertex("s2")), weight=0.0, final=1.0),
+        Edge(predictor="s2", targets=(Vertex("s1"), Vertex("h1")), detach=False),
     )
     assert graph.edges[2].name == "h1->mean(s1,s2)"
-    assert graph.edges[2].targets == ("s1", "s2")
+    assert graph.edges[2].target_views == ("s1", "s2")
     assert [edge.weight_at(0.5) for edge in graph.edges] == [1.25, 1.25, 0.5, 1.0]
     assert str(graph) == "s1<->s2:2..0.5, h1->mean(s1,s2):0..1, s2->mean(s1,h1)[attach]"
     assert graph.targets == ("s1", "s2", "h1")
     assert graph.divisor == 4.0  # a weight that moves counts with its largest value
-    assert ViewGraph.parse("h1->s1:0..0, s1->s2:1..0").active_edges == (Edge(predictor="s1", target="s2", final=0.0),)
+    assert ViewGraph.parse("h1->s1:0..0, s1->s2:1..0").active_edges == (
+        Edge(predictor="s1", targets=(Vertex("s2"),), final=0.0),
+    )
 
 
 def test_a_view_may_have_its_own_size_and_passes_it_on() -> None:
@@ -127,14 +130,14 @@ def test_a_teacher_is_a_vertex() -> None:
     assert graph.taught == ("s1", "s3")
     assert graph.encoded == ("s1", "s2", "h1")
     assert [view.name for view in graph.made] == ["s1", "s2", "h1", "s3"]
-    assert graph.edges[3].targets == ("teacher(s1)", "teacher(s3)")
+    assert graph.edges[3].targets == (Vertex("s1", taught=True), Vertex("s3", taught=True))
     assert ViewGraph.parse(str(graph)) == graph
     assert ViewGraph.parse("s1->teacher(s1)").divisor == 1.0
 
 
 def test_fastsiam_pulls_each_view_to_the_mean_of_the_others() -> None:
     graph = named_graph("fastsiam")
-    assert [(edge.predictor, edge.targets) for edge in graph.edges] == [
+    assert [(edge.predictor, edge.target_views) for edge in graph.edges] == [
         ("s1", ("s2", "s3", "s4")), ("s2", ("s1", "s3", "s4")), ("s3", ("s1", "s2", "s4")), ("s4", ("s1", "s2", "s3")),
     ]  # fmt: skip
     assert graph.divisor == 4.0
@@ -270,7 +273,7 @@ def test_nonsense_is_refused_by_name(text: str, part: str) -> None:
 
 def test_nonsense_from_python_is_refused_too() -> None:
     view = View(name="s1", policy="standard")
-    edge = Edge(predictor="s1", target="s2")
+    edge = Edge(predictor="s1", targets=(Vertex("s2"),))
     with pytest.raises(DsslError, match="there is no view s2"):
         ViewGraph((view,), (edge,))
     with pytest.raises(DsslError, match="declared twice"):
@@ -297,3 +300,52 @@ def test_nonsense_from_python_is_refused_too() -> None:
 )
 def test_what_counts_as_heavy(policy: str, heavy: bool) -> None:
     assert View(name="v1", policy=policy).is_heavy == heavy
+
+
+@pytest.mark.parametrize(
+    ("method", "text", "expected"),
+    [
+        ("simsiam", "h1->s1", ["predict h1", "target s1", "compare h1->s1", "backward [h1->s1]"]),
+        ("byol", "h1->s1", ["target s1", "predict h1", "compare h1->s1", "backward [h1->s1]"]),
+        # a target that learns ties its view to those that predict it, also where it predicts nothing itself
+        (
+            "simclr", "h1->s1[attach], h2->s1[attach], s2->h1",
+            ["predict h1", "target h1", "predict h2", "predict s2", "compare s2->h1", "backward [s2->h1]", "target s1",
+             "compare h1->s1", "compare h2->s1", "backward [h1->s1, h2->s1]"],
+        ),
+        # SimSiam's never do, whatever the edge says
+        (
+            "simsiam", "h1->s1[attach], h2->s1[attach]",
+            ["predict h1", "predict h2", "target s1", "compare h1->s1", "compare h2->s1", "backward [h1->s1]",
+             "backward [h2->s1]"],
+        ),
+        (
+            "vicreg", "s1->mean(s2,s3), s1->teacher(s4), s2->s1:0",
+            ["teacher s4", "predict s1", "compare s1->teacher(s4)", "target s2", "target s3", "compare s1->mean(s2,s3)",
+             "backward [s1->mean(s2,s3), s1->teacher(s4)]"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_schedule_of_a_step(method: str, text: str, expected: list[str]) -> None:
+    assert [str(step) for step in METHODS[method].schedule(ViewGraph.parse(text))] == expected
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(graph=graphs())
+def test_a_schedule_does_each_thing_once_and_only_when_it_can(method: str, graph: ViewGraph) -> None:
+    steps = METHODS[method].schedule(graph)
+    assert len(set(steps)) == len(steps)
+    done: set[str] = set()
+    compared, walked = [], []
+    for step in steps:
+        if isinstance(step, Compare):
+            ends = {f"predict {step.edge.predictor}"}
+            ends |= {f"{'teacher' if vertex.taught else 'target'} {vertex.view}" for vertex in step.edge.targets}
+            assert ends <= done
+            compared.append(step.edge)
+        elif isinstance(step, Backward):
+            assert set(step.edges) <= set(compared)
+            walked += step.edges
+        done.add(str(step))
+    assert sorted(map(hash, walked)) == sorted(map(hash, compared)) == sorted(map(hash, graph.active_edges))
+    assert isinstance(steps[-1], Backward)

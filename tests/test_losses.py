@@ -6,8 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dssl import BYOL, BarlowTwins, Objective, SimSiam, VICReg, ViewGraph
-from dssl.methods import Prediction
+from dssl import (
+    BYOL,
+    BarlowTwins,
+    BarlowTwinsConfig,
+    BYOLConfig,
+    Objective,
+    Prediction,
+    SimSiam,
+    SimSiamConfig,
+    VICReg,
+    VICRegConfig,
+    ViewGraph,
+)
 from dssl.methods.losses import narrowness
 
 ROWS, WIDTH = 7, 5
@@ -75,7 +86,7 @@ def total(method: nn.Module, graph: str, views: dict[str, Tensor]) -> float:
 
 
 def test_vicreg_on_a_pair_is_the_original_loss() -> None:
-    method = given(VICReg(nn.Identity(), feature_dim=WIDTH, hidden=2, output=WIDTH))
+    method = given(VICReg(nn.Identity(), feature_dim=WIDTH, settings=VICRegConfig(hidden=2, output=WIDTH)))
     z, y = rows(1), rows(2)
     assert total(method, "s1<->s2", {"s1": z, "s2": y}) == pytest.approx(vicreg_by_hand(z, y), rel=1e-12)
     four = {"s1": z, "s2": y, "s3": rows(3), "s4": rows(4)}
@@ -84,18 +95,24 @@ def test_vicreg_on_a_pair_is_the_original_loss() -> None:
 
 
 def test_barlow_twins_on_a_pair_is_the_original_loss() -> None:
-    method = given(BarlowTwins(nn.Identity(), feature_dim=WIDTH, hidden=2, output=WIDTH, redundancy=0.02, scale=0.3))
+    method = given(
+        BarlowTwins(
+            nn.Identity(),
+            feature_dim=WIDTH,
+            settings=BarlowTwinsConfig(hidden=2, output=WIDTH, redundancy=0.02, scale=0.3),
+        )
+    )
     z, y = rows(1), rows(2)
     expected = barlow_by_hand(z, y, redundancy=0.02, scale=0.3)
     assert total(method, "s1<->s2", {"s1": z, "s2": y}) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_heavy_view_is_aligned_and_not_regularised_unless_asked() -> None:
-    """h1->s1 adds the pull alone; regularise="all", or similarity on the edge, adds the terms of h1."""
+    """h1->s1 adds the pull alone; regularize="all", or similarity on the edge, adds the terms of h1."""
     z, y, h = rows(1), rows(2), rows(3)
     views = {"s1": z, "s2": y, "h1": h}
     plain, every = (
-        given(VICReg(nn.Identity(), feature_dim=WIDTH, hidden=2, output=WIDTH, regularise=which))  # type: ignore[arg-type]
+        given(VICReg(nn.Identity(), feature_dim=WIDTH, settings=VICRegConfig(hidden=2, output=WIDTH, regularize=which)))  # type: ignore[arg-type]
         for which in ("similarity", "all")
     )
     # of the deviations from the mean; a similarity edge pulls the vectors themselves
@@ -109,7 +126,13 @@ def test_a_heavy_view_is_aligned_and_not_regularised_unless_asked() -> None:
     assert total(every, "s1<->s2, h1->s1", views) == pytest.approx(base + (pull + terms) / 2, rel=1e-12)
     asked = total(plain, "s1<->s2, h1->s1[similarity], normalize=sum", views)
     assert asked == pytest.approx(2 * base + similar + terms, rel=1e-12)
-    twins = given(BarlowTwins(nn.Identity(), feature_dim=WIDTH, hidden=2, output=WIDTH, redundancy=0.02, scale=0.3))
+    twins = given(
+        BarlowTwins(
+            nn.Identity(),
+            feature_dim=WIDTH,
+            settings=BarlowTwinsConfig(hidden=2, output=WIDTH, redundancy=0.02, scale=0.3),
+        )
+    )
     aligned = barlow_by_hand(h, z, redundancy=0.0, scale=0.3)
     pair = barlow_by_hand(z, y, redundancy=0.02, scale=0.3)
     assert total(twins, "s1<->s2, h1->s1", views) == pytest.approx(pair + aligned / 2, rel=1e-12)
@@ -118,7 +141,7 @@ def test_a_heavy_view_is_aligned_and_not_regularised_unless_asked() -> None:
 @pytest.mark.parametrize("kind", [VICReg, BarlowTwins])
 def test_an_alignment_does_not_move_the_mean(kind: type[VICReg] | type[BarlowTwins]) -> None:
     """The pull of heavy views goes through weights that they share with their targets, which it would move without end."""
-    method = given(kind(nn.Identity(), feature_dim=WIDTH, hidden=2, output=WIDTH))
+    method = given(kind(nn.Identity(), feature_dim=WIDTH, settings=kind.Settings(hidden=2, output=WIDTH)))
     views = {"s1": rows(1), "h1": rows(3) + 5}
     views["h1"].requires_grad_()
     Objective(method, ViewGraph.parse("h1->s1"))(views).total.backward()
@@ -150,7 +173,7 @@ def test_a_guard_adds_its_term_for_every_view_that_predicts(kind: type[SimSiam] 
     found = []
     for guard in (0.0, 2.0):
         torch.manual_seed(0)
-        method = kind(nn.Identity(), feature_dim=WIDTH, output=WIDTH, guard=guard)
+        method = kind(nn.Identity(), feature_dim=WIDTH, settings=kind.Settings(output=WIDTH, guard=guard))
         method.predictor = nn.Identity()  # type: ignore[assignment]
         if isinstance(method, BYOL):
             method.target_encoder = method.target_projector = nn.Identity()  # type: ignore[assignment]
@@ -163,15 +186,22 @@ def test_the_guard_looks_at_simsiams_predictions_and_byols_projections() -> None
     """SimSiam's projections are kept apart by their BatchNorm, whatever they carry (docs/decisions.md)."""
     seen = Prediction(rows(1), rows(2), rows(3))
     for method, expected in (
-        (SimSiam(nn.Identity(), feature_dim=WIDTH, hidden=4, output=WIDTH, bottleneck=2, guard=3.0), rows(3)),
-        (BYOL(nn.Identity(), feature_dim=WIDTH, hidden=4, output=WIDTH, guard=3.0), rows(2)),
+        (
+            SimSiam(
+                nn.Identity(),
+                feature_dim=WIDTH,
+                settings=SimSiamConfig(hidden=4, output=WIDTH, bottleneck=2, guard=3.0),
+            ),
+            rows(3),
+        ),
+        (BYOL(nn.Identity(), feature_dim=WIDTH, settings=BYOLConfig(hidden=4, output=WIDTH, guard=3.0)), rows(2)),
     ):
-        term = method.regularise(seen)
+        term = method.regularize(seen)
         assert term is not None
         assert term.item() == pytest.approx(3 * guard_by_hand(expected), rel=1e-12)
 
 
 def test_a_guard_of_zero_costs_nothing() -> None:
-    method = SimSiam(nn.Identity(), feature_dim=WIDTH, hidden=4, output=4, bottleneck=2)
+    method = SimSiam(nn.Identity(), feature_dim=WIDTH, settings=SimSiamConfig(hidden=4, output=4, bottleneck=2))
     z = rows(1)
-    assert method.regularise(Prediction(z, z, z)) is None
+    assert method.regularize(Prediction(z, z, z)) is None

@@ -11,7 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dssl import BYOL, BarlowTwins, DsslError, Objective, SimCLR, SimSiam, Teacher, VICReg, ViewGraph, named_graph
+from dssl import (
+    BYOL,
+    BarlowTwins,
+    BarlowTwinsConfig,
+    BYOLConfig,
+    DsslError,
+    Objective,
+    SimCLR,
+    SimCLRConfig,
+    SimSiam,
+    SimSiamConfig,
+    Teacher,
+    VICReg,
+    VICRegConfig,
+    ViewGraph,
+    named_graph,
+)
 from dssl.methods import METHODS
 from dssl.presets import PRESETS
 
@@ -30,15 +46,19 @@ def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
     predictor: Literal["shared", "per-kind"] = "per-kind" if more == "per-kind" else "shared"
     if name == "simsiam":
         return SimSiam(
-            encoder(), feature_dim=16, hidden=16, output=16, bottleneck=8, predictor=predictor, guard=guard
+            encoder(),
+            feature_dim=16,
+            settings=SimSiamConfig(hidden=16, output=16, bottleneck=8, predictor=predictor, guard=guard),
         ).double()
     if name == "byol":
-        return BYOL(encoder(), feature_dim=16, hidden=16, output=8, predictor=predictor, guard=guard).double()
+        return BYOL(
+            encoder(), feature_dim=16, settings=BYOLConfig(hidden=16, output=8, predictor=predictor, guard=guard)
+        ).double()
     if name == "vicreg":
-        return VICReg(encoder(), feature_dim=16, hidden=16, output=8).double()
+        return VICReg(encoder(), feature_dim=16, settings=VICRegConfig(hidden=16, output=8)).double()
     if name == "barlowtwins":
-        return BarlowTwins(encoder(), feature_dim=16, hidden=16, output=8).double()
-    return SimCLR(encoder(), feature_dim=16, output=8).double()
+        return BarlowTwins(encoder(), feature_dim=16, settings=BarlowTwinsConfig(hidden=16, output=8)).double()
+    return SimCLR(encoder(), feature_dim=16, settings=SimCLRConfig(output=8)).double()
 
 
 def taught(name: str, graph: ViewGraph) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
@@ -149,7 +169,7 @@ def test_under_sum_the_loss_is_linear_in_the_weights(name: str, data: st.DataObj
     )
     views = views_of(graph)
     values = Objective(build(name), graph)(views).edges
-    terms = Objective(build(name), graph)(views).regularisers
+    terms = Objective(build(name), graph)(views).regularizers
     expected = sum(weight * values[edge.name].item() for edge, weight in zip(graph.edges, weights, strict=True))
     expected += sum(
         weight * terms[edge.predictor].item()
@@ -169,7 +189,7 @@ def test_a_zero_edge_equals_no_edge(name: str, dropped: set[int], normalize: str
     zero = tuple(replace(edge, weight=0.0) if k in dropped else edge for k, edge in enumerate(full.edges))
     with_zero = ViewGraph(full.views, zero, normalize)  # type: ignore[arg-type]
     kept = with_zero.active_edges
-    used = {end for edge in kept for end in (edge.predictor, edge.target)}
+    used = {end for edge in kept for end in (edge.predictor, *edge.target_views)}
     without = ViewGraph(tuple(view for view in full.views if view.name in used), kept, normalize)  # type: ignore[arg-type]
     first, second = build(name), build(name)
     views = views_of(full)
@@ -244,3 +264,10 @@ def test_a_missing_view_is_named() -> None:
     objective = Objective(build("simsiam"), graph)
     with pytest.raises(DsslError, match="needs the view h2, but the batch has only h1, s1, s2"):
         objective(views)
+
+
+def test_the_width_of_the_heads_is_measured_with_an_image_size() -> None:
+    method = SimCLR(encoder(), image_size=8)
+    assert method.predict(torch.randn(2, 3, 8, 8)).projection.shape == (2, 128)
+    with pytest.raises(DsslError, match="feature_dim="):
+        SimCLR(encoder())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dssl import BYOL, BarlowTwins, DsslError, Objective, SimSiam, VICReg, ViewGraph, named_graph
-from dssl.graph import Edge, View
+from dssl.graph import Edge, Vertex, View
 from dssl.methods.losses import negative_cosine
 from dssl.presets import PRESETS
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
@@ -31,8 +31,8 @@ PROGRESS = 0.25
 
 def whole(method: Any, graph: ViewGraph, views: dict[str, Tensor]) -> Tensor:
     """The loss as the formulae read: every prediction, every target, every edge, one sum. Independent of ``Objective``."""
-    attached = {name for edge in graph.active_edges if not edge.detach for name in edge.targets}
-    two = getattr(method, "predictor_per_kind", False)
+    attached = {name for edge in graph.active_edges if not edge.detach for name in edge.target_views}
+    two = method.predictor_per_kind
     predictions = {
         name: method.predict(views[name], heavy=True) if two and name.startswith("h") else method.predict(views[name])
         for name in graph.predictors
@@ -43,20 +43,20 @@ def whole(method: Any, graph: ViewGraph, views: dict[str, Tensor]) -> Tensor:
     targets |= {f"teacher({name})": method.teacher(views[name]) for name in graph.taught}
     total = torch.zeros((), dtype=torch.float64)
     for edge in graph.active_edges:
-        y = sum(targets[name] for name in edge.targets) / len(edge.targets)
+        y = sum(targets[str(vertex)] for vertex in edge.targets) / len(edge.targets)
         y = y.detach() if edge.detach else y
         similar = edge.kind == "similarity"
         prediction = predictions[edge.predictor]
         if similar:
             loss = method.similarity(prediction, y)
-        elif "teacher" in edge.target:
+        elif edge.is_taught:
             loss = negative_cosine(method.teacher.map(prediction.prediction), y)
         elif isinstance(method, VICReg | BarlowTwins):
             loss = method.align(prediction, y)
         else:
             loss = negative_cosine(prediction.prediction, y)
-        if (isinstance(method, VICReg) and similar) or (isinstance(method, SimSiam | BYOL) and method.guard):
-            loss = loss + method.regularise(prediction)
+        if (isinstance(method, VICReg) and similar) or (isinstance(method, SimSiam | BYOL) and method.settings.guard):
+            loss = loss + method.regularize(prediction)
         moved = 0.0 if edge.final is None else edge.final - edge.weight
         total = total + (edge.weight + PROGRESS * moved) * loss
     return total / graph.divisor
@@ -87,7 +87,7 @@ def test_it_equals_the_whole_backward(name: str, preset: str) -> None:
         assert total.item() == pytest.approx(loss.item(), rel=1e-12, abs=1e-12)
     assert_same_state(plain, reference)
     assert_same_state(early, reference)
-    for field in ("edges", "regularisers", "projections", "predictions", "targets"):
+    for field in ("edges", "regularizers", "projections", "predictions", "targets"):
         ours, theirs = getattr(report, field), getattr(expected, field)
         assert list(ours) == list(theirs)
         assert all(torch.equal(ours[key], theirs[key]) and not ours[key].requires_grad for key in ours), field
@@ -128,7 +128,7 @@ def any_graph(draw: st.DrawFn) -> ViewGraph:
     edges = tuple(
         Edge(
             predictor=predictor,
-            target=target,
+            targets=(Vertex(target),),
             weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
             kind=draw(st.sampled_from(["similarity", "alignment"])),
             detach=draw(st.booleans()),
@@ -137,9 +137,9 @@ def any_graph(draw: st.DrawFn) -> ViewGraph:
         for predictor, target in pairs
     )
     if len(names) > 2:  # one edge may end at the mean of all other views
-        mean = f"mean({','.join(name for name in names if name != edges[0].predictor)})"
-        edges = (replace(edges[0], target=draw(st.sampled_from([edges[0].target, mean]))), *edges[1:])
-    used = {end for edge in edges for end in (edge.predictor, *edge.targets)}
+        mean = tuple(Vertex(name) for name in names if name != edges[0].predictor)
+        edges = (replace(edges[0], targets=draw(st.sampled_from([edges[0].targets, mean]))), *edges[1:])
+    used = {end for edge in edges for end in (edge.predictor, *edge.target_views)}
     return ViewGraph(tuple(View(name=name, policy="standard") for name in names if name in used), edges)
 
 

@@ -1,5 +1,6 @@
 """What the README shows runs as printed."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -41,10 +42,10 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
 ) -> None:
     page = README.parent / "docs" / "add-a-method.md"
     (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.setitem(METHODS, "uniformity", METHODS["simclr"])  # so that what the page adds is taken out again
     namespace: dict[str, Any] = {}
     exec(compile(snippet, str(page), "exec"), namespace)
-    declared = namespace["METHOD"]
-    method = declared.build(build_encoder("small", image_size=32), feature_dim=256)
+    method = namespace["Uniformity"](build_encoder("small", image_size=32), image_size=32)
     for name in PRESETS:
         graph = named_graph(name)
         views = {view.name: torch.randn(4, 3, 32, 32) for view in graph.views}
@@ -53,27 +54,35 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     # in its place, as the page says, in a copy of the program
     copy = tmp_path / "copy" / "dssl"
     shutil.copytree(README.parent / "dssl", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "methods" / "margin.py").write_text(snippet)
+    begin, end = snippet.index("@dataclass"), snippet.index("class Uniformity(")
+    with (copy / "methods" / "settings.py").open("a") as file:
+        file.write("\n\n" + snippet[begin:end])
+    imported = "from dssl.methods import UniformityConfig\n\n\n"
+    (copy / "methods" / "uniformity.py").write_text(snippet[:begin] + imported + snippet[end:])
     listing = copy / "methods" / "__init__.py"
+    text = listing.read_text().replace("import (\n", "import (\n    UniformityConfig,\n")
     listing.write_text(
-        listing.read_text()
-        .replace("import barlowtwins, byol,", "import barlowtwins, byol, margin,")
-        .replace("barlowtwins.METHOD)", "barlowtwins.METHOD, margin.METHOD)")
+        text.replace("VICRegConfig, BarlowTwinsConfig)", "VICRegConfig, BarlowTwinsConfig, UniformityConfig)")
     )
     words = [sys.executable, "-m", "dssl", "graph", "dssl"]
-    found = subprocess.run(words, cwd=copy.parent, capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "")
-    assert "margin" in found.stdout
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    printed = subprocess.run(words, cwd=copy.parent, env=environment, capture_output=True, text=True)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert "uniformity" in printed.stdout
+    built = "from dssl.methods.method import Method; from torch import nn; from dssl.methods import METHODS as m; "
+    built += "print(type(Method.of(m['uniformity'](), nn.Identity(), feature_dim=4)).__module__)"
+    words = [sys.executable, "-c", built]
+    printed = subprocess.run(words, cwd=copy.parent, env=environment, capture_output=True, text=True)
+    assert printed.stdout == "dssl.methods.uniformity\n", printed.stderr
 
-    monkeypatch.setitem(METHODS, declared.name, declared)
     out = tmp_path / "run"
     words = [
         "train",
         "shapes",
         "--method",
-        "margin",
-        "--method.margin",
-        "0.8",
+        "uniformity",
+        "--method.output",
+        "64",
         "--data",
         "shapes:32",
         "--batch-size",
@@ -83,6 +92,6 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     assert main(words) == 0
     saved = checkpoint.newest_good(out / "checkpoints")
     assert saved is not None
-    assert saved[1].header["config"]["method"] == {"name": "margin", "output": 64, "margin": 0.8}
-    assert saved[1].tensors["method.projector.weight"].shape == (64, 256)
+    assert saved[1].header["config"]["method"] == {"name": "uniformity", "output": 64, "weight": 1.0}
+    assert saved[1].tensors["method.projector.3.weight"].shape == (64, 256)
     assert main(words) == 0  # and it is resumed

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from dssl.commands.arguments import check_counts
 from dssl.data.pipeline import default_threads
 from dssl.errors import DsslError, choices
-from dssl.methods import declaration_of
 from dssl.recipes import recipe
 from dssl.text import duration
 from dssl.version import VERSION
@@ -81,8 +80,9 @@ def run(arguments: Arguments) -> int:
     place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
     writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
     print(f"disk         {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}{writable}")
-    method = declaration_of(config.method).name
-    print(f"measuring    {arguments.recipe}: {config.encoder}, {method}, {config.graph}, batch {config.batch_size} ...")
+    print(
+        f"measuring    {arguments.recipe}: {config.encoder}, {config.method.name}, {config.graph}, batch {config.batch_size} ..."
+    )
     if device.type == "cuda" or arguments.device == "cuda":
         _gpu(arguments, config, device)
     else:

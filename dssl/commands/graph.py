@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from dssl.errors import DsslError
+from dssl.errors import DsslError, choices
 from dssl.graph import Edge, ViewGraph
+from dssl.graph.schedule import Step
 from dssl.methods import METHODS
 from dssl.presets import PRESETS, named_graph
 from dssl.text import columns
@@ -24,13 +25,19 @@ class Arguments:
     the text itself: "s1<->s2, h1->s1, h2->s2"."""
     out: Path | None = None
     """Draw the graph to this file: .png, .svg or .pdf."""
+    steps: bool = False
+    """Print what a training step does, in order."""
+    method: str | None = None
+    """With --steps: simsiam, byol, simclr, vicreg or barlowtwins; all of them by default."""
 
 
 def run(arguments: Arguments) -> int:
     graph = named_graph(arguments.graph)
     if arguments.out is not None and arguments.out.suffix not in (".png", ".svg", ".pdf"):
         raise DsslError(f"--out is {arguments.out}: expected a name that ends in .png, .svg or .pdf")
-    print(describe(graph, name=arguments.graph.strip()))
+    if arguments.method is not None and not arguments.steps:
+        raise DsslError(f"--method {arguments.method} without --steps: a graph has no method, its steps do")
+    print(steps(graph, arguments.method) if arguments.steps else describe(graph, name=arguments.graph.strip()))
     if arguments.out is not None:
         from dssl.report.graph_figure import draw_graph
 
@@ -38,6 +45,16 @@ def run(arguments: Arguments) -> int:
         draw_graph(graph, arguments.out)
         print(f"\ndrawn to {arguments.out}")
     return 0
+
+
+def steps(graph: ViewGraph, method: str | None = None) -> str:
+    """One line for each schedule, with the methods that have it."""
+    if method is not None and method not in METHODS:
+        raise choices("method", method, METHODS)
+    names: dict[tuple[Step, ...], list[str]] = {}
+    for settings in METHODS.values() if method is None else (METHODS[method],):
+        names.setdefault(settings.schedule(graph), []).append(settings.name)
+    return "\n".join(f"{', '.join(those)}: {' · '.join(map(str, line))}" for line, those in names.items())
 
 
 def describe(graph: ViewGraph, *, name: str) -> str:
@@ -57,6 +74,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
     width = max(10, *(len(edge.name) + 2 for edge in graph.edges))
     lines += [f"  {edge.name:<{width}}weight {edge.weight_text:<6} {_meaning(edge)}" for edge in graph.edges]
     divided = {"similarity": "the similarity weights", "all": "all weights", "sum": "nothing"}[graph.normalize]
+    if graph.normalize == "similarity" and not any(edge.kind == "similarity" and edge.largest for edge in graph.edges):
+        divided = "all weights, because no edge is a similarity"
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
     if any(edge.kind == "alignment" and not edge.is_taught for edge in graph.active_edges):
         lines.append(

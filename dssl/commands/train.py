@@ -1,5 +1,6 @@
 """``dssl train``: from images to a pretrained encoder."""
 
+import dataclasses
 import logging
 import re
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dssl.commands.arguments import is_first_process
 from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
-from dssl.methods import METHODS, declaration_of
+from dssl.methods import METHODS
 from dssl.recipes import RECIPES, recipe
 
 logger = logging.getLogger("dssl")
@@ -62,6 +63,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     if guard is not None:
         _require_setting(config, "guard", given=f"--guard {guard}")
         rest += ["--method.guard", guard]
+    rest = [word.replace("regularise", "regularize", 1) if word.startswith("--method.") else word for word in rest]
     for word in rest:
         if (flag := word.partition("=")[0]).startswith("--method."):
             _require_setting(config, flag.removeprefix("--method.").replace("-", "_"), given=flag)
@@ -107,10 +109,11 @@ def _chosen_in_vain(config: RunConfig) -> bool:
 
 def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
     """Refuse what only other methods have; what none has is left to the parser, which knows the nearest name."""
-    *others, last = [one.name for one in METHODS.values() if hasattr(one.settings, setting)] or [""]
-    if last and not hasattr(config.method, setting):
-        having = f"{', '.join(others)} and {last} have" if others else f"{last} has"
-        raise DsslError(f"{given}: {declaration_of(config.method).name} has no {setting}, {having} one; leave it out")
+    having = [name for name, kind in METHODS.items() if setting in {field.name for field in dataclasses.fields(kind)}]
+    if having and config.method.name not in having:
+        *others, last = having
+        those = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+        raise DsslError(f"{given}: {config.method.name} has no {setting}, {those} one; leave it out")
 
 
 def _channels(words: Sequence[str]) -> dict[str, int]:

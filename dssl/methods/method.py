@@ -1,15 +1,20 @@
-"""What the objective asks of a method, and nothing more."""
+"""What a method is: an encoder, heads on it, and what a prediction is compared with."""
 
-import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
+from dssl.errors import DsslError
 from dssl.graph import ViewGraph
-from dssl.settings import MethodSettings
+from dssl.graph.schedule import Cost
+from dssl.methods import METHODS, BYOLConfig, MethodSettings, SimSiamConfig
+from dssl.methods.losses import negative_cosine
+from dssl.methods.teacher import Teacher
+from dssl.models import feature_dim as measure_width
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -25,147 +30,122 @@ class Prediction:
         return Prediction(self.feature.detach(), self.projection.detach(), self.prediction.detach())
 
 
-class Method(Protocol):
-    """SimSiam, BYOL and SimCLR are modules of this shape; so is any that you add (docs/add-a-method.md).
+class Method(nn.Module):
+    """What you derive from (docs/add-a-method.md): ``build_heads`` and ``similarity`` are yours, the rest has a default.
 
-    What it need not have, and the objective uses where it does:
-
-    - ``own_target_network = True``: ``target`` shares no module with ``predict``. Targets are then computed first, and a step
-      needs the memory of one view.
-    - ``regularise(prediction) -> Scalar | None``: a term for one view. It has the weight of the similarity edges that the view
-      predicts; with ``regularises_all = True``, of all its edges.
-    - ``align(prediction, target) -> Scalar``: its own D for alignment edges, in place of the negative cosine.
-    - ``predictor_per_kind = True``: ``predict(images, heavy=True)`` is how a heavy view is predicted.
-    - ``teacher``: a ``Teacher``, for edges that end at one.
+    ``class Mine(Method, settings=MineConfig)`` says which settings it has; by their name ``dssl.train`` then finds it.
+    Without a predictor, the prediction of a view and its target are both the projection.
     """
 
-    encoder: nn.Module
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    settings: MethodSettings
+    projector: nn.Module
+    teacher: Teacher
+    """Only of graphs with an edge to one."""
+    predictor_per_kind = False
+    """Whether heavy views have a predictor of their own."""
+    regularizes_all = False
+    """Whether the term of a view has the weight of all edges that it predicts, or only of similarity edges."""
 
-    def predict(self, images: Images) -> Prediction:
-        """The forward of a view that is the source of an edge."""
-        ...
+    _classes: ClassVar[dict[type[MethodSettings], "type[Method]"]] = {}
 
-    def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
-        """y(v), from the forward of the same view where there is one; ``gradient``: some edge does not detach it."""
-        ...
+    def __init_subclass__(cls, *, settings: type[MethodSettings] | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if settings is not None:
+            cls.Settings = settings
+            cls._classes[settings] = cls
+            METHODS[settings.name] = settings
 
-    def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
-        """S, for one directed edge."""
-        ...
-
-    def after_step(self, step: int, total: int) -> None:
-        """Called after the optimiser's step number ``step`` of ``total``."""
-        ...
-
-
-class WithoutPredictor(nn.Module):
-    """The forward of a method without a predictor: the prediction is the projection, and so is the target."""
-
-    def __init__(self, encoder: nn.Module, projector: nn.Module) -> None:
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        feature_dim: int | None = None,
+        image_size: int | None = None,
+        settings: MethodSettings | None = None,
+    ) -> None:
+        """``feature_dim`` is the length of the encoder's vectors; with ``image_size`` instead it is measured."""
         super().__init__()
+        if feature_dim is None and image_size is None:
+            raise DsslError(
+                f"{type(self).__name__}(encoder): expected feature_dim=, the length of the encoder's vectors, or image_size= to "
+                "measure it"
+            )
         self.encoder = encoder
-        self.projector = projector
+        self.settings = self.Settings() if settings is None else settings
+        self.build_heads(feature_dim or measure_width(encoder, image_size=image_size or 0))
 
-    def predict(self, images: Images) -> Prediction:
+    @staticmethod
+    def of(settings: MethodSettings, encoder: nn.Module, *, feature_dim: int) -> "Method":
+        """The method with these settings."""
+        if type(settings) not in Method._classes:
+            importlib.import_module(f"dssl.methods.{settings.name}")
+        return Method._classes[type(settings)](encoder, feature_dim=feature_dim, settings=settings)
+
+    def build_heads(self, width: int) -> None:
+        """Give ``self.projector`` a module on vectors of ``width``."""
+        raise NotImplementedError
+
+    def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
+        """The forward of a view that is the source of an edge; ``heavy``: it is not a standard view."""
         feature = self.encoder(images)
         projection = self.projector(feature)
         return Prediction(feature, projection, projection)
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
-        """y is the projection itself, and both ends of a similarity learn; a directed edge detaches it."""
+        """y(v), from the forward of the same view if there is one; ``gradient``: some edge does not detach it."""
+        gradient = gradient and self.settings.targets_learn
         if prediction is not None:
-            return prediction.projection
-        with contextlib.nullcontext() if gradient else torch.no_grad():
+            return prediction.projection if gradient else prediction.projection.detach()
+        with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             projection: Embedding = self.projector(self.encoder(images))
             return projection
 
+    def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
+        """S, for one directed edge."""
+        raise NotImplementedError
+
+    def align(self, prediction: Prediction, target: Embedding) -> Scalar:
+        """D, for alignment edges."""
+        return negative_cosine(prediction.prediction, target)
+
+    def regularize(self, prediction: Prediction) -> "Scalar | None":
+        """A term for one view that predicts."""
+        return None
+
     def after_step(self, step: int, total: int) -> None:
-        pass
+        """Called after the optimizer's step number ``step`` of ``total``: moving averages, queues."""
+
+    def cost(self, graph: ViewGraph) -> Cost:
+        """What a training step costs."""
+        return self.settings.cost(graph)
+
+    @property
+    def taught_by(self) -> Teacher | None:
+        """The teacher that was set with ``method.teacher = Teacher(...)``."""
+        return next((module for module in self.children() if isinstance(module, Teacher)), None)
+
+    def partly_used(self) -> list[nn.Module]:
+        """The modules that the graphs of only some views reach."""
+        return [] if self.taught_by is None else [self.taught_by.map]
 
 
-class WithPredictor(nn.Module):
-    """The forward of a method with a predictor for all views, or one for standard and one for heavy views (``per_kind``)."""
+class WithPredictor(Method):
+    """A method with a predictor for all views, or one for standard and one for heavy views, and a guard against collapse."""
 
-    regularises_all = True
+    settings: SimSiamConfig | BYOLConfig
+    regularizes_all = True
 
-    def __init__(
-        self, encoder: nn.Module, projector: nn.Module, predictor: Callable[[], nn.Module], *, per_kind: bool
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.projector = projector
+    def build_predictor(self, predictor: Callable[[], nn.Module]) -> None:
         self.predictor = predictor()
-        self.predictor_per_kind = per_kind
-        if per_kind:
+        self.predictor_per_kind = self.settings.predictor == "per-kind"
+        if self.predictor_per_kind:
             self.heavy_predictor = predictor()
 
     def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
-        """``heavy`` is said where there is a predictor for each kind of view."""
-        feature = self.encoder(images)
-        projection = self.projector(feature)
-        return Prediction(feature, projection, (self.heavy_predictor if heavy else self.predictor)(projection))
+        forward = super().predict(images)
+        predictor = self.heavy_predictor if heavy and self.predictor_per_kind else self.predictor
+        return Prediction(forward.feature, forward.projection, predictor(forward.projection))
 
-    def after_step(self, step: int, total: int) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Encoder passes of one step, and compared pairs in a batch of n; a test counts the real passes."""
-
-    with_gradient: int
-    without_gradient: int
-    """Passes that keep no graph: the momentum encoder, and views that are only ever a target."""
-    pairs: str
-    """The paper's count of compared pairs, in n."""
-
-    @property
-    def passes(self) -> int:
-        return self.with_gradient + self.without_gradient
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """How a method departs from a recipe's defaults, as plain settings."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    optimizer: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declaration:
-    """All that the rest of the program knows of a method; ``METHODS`` lists them by name."""
-
-    name: str
-    build: Callable[..., Method]
-    """``build(encoder, feature_dim=..., **settings)``: the class."""
-    settings: type[MethodSettings]
-    cost: Callable[[ViewGraph], Cost]
-    predictions_judged_from: int | None = None
-    """The step from which the watch for collapse looks at the predictions too; None: never."""
-    recipes: Mapping[str, Defaults] = field(default_factory=dict)
-    """By the name of the recipe."""
-
-
-def only_targets(graph: ViewGraph) -> list[str]:
-    """The views that are a target and predict nothing."""
-    return [name for name in graph.targets if name not in graph.predictors]
-
-
-def attached_cost(*, quadratic: bool) -> Callable[[ViewGraph], Cost]:
-    """Of methods whose targets may learn: a view that is only ever a detached target passes without gradient."""
-
-    def cost(graph: ViewGraph) -> Cost:
-        attached = {name for edge in graph.active_edges if not edge.detach for name in edge.targets}
-        frozen = sum(name not in attached for name in only_targets(graph))
-        all_pairs = sum(edge.kind == "similarity" for edge in graph.active_edges) if quadratic else 0
-        linear = len(graph.active_edges) - all_pairs
-        return Cost(len(graph.encoded) - frozen, frozen, pairs(quadratic=all_pairs, linear=linear))
-
-    return cost
-
-
-def pairs(*, quadratic: int, linear: int) -> str:
-    """``2n² + 2n``."""
-    terms = [f"{'' if count == 1 else count}{power}" for count, power in ((quadratic, "n²"), (linear, "n")) if count]
-    return " + ".join(terms)
+    def partly_used(self) -> list[nn.Module]:
+        return [*([self.predictor, self.heavy_predictor] if self.predictor_per_kind else []), *super().partly_used()]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
-from dssl.graph import Edge, ViewGraph
+from dssl.graph import Edge, Vertex, ViewGraph
 
 STANDARD, HEAVY, DERIVED, INK = "#2f6db3", "#c2571a", "#9a9a9a", "#222222"
 _RADIUS = 0.36
@@ -129,7 +129,7 @@ def _is_pair(edge: Edge, other: Edge) -> bool:
 
 def _junction(edge: Edge, places: dict[str, _Point]) -> _Point:
     """Where an arrow ends: at its view, or at a point beside the views whose mean is the target."""
-    ends = [places[name] for name in edge.targets]
+    ends = [places[str(vertex)] for vertex in edge.targets]
     if len(ends) == 1:
         return ends[0]
     right, (start, height) = max(x for x, _ in ends), places[edge.predictor]
@@ -141,8 +141,9 @@ def _junction(edge: Edge, places: dict[str, _Point]) -> _Point:
 def _mean(axes: Axes, edge: Edge, places: dict[str, _Point], colour: str) -> None:
     """The point of a mean, and a line from it to each of its views."""
     point = _junction(edge, places)
-    for name in edge.targets:
-        arrow = FancyArrowPatch(point, places[name], arrowstyle="-", color=colour, linewidth=1.2, shrinkA=0, shrinkB=22)
+    for vertex in edge.targets:
+        end = places[str(vertex)]
+        arrow = FancyArrowPatch(point, end, arrowstyle="-", color=colour, linewidth=1.2, shrinkA=0, shrinkB=22)
         axes.add_patch(arrow)
     axes.add_patch(Circle(point, 0.09, facecolor=colour, edgecolor=colour, zorder=4))
 
@@ -151,10 +152,14 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -
     start, end = places[edge.predictor], _junction(edge, places)
     mean = len(edge.targets) > 1
     both = any(_is_pair(edge, other) for other in graph.edges)
-    others = {graph.view(edge.predictor).source, *(name for name in edge.target_views if edge.is_taught)}
-    others |= set() if edge.is_taught else {view.name for view in graph.views if view.source == edge.predictor}
-    derivation = not mean and bool({edge.target, *edge.target_views} & (others - {None}))
-    returning = any((other.predictor, other.target) == (edge.target, edge.predictor) for other in graph.edges)
+    made_with = {
+        graph.view(edge.predictor).source,
+        *(view.name for view in graph.views if view.source == edge.predictor),
+    }
+    derivation = not mean and (edge.is_taught or edge.target_views[0] in made_with)
+    returning = any(
+        (other.predictor, other.targets) == (str(edge.targets[0]), (Vertex(edge.predictor),)) for other in graph.edges
+    )
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
     if derivation:
         bend = -0.28 if end[0] < start[0] else -0.05 if returning and not both else 0.28

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from dssl import config_io
 from dssl.config import RunConfig
 from dssl.errors import DsslError
-from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Verdict
@@ -42,7 +41,7 @@ class RunData:
 
     @property
     def method(self) -> str:
-        return declaration_of(self.config.method).name
+        return self.config.method.name
 
     @property
     def steps(self) -> int:
@@ -143,7 +142,7 @@ class RunData:
             return Verdict(last["verdict"], int(last["step"]))
         # it remembers a collapse, so it sees every look, and begins to judge where the run's own did
         first = next(int(look["step"]) for look in self.looks if look["verdict"] != "too early")
-        judged_from = declaration_of(self.config.method).predictions_judged_from
+        judged_from = self.config.method.predictions_checked_from
         health = HealthMonitor(named_graph(self.config.graph), patience=first, predictions_from=judged_from)
         for record in self.looks:
             verdict = health.judge(_look(record))
@@ -168,7 +167,7 @@ class RunData:
 
     def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
         """By view; the lower of the spreads of projection and prediction where the health check judges both."""
-        judged_from = declaration_of(self.config.method).predictions_judged_from
+        judged_from = self.config.method.predictions_checked_from
         if name == "spread" and judged_from is not None and int(record["step"]) > judged_from:
             return lower_spread(named_graph(self.config.graph), record["spread"], record["source"])
         return {view: float(value) for view, value in record[name].items()}

@@ -6,20 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from dssl.config import AdaptConfig
+from dssl.methods.method import Method
 from dssl.models.blocks import blocks
 
 SHARES = (0.5, 0.35, 0.25, 0.18, 0.12)
 """How far from the start to the average of the last weights the result may lie, tried from far to near."""
 
 
-def keep_most(method: nn.Module, config: AdaptConfig) -> None:
+def keep_most(method: Method, config: AdaptConfig) -> None:
     """Freeze all but the last blocks of the encoder, and keep it in evaluation mode, without dropout.
 
     BatchNorm then normalises by the statistics that came with the weights. Those of a small batch of crops would be worse, and
     the frozen layers behind would see other inputs than those that they were trained on.
     """
     encoder = method.encoder
-    assert isinstance(encoder, nn.Module)
     trained = {name for names in trained_blocks(encoder, config) for name in names}
     for name, parameter in encoder.named_parameters():
         parameter.requires_grad_(name in trained)

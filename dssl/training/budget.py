@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from dssl.config import Precision, RunConfig
-from dssl.methods import Teacher
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer
@@ -116,15 +115,14 @@ def step_budget(config: RunConfig, *, gpus: int = 1, precision: Precision = "bf1
     """
     images = config.batch_size // gpus
     method = build_method(config)
-    assert isinstance(method, nn.Module)
     if config.checkpoint_activations:
         checkpoint_activations(method.encoder)
     graph = named_graph(config.graph)
     half = half_type(precision)
     with FakeTensorMode(), Counted("cpu") as counted:
         _without_memory(method)
-        if isinstance(teacher := getattr(method, "teacher", None), Teacher):
-            _without_memory(teacher.encoder)
+        if method.taught_by is not None:
+            _without_memory(method.taught_by.encoder)
         objective = Objective(method, graph)
         optimizer = build_optimizer(method, config.optimizer)
         for parameter in method.parameters():

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 
 from dssl.config import Precision, RunConfig
 from dssl.data import open_source
@@ -107,7 +106,6 @@ def measure_speed(
     view_rate = batch * len(maker.names) / (time.perf_counter() - started)
 
     method = build_method(config)
-    assert isinstance(method, nn.Module)
     precision, why = precision_of(
         config.precision, None, World(0, 1, device),
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,

@@ -92,7 +92,7 @@ def observe(step: int, report: LossReport) -> Observation:
         rank={name: rank_share(value) for name, value in report.projections.items()},
         source={name: float(spread(value)) for name, value in report.predictions.items()},
         target={name: float(spread(value)) for name, value in report.targets.items()},
-        regularisers={name: float(value) for name, value in report.regularisers.items()},
+        regularisers={name: float(value) for name, value in report.regularizers.items()},
         rows=min((len(value) for value in report.projections.values()), default=SAMPLE),
     )
 
@@ -257,14 +257,16 @@ def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Ed
     """The edge to suspect first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
     edges = graph.active_edges
     # a teacher is frozen: what it makes of a heavy view cannot collapse
-    heavy = [edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.targets)]
+    heavy = [
+        edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.target_views)
+    ]
     touching = [edge for edge in heavy or edges if view in (edge.predictor, *edge.target_views)]
     return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
 
 
 def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
     """Three things to try, the most likely first."""
-    heavy = [] if cause.is_taught else [name for name in cause.targets if graph.view(name).is_heavy]
+    heavy = [] if cause.is_taught else [name for name in cause.target_views if graph.view(name).is_heavy]
     if heavy:
         return (
             f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",

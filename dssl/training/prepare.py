@@ -1,6 +1,5 @@
 """From a configuration to the parts of a run: data, views, method and objective."""
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from dssl.data.scale import Range, parse_range
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
-from dssl.methods import Method, Teacher, declaration_of
+from dssl.methods.method import Method
+from dssl.methods.teacher import Teacher
 from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
@@ -115,12 +115,11 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
             line = load_weights_into(encoder, init).text()
         logger.info(line)
     check_sizes(config, encoder, dim)
-    method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
-    assert isinstance(method, nn.Module)
+    method = Method.of(config.method, encoder, feature_dim=dim)
     if config.adapt is not None:
         keep_most(method, config.adapt)
     if config.teacher is not None:
-        method.add_module("teacher", _teacher(config, config.teacher, method))
+        method.teacher = _teacher(config, config.teacher, method)
     Objective(method, named_graph(config.graph))  # refuses what the method cannot do, before anything is written
     return method
 
@@ -147,7 +146,6 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
     logger.info(f"teacher: {loaded.report.text()}")
-    assert isinstance(method, nn.Module)
     with evaluating(method):
         images = torch.zeros(2, config.channels, config.image_size, config.image_size)
         width = method.predict(images).prediction.shape[1]
@@ -218,12 +216,11 @@ def prepare(
         value_range = world.from_first(lambda: open_data(config).value_range)
     source = world.in_turn(lambda: open_data(config, value_range=value_range))
     normalization = normalization or world.from_first(lambda: normalization_of(config, source))
-    assert isinstance(method, nn.Module)
     whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
     if new and whitened:
         images = world.all_or_error(lambda: images_to_whiten(config, source, normalization))
         for encoder in whitened:
             whiten(encoder, images)
-    if isinstance(teacher := getattr(method, "teacher", None), Teacher):
-        teacher.expect(normalization)
+    if method.taught_by is not None:
+        method.taught_by.expect(normalization)
     return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)

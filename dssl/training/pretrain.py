@@ -23,7 +23,7 @@ from dssl.data.scale import as_range
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
-from dssl.methods import Method, Teacher, declaration_of
+from dssl.methods.method import Method
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
@@ -153,7 +153,6 @@ class Pretraining(loop.Task[Batch]):
         first_step: int,
     ) -> None:
         method = parts.method
-        assert isinstance(method, nn.Module)
         precision, length = settings.precision, settings.length
         method.to(world.device, torch.float64 if precision == "fp64" else torch.float32)
         method.to(memory_format=torch.channels_last)
@@ -181,7 +180,7 @@ class Pretraining(loop.Task[Batch]):
         self.monitor: HealthMonitor = HealthMonitor(
             parts.graph,
             patience=patience(self.steps_per_epoch),
-            predictions_from=declaration_of(config.method).predictions_judged_from,
+            predictions_from=config.method.predictions_checked_from,
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
@@ -308,8 +307,8 @@ class Pretraining(loop.Task[Batch]):
 
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    teacher = getattr(parts.method, "teacher", None)
-    return ({"teacher": teacher.sha256} if isinstance(teacher, Teacher) else {}) | {
+    teacher = parts.method.taught_by
+    return ({} if teacher is None else {"teacher": teacher.sha256}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
         "normalization": parts.normalization.plain(),

@@ -317,6 +317,5 @@ def continued(config: RunConfig, parts: Parts, start: Checkpoint) -> tuple[RunCo
     """
     config = dataclasses.replace(config, seed=rng.key(config.seed, "trial") % 2**31)
     method = build_method(config)
-    assert isinstance(method, nn.Module)
     method.load_state_dict(start.part("method"), strict=True)
     return config, dataclasses.replace(parts, graph=named_graph(config.graph), method=method)

@@ -9,7 +9,21 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dssl import BYOL, BarlowTwins, Objective, SimCLR, SimSiam, Teacher, VICReg, named_graph
+from dssl import (
+    BYOL,
+    BarlowTwins,
+    BarlowTwinsConfig,
+    BYOLConfig,
+    Objective,
+    SimCLR,
+    SimCLRConfig,
+    SimSiam,
+    SimSiamConfig,
+    Teacher,
+    VICReg,
+    VICRegConfig,
+    named_graph,
+)
 from dssl.batchnorm import batchnorm_across_ranks
 
 STEPS = 5
@@ -38,19 +52,21 @@ def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
     if more == "timm":  # one layer for norm, dropout and activation
         encoder = nn.Sequential(nn.Conv2d(3, 6, 3), BatchNormAct2d(6), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     if more == "beyond":
-        method = SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8, predictor="per-kind")
+        method = SimSiam(
+            encoder, feature_dim=24, settings=SimSiamConfig(hidden=16, output=16, bottleneck=8, predictor="per-kind")
+        )
         frozen = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         method.teacher = Teacher(frozen, width=16, features=5)
         return method
     if name == "simsiam":
-        return SimSiam(encoder, feature_dim=24, hidden=16, output=16, bottleneck=8, guard=guard)
+        return SimSiam(encoder, feature_dim=24, settings=SimSiamConfig(hidden=16, output=16, bottleneck=8, guard=guard))
     if name == "byol":
-        return BYOL(encoder, feature_dim=24, hidden=16, output=8, momentum=0.9, guard=guard)
+        return BYOL(encoder, feature_dim=24, settings=BYOLConfig(hidden=16, output=8, momentum=0.9, guard=guard))
     if name == "vicreg":
-        return VICReg(encoder, feature_dim=24, hidden=16, output=8)
+        return VICReg(encoder, feature_dim=24, settings=VICRegConfig(hidden=16, output=8))
     if name == "barlowtwins":
-        return BarlowTwins(encoder, feature_dim=24, hidden=16, output=8)
-    return SimCLR(encoder, feature_dim=24, output=8)
+        return BarlowTwins(encoder, feature_dim=24, settings=BarlowTwinsConfig(hidden=16, output=8))
+    return SimCLR(encoder, feature_dim=24, settings=SimCLRConfig(output=8))
 
 
 def views(step: int, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from dssl import BYOL, Objective, SimCLR, SimSiam, build_encoder, named_graph
+from dssl import BYOL, Objective, SimCLR, SimCLRConfig, SimSiam, SimSiamConfig, build_encoder, named_graph
 from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import OptimizerConfig
 from dssl.models.blocks import checkpoint_activations
@@ -94,8 +94,12 @@ def method_of(name: str, encoder: str, size: int) -> SimSiam | BYOL | SimCLR:
     built = tiny() if encoder == "tiny" else build_encoder(encoder, image_size=size)
     width = {"resnet50": 2048, "small": 256, "tiny": 8}[encoder]
     if name == "simsiam":
-        return SimSiam(built, feature_dim=width, projector_layers=3)
-    return BYOL(built, feature_dim=width) if name == "byol" else SimCLR(built, feature_dim=width, temperature=0.1)
+        return SimSiam(built, feature_dim=width, settings=SimSiamConfig(projector_layers=3))
+    return (
+        BYOL(built, feature_dim=width)
+        if name == "byol"
+        else SimCLR(built, feature_dim=width, settings=SimCLRConfig(temperature=0.1))
+    )
 
 
 def steps(

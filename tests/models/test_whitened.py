@@ -12,7 +12,8 @@ from PIL import Image
 
 from dssl import DsslError, build_encoder
 from dssl.config import RunConfig
-from dssl.methods import BYOL, Method
+from dssl.methods.byol import BYOL
+from dssl.methods.method import Method
 from dssl.models.for_cpus import WhitenedEncoder, fixed_filters, whiten
 from dssl.recipes import recipe
 from dssl.training import train

@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dssl import BYOL, Objective, SimCLR, SimSiam, ViewGraph, build_encoder, named_graph
+from dssl import (
+    BYOL,
+    BYOLConfig,
+    Objective,
+    SimCLR,
+    SimCLRConfig,
+    SimSiam,
+    SimSiamConfig,
+    ViewGraph,
+    build_encoder,
+    named_graph,
+)
 
 Views = dict[str, Tensor]
 
@@ -82,7 +93,7 @@ def test_algorithm_1(encoder: tuple[nn.Module, int, int]) -> None:
         )
 
     module, dim, size = encoder
-    method = SimSiam(module, feature_dim=dim, hidden=32, output=32, bottleneck=8).double()
+    method = SimSiam(module, feature_dim=dim, settings=SimSiamConfig(hidden=32, output=32, bottleneck=8)).double()
     graph = ViewGraph.parse("s1<->s2, h1->s1, h2->s2, normalize=all")
     check(method, graph, random_views(size, "s1", "s2", "h1", "h2"), by_hand)
 
@@ -100,7 +111,9 @@ def test_algorithm_2(encoder: tuple[nn.Module, int, int]) -> None:
         )
 
     module, dim, size = encoder
-    method = SimSiam(module, feature_dim=dim, projector_layers=3, hidden=32, output=32, bottleneck=8).double()
+    method = SimSiam(
+        module, feature_dim=dim, settings=SimSiamConfig(projector_layers=3, hidden=32, output=32, bottleneck=8)
+    ).double()
     check(method, named_graph("standard2"), random_views(size, "s1", "s2", "s3", "s4"), by_hand)
 
 
@@ -117,7 +130,7 @@ def test_soft_variant_of_the_published_default(encoder: tuple[nn.Module, int, in
         return symmetric / 2 + 0.9 * to_standard / 2 + 0.1 * to_heavy / 2
 
     module, dim, size = encoder
-    method = SimSiam(module, feature_dim=dim, hidden=32, output=32, bottleneck=8).double()
+    method = SimSiam(module, feature_dim=dim, settings=SimSiamConfig(hidden=32, output=32, bottleneck=8)).double()
     check(method, named_graph("soft(0.1)"), random_views(size, "s1", "s2", "h1", "h2"), by_hand)
 
 
@@ -138,7 +151,7 @@ def test_byol_with_dssl(encoder: tuple[nn.Module, int, int]) -> None:
         return (symmetric + cosine(z["h1"], y["s1"]) + cosine(z["h2"], y["s2"])) / 2
 
     module, dim, size = encoder
-    method = BYOL(module, feature_dim=dim, hidden=32, output=16).double()
+    method = BYOL(module, feature_dim=dim, settings=BYOLConfig(hidden=32, output=16)).double()
     with torch.no_grad():  # a target that differs from the online network, as it does after the first step
         for parameter in method.target_encoder.parameters():
             parameter.mul_(0.9)
@@ -161,7 +174,7 @@ def test_the_published_byol_script(encoder: tuple[nn.Module, int, int]) -> None:
         return half("s1", "s2") + half("s2", "s1") + half("h1", "s1") + half("h2", "s2")
 
     module, dim, size = encoder
-    method = BYOL(module, feature_dim=dim, hidden=32, output=16).double()
+    method = BYOL(module, feature_dim=dim, settings=BYOLConfig(hidden=32, output=16)).double()
     with torch.no_grad():
         for parameter in method.target_encoder.parameters():
             parameter.mul_(0.9)
@@ -194,7 +207,7 @@ def test_simclr_as_directed_edges_is_nt_xent(encoder: tuple[nn.Module, int, int]
         return nt_xent(m.projector(m.encoder(v["s1"])), m.projector(m.encoder(v["s2"])), temperature)
 
     module, dim, size = encoder
-    method = SimCLR(module, feature_dim=dim, output=16, temperature=temperature).double()
+    method = SimCLR(module, feature_dim=dim, settings=SimCLRConfig(output=16, temperature=temperature)).double()
     check(method, named_graph("standard"), random_views(size, "s1", "s2"), by_hand)
 
 
@@ -206,7 +219,7 @@ def test_simclr_with_dssl(encoder: tuple[nn.Module, int, int]) -> None:
         return nt_xent(z["s1"], z["s2"], 0.5) + directed / 2
 
     module, dim, size = encoder
-    method = SimCLR(module, feature_dim=dim, output=16).double()
+    method = SimCLR(module, feature_dim=dim, settings=SimCLRConfig(output=16)).double()
     check(method, named_graph("dssl"), random_views(size, "s1", "s2", "h1", "h2"), by_hand)
 
 
@@ -214,7 +227,7 @@ def test_simclr_with_dssl(encoder: tuple[nn.Module, int, int]) -> None:
 def test_byol_target_after_a_step(encoder: tuple[nn.Module, int, int], step: int) -> None:
     """The target's parameters move by the schedule of the BYOL paper; its buffers do not."""
     module, dim, size = encoder
-    method = BYOL(module, feature_dim=dim, hidden=32, output=16, momentum=0.99).double()
+    method = BYOL(module, feature_dim=dim, settings=BYOLConfig(hidden=32, output=16, momentum=0.99)).double()
     Objective(method, named_graph("dssl"))(random_views(size, "s1", "s2", "h1", "h2"))
     with torch.no_grad():
         for parameter in [*method.encoder.parameters(), *method.projector.parameters()]:

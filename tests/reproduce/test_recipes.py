@@ -12,7 +12,7 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.evaluation.classifier import SUPERVISED
 from dssl.graph import ViewGraph
-from dssl.methods import SimSiamConfig, declaration_of
+from dssl.methods import SimSiamConfig
 from dssl.models import build_encoder, feature_dim
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
@@ -139,7 +139,7 @@ def test_the_paper_scale_is_the_paper(method: str, data: str, expected: tuple[ob
         optimizer.weight_decay, optimizer.warmup_epochs,
     ) == expected  # fmt: skip
     assert (config.heavy, config.seed, config.limit) == (PAPER_HEAVY, 3, None)
-    assert declaration_of(config.method).name == method
+    assert config.method.name == method
     linear = job_of(experiment, SCALES["paper"], seed=0).protocols[1]
     assert linear == ("linear-lars" if data == "imagenet" and method != "simclr" else "linear-sgd")
 

@@ -39,7 +39,7 @@ def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = 
     small: dict[str, Any] = {"encoder": "whitened", "image_size": 16}
     return RunConfig(
         data="shapes:64",
-        method=METHODS[method].settings(**HEADS[method], **(settings or {})),
+        method=METHODS[method](**HEADS[method], **(settings or {})),
         graph=graph,
         epochs=2,
         batch_size=16,
@@ -84,7 +84,7 @@ def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
     ("method", "settings"),
     [
         ("vicreg", {}),
-        ("vicreg", {"regularise": "all"}),
+        ("vicreg", {"regularize": "all"}),
         ("barlowtwins", {}),
         ("simsiam", {"guard": 1.0}),
         ("byol", {"guard": 1.0}),
@@ -93,7 +93,7 @@ def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
 def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
     last = looks(out)[-1]
-    every = "guard" in settings or settings.get("regularise") == "all"
+    every = "guard" in settings or settings.get("regularize") == "all"
     expected = {"s1", "s2", "h1", "h2"} if every else {"s1", "s2"} if method == "vicreg" else set()
     assert set(last["regularisers"]) == expected
     assert set(last["spread"]) == {"s1", "s2", "h1", "h2"}
@@ -129,7 +129,7 @@ def test_a_setting_of_another_method_is_refused_with_the_methods_that_have_it(
 def test_a_guard_below_zero_is_refused() -> None:
     for method in ("simsiam", "byol"):
         with pytest.raises(DsslError, match=r"method\.guard is -1"):
-            METHODS[method].settings(guard=-1.0)
+            METHODS[method](guard=-1.0)
 
 
 @pytest.mark.parametrize(

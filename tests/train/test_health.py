@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dssl import Objective, SimSiam, named_graph
+from dssl import Objective, SimSiam, SimSiamConfig, named_graph
 from dssl.methods import METHODS
 from dssl.training.health import COLLAPSED, HealthMonitor, Observation, likely_cause, observe, patience, rank_share
 
@@ -30,7 +30,7 @@ def verdicts(file: Path) -> list[tuple[float, str]]:
     health = HealthMonitor(
         named_graph(str(about["graph"])),
         patience=patience(steps),
-        predictions_from=METHODS[str(about["method"])].predictions_judged_from,
+        predictions_from=METHODS[str(about["method"])].predictions_checked_from,
     )
     return [((now.step + 1) / steps, health.judge(now).status) for now in curve]
 
@@ -136,7 +136,7 @@ def test_two_points_are_a_collapse_however_few_images_a_process_has(rows: int) -
 def test_the_likely_cause_points_at_a_heavy_view() -> None:
     graph = named_graph("ablation-h")
     losses = {edge.name: -0.5 for edge in graph.edges} | {"s1->s2": -0.99}
-    assert likely_cause(graph, "s1", losses).target.startswith("h")
+    assert likely_cause(graph, "s1", losses).target_views[0].startswith("h")
     assert likely_cause(named_graph("standard"), "s1", {"s1->s2": -0.2, "s2->s1": -0.4}).name == "s2->s1"
 
 
@@ -212,7 +212,9 @@ def test_a_collapsed_encoder_is_seen_in_its_embeddings() -> None:
 
     torch.manual_seed(0)
     graph = named_graph("standard")
-    objective = Objective(SimSiam(Constant(), feature_dim=8, hidden=16, output=16, bottleneck=4), graph).eval()
+    objective = Objective(
+        SimSiam(Constant(), feature_dim=8, settings=SimSiamConfig(hidden=16, output=16, bottleneck=4)), graph
+    ).eval()
     views = {name: torch.randn(32, 3, 4, 4) for name in ("s1", "s2")}
     health = HealthMonitor(graph, patience=1)
     assert health.judge(observe(0, objective(views))).status == "collapsed"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dssl import BYOL
+from dssl import BYOL, BYOLConfig
 from dssl.config import OptimizerConfig
 from dssl.optim import (
     build_optimizer,
@@ -33,7 +33,7 @@ def test_warmup_then_cosine() -> None:
 def model() -> BYOL:
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6))
-    return BYOL(encoder, feature_dim=6, hidden=8, output=4).double()
+    return BYOL(encoder, feature_dim=6, settings=BYOLConfig(hidden=8, output=4)).double()
 
 
 @pytest.mark.parametrize("decay_all", [True, False])

@@ -18,7 +18,8 @@ from dssl.data.index import open_index
 from dssl.data.packed import pack
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.methods import SimSiam, SimSiamConfig
+from dssl.methods import SimSiamConfig
+from dssl.methods.simsiam import SimSiam
 from dssl.report.map import embedding_maps
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_data import read_run

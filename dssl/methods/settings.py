@@ -1,0 +1,200 @@
+"""What can be known of a method without torch: its name, what a step of it costs, and its settings.
+
+A class of settings belongs to one method, a file of its name in this package. Commands that train nothing read only this.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from dssl.graph import ViewGraph
+from dssl.graph.schedule import Cost, Step, cost, schedule
+from dssl.settings import LARGEST, between, finite, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """How a method departs from a recipe's defaults, as plain settings."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """The settings of a method, its flags under ``--method.``; each method derives its own."""
+
+    name: ClassVar[str] = ""
+    targets_learn: ClassVar[bool] = True
+    """Whether gradient flows into a target that its edge does not detach; SimSiam and BYOL: never."""
+    own_target_network: ClassVar[bool] = False
+    """Whether targets share no module with predictions: they are then computed first, and a step needs the memory of one view."""
+    compares_all_pairs: ClassVar[bool] = False
+    """Whether S compares every image of the batch with every other."""
+    predictions_checked_from: ClassVar[int | None] = None
+    """The step from which the health check looks at the predictions, too; None: never."""
+    recipes: ClassVar[Mapping[str, Defaults]] = {}
+    """By the name of the recipe."""
+
+    @classmethod
+    def schedule(cls, graph: ViewGraph) -> tuple[Step, ...]:
+        """What a training step does, in order."""
+        return schedule(graph, targets_learn=cls.targets_learn, own_target_network=cls.own_target_network)
+
+    @classmethod
+    def cost(cls, graph: ViewGraph) -> Cost:
+        """What a training step costs."""
+        own, squares = cls.own_target_network, cls.compares_all_pairs
+        return cost(graph, cls.schedule(graph), own_target_network=own, compares_all_pairs=squares)
+
+
+def _lars(rate: float, weight_decay: float) -> dict[str, Any]:
+    return {
+        "name": "lars", "rate": rate, "weight_decay": weight_decay, "decay_norms_and_biases": False, "warmup_epochs": 10.0
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimSiamConfig(MethodSettings):
+    """SimSiam's heads; the defaults are those of CIFAR-10."""
+
+    name = "simsiam"
+    targets_learn = False
+    # a last BatchNorm keeps the projections apart whatever they carry; a collapse shows in the predictions
+    predictions_checked_from = 0
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 256, "output": 128, "bottleneck": 64}),
+        "imagenet": Defaults(settings={"projector_layers": 3}),
+    }
+
+    projector_layers: Literal[2, 3] = 2
+    """Layers of the projector: 2 on CIFAR-10, 3 on ImageNet."""
+    hidden: int = 2048
+    """Width of the projector's hidden layers."""
+    output: int = 2048
+    """Width of the projection."""
+    bottleneck: int = 512
+    """Width of the predictor's hidden layer."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    guard: float = 0.0
+    """Weight of a variance term that keeps every view's predictions apart, against collapse with any graph; 1 is a good start."""
+
+    def __post_init__(self) -> None:
+        require(self.projector_layers in (2, 3), "method.projector_layers", self.projector_layers, "2 or 3")
+        finite("method.guard", self.guard)
+        _widths(hidden=self.hidden, output=self.output, bottleneck=self.bottleneck)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BYOLConfig(MethodSettings):
+    """BYOL's heads and moving average."""
+
+    name = "byol"
+    targets_learn = False
+    own_target_network = True
+    # the predictor learns the mean of its targets first and the images later: healthy predictions start out as one
+    predictions_checked_from = 1000
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512, "output": 128, "momentum": 0.99})
+    }
+
+    hidden: int = 4096
+    """Width of the hidden layers of projector and predictor."""
+    output: int = 256
+    """Width of the projection."""
+    momentum: float = 0.996
+    """Momentum of the target at the start; it grows to 1 along a cosine."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    guard: float = 0.0
+    """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start."""
+
+    def __post_init__(self) -> None:
+        _widths(hidden=self.hidden, output=self.output)
+        require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
+        finite("method.guard", self.guard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLRConfig(MethodSettings):
+    """SimCLR's head and temperature."""
+
+    name = "simclr"
+    compares_all_pairs = True
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "cifar10": Defaults(optimizer=_lars(1.0, 1e-6)),
+        "adapt": Defaults(settings={"temperature": 0.2}),
+        "imagenet": Defaults(settings={"temperature": 0.1}, optimizer=_lars(0.3, 1e-6)),
+    }
+
+    output: int = 128
+    """Width of the projection."""
+    temperature: float = 0.5
+    """0.5 on CIFAR-10, 0.1 on ImageNet."""
+
+    def __post_init__(self) -> None:
+        _widths(output=self.output)
+        finite("method.temperature", self.temperature, strictly=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VICRegConfig(MethodSettings):
+    """VICReg's expander and the weights of its three terms."""
+
+    name = "vicreg"
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512, "output": 512}),
+        "cifar10": Defaults(optimizer=_lars(0.3, 1e-4)),
+        "imagenet": Defaults(settings={"hidden": 8192, "output": 8192}, optimizer=_lars(0.2, 1e-6)),
+    }
+
+    hidden: int = 2048
+    """Width of the expander's two hidden layers."""
+    output: int = 2048
+    """Width of the expander's output."""
+    invariance: float = 25.0
+    """Weight of the squared distance between views: the loss of an edge."""
+    variance: float = 25.0
+    """Weight of what a view's standard deviations lack to 1."""
+    covariance: float = 1.0
+    """Weight of a view's squared covariances."""
+    regularize: Literal["similarity", "all"] = "similarity"
+    """Which views get the variance and covariance terms: those that predict along a similarity edge, or all that predict."""
+
+    def __post_init__(self) -> None:
+        _widths(hidden=self.hidden, output=self.output)
+        finite("method.invariance", self.invariance)
+        finite("method.variance", self.variance)
+        finite("method.covariance", self.covariance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarlowTwinsConfig(MethodSettings):
+    """Barlow Twins' projector and the weight of its second term."""
+
+    name = "barlowtwins"
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512, "output": 512}),
+        "cifar10": Defaults(optimizer=_lars(0.3, 1e-4)),
+        "imagenet": Defaults(settings={"hidden": 8192, "output": 8192, "scale": 0.024}, optimizer=_lars(0.2, 1.5e-6)),
+    }
+
+    hidden: int = 2048
+    """Width of the projector's two hidden layers."""
+    output: int = 2048
+    """Width of the projection."""
+    redundancy: float = 0.0051
+    """Weight of the squared correlations between different dimensions."""
+    scale: float = 0.1
+    """The loss is multiplied by this; it grows with the width of the projection."""
+
+    def __post_init__(self) -> None:
+        _widths(hidden=self.hidden, output=self.output)
+        finite("method.redundancy", self.redundancy)
+        finite("method.scale", self.scale, strictly=True)
+
+
+def _widths(**widths: int) -> None:
+    for name, width in widths.items():
+        between(f"method.{name}", width, LARGEST["head"])
