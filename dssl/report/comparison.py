@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 
 from dssl.data import UnreadableImage
-from dssl.evaluation.against import WORDS, Against, Row
-from dssl.evaluation.protocols import Task
+from dssl.evaluation.comparison import WORDS, Against, Row
+from dssl.evaluation.protocols import Benchmark
 from dssl.report import page
 from dssl.report.page import Colour
 from dssl.report.pictures import Picture, picture
@@ -29,25 +29,25 @@ def summary(found: Sequence[Against]) -> str:
     return "\n".join(lines[1:])
 
 
-def html(found: Sequence[Against], task: Task, *, command: str) -> str:
+def html(found: Sequence[Against], benchmark: Benchmark, *, command: str) -> str:
     """The whole page."""
-    about = task.loaded.protocol()
+    about = benchmark.encoder.protocol()
     context = {
-        "name": task.test.name,
+        "name": benchmark.test.name,
         "facts": [
             ("encoder", f"{about['encoder']}, {about['image_size']} px"),
-            ("train images", f"{len(task.train):,}"),
-            ("test images", f"{len(task.test):,}"),
-            ("seed", str(task.seed)),
+            ("train images", f"{len(benchmark.train):,}"),
+            ("test images", f"{len(benchmark.test):,}"),
+            ("seed", str(benchmark.seed)),
         ],
         "weights": about["weights"],
-        "sections": [_section(one, task) for one in found],
+        "sections": [_section(one, benchmark) for one in found],
         "command": command,
     }
-    return page.render("comparison.html", title=f"Comparison on {task.test.name}", context=context)
+    return page.render("comparison.html", title=f"Comparison on {benchmark.test.name}", context=context)
 
 
-def _section(one: Against, task: Task) -> dict[str, object]:
+def _section(one: Against, benchmark: Benchmark) -> dict[str, object]:
     return {
         "name": one.name,
         "called": _called(one),
@@ -89,7 +89,7 @@ def _section(one: Against, task: Task) -> dict[str, object]:
                 "sides": [
                     (side, shown)
                     for side, rows in (("won", row.comparison.won_rows), ("lost", row.comparison.lost_rows))
-                    if (shown := _pictures(row, rows, task, bad=side == "lost"))
+                    if (shown := _pictures(row, rows, benchmark, bad=side == "lost"))
                 ],
             }
             for row in one.rows
@@ -115,22 +115,22 @@ def _p_value(row: Row) -> str:
     return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _pictures(row: Row, images: Sequence[int], task: Task, *, bad: bool) -> list[Picture]:
+def _pictures(row: Row, images: Sequence[int], benchmark: Benchmark, *, bad: bool) -> list[Picture]:
     """The images whose answers changed most, with both answers of the first draw that changed."""
     found = []
     for index in images[:SHOWN]:
-        label = int(task.test_labels[index])
+        label = int(benchmark.test_labels[index])
         right = row.before if bad else row.after
         draw = next(
             number for number in range(len(right))
             if right[number, index] == label and row.before[number, index] != row.after[number, index]
         )  # fmt: skip
-        before, after = (task.classes[int(one[draw, index])] for one in (row.before, row.after))
+        before, after = (benchmark.classes[int(one[draw, index])] for one in (row.before, row.after))
         try:
-            image = task.test.image(index)
+            image = benchmark.test.image(index)
         except UnreadableImage:
             continue
         caption = f"{before} → {after}"
-        flag = f"is {task.classes[label]}" if bad else ""
-        found.append(picture(image, description=task.test.label_of(index), caption=caption, flag=flag))
+        flag = f"is {benchmark.classes[label]}" if bad else ""
+        found.append(picture(image, description=benchmark.test.label_of(index), caption=caption, flag=flag))
     return found

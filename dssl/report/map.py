@@ -14,7 +14,6 @@ from torch import Tensor
 from dssl import rng
 from dssl.data import Quarantine, Subset
 from dssl.errors import DsslError
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import neighbours
 from dssl.report.figures import COLORS
 from dssl.report.pictures import to_pillow
@@ -135,22 +134,15 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
     first: str | None = None
     for run in runs:
         try:
-            loaded = open_weights(run.path)
-            source = open_test_data(run.config, value_range=loaded.value_range)
+            encoder = open_weights(run.path)
+            source = open_test_data(run.config, value_range=encoder.value_range)
             if source is None or source.labels is None or source.classes is None:
                 raise DsslError(f"{run.config.data} has no labelled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
             chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
-            shown = Subset(source, chosen)
-            features = compute_features(
-                loaded.encoder,
-                shown,
-                image_size=loaded.image_size,
-                normalization=loaded.normalization,
-                channels=loaded.channels,
-                quarantine=Quarantine(shown, max_share=1.0),
-            )
+            mapped = Subset(source, chosen)
+            features = encoder.features(mapped, quarantine=Quarantine(mapped, max_share=1.0))
         except (DsslError, OSError) as error:
             problems.append(f"{run.name}: no map: {error}")
             continue
