@@ -1,7 +1,13 @@
 """Features that are kept: taken again where they are those of the same images, encoder and crop, and else computed."""
 
 import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,3 +54,26 @@ def test_damaged_or_foreign_features_are_computed_again(new_benchmark: Callable[
     other = FeatureStore(dataclasses.replace(benchmark.encoder, image_size=16), folder=benchmark.store.folder)
     other.of(benchmark.test, allow_unreadable=False)
     assert other.computed == 101  # another size is another feature
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("against", [(), ("--against", "untrained")])
+def test_with_kept_features_no_image_is_opened_and_each_is_looked_at_once(
+    run_folder: Callable[..., Path], tmp_path: Path, against: tuple[str, ...]
+) -> None:
+    """What the kernel was asked, of a second evaluation."""
+    for split, count in (("train", 40), ("test", 20)):
+        shapes, lines = Shapes(count, split="train" if split == "train" else "test"), []
+        for index in range(count):
+            Pillow.fromarray(shapes.image(index)).save(tmp_path / f"{split}-{index}.png")
+            lines.append(f"{split}-{index}.png\t{'ab'[index % 2]}\n")
+        (tmp_path / f"{split}.txt").write_text("".join(lines))
+    words = [sys.executable, "-m", "dssl", "evaluate", str(run_folder()), "--data", str(tmp_path / "train.txt")]
+    words += ["--test", str(tmp_path / "test.txt"), "--no-page", "--threads", "1", "--device", "cpu", *against]
+    subprocess.run(words, check=True, capture_output=True)
+    trace = tmp_path / "calls"
+    subprocess.run(["strace", "-f", "-qq", "-e", "trace=%file", "-o", trace, *words], check=True, capture_output=True)
+    calls = re.findall(r"(\w+)\([^\n]*?([\w-]+\.png)\"", trace.read_text())
+    assert len({name for _, name in calls}) == 60
+    assert {call for call, _ in calls} <= {"stat", "newfstatat", "statx"}
+    assert max(Counter(name for _, name in calls).values()) == 1
