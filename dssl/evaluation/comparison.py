@@ -277,7 +277,7 @@ def evaluate_against(
     others: Sequence[tuple[str, Encoder | None]],
     protocols: Sequence[str],
     *,
-    reopen: Callable[[Encoder], tuple[Source, Source]] | None = None,
+    reopen: Callable[[Encoder], tuple[Source, Source]],
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Against]:
     """Run every protocol on A, and on each B with the same labels, the same seed and the same budget.
@@ -306,17 +306,10 @@ def evaluate_against(
     return comparisons
 
 
-def _as_read_by(
-    other: Encoder, benchmark: Benchmark, reopen: Callable[[Encoder], tuple[Source, Source]] | None
-) -> Benchmark:
+def _as_read_by(other: Encoder, benchmark: Benchmark, reopen: Callable[[Encoder], tuple[Source, Source]]) -> Benchmark:
     """The benchmark of B, with the images as it was trained on them: scaled from its range, with its channels."""
     own, train, test = benchmark.encoder, benchmark.train, benchmark.test
     if (other.channels, other.value_range) != (own.channels, own.value_range):
-        if reopen is None:
-            raise DsslError(
-                f"{other.place} was trained on images of other channels or another range of values than {own.place}: "
-                "give evaluate_against a reopen that opens both splits for it"
-            )
         train, test = reopen(other)
         if (train.fingerprint, test.fingerprint) != (benchmark.train.fingerprint, benchmark.test.fingerprint):
             raise DsslError(

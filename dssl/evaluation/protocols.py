@@ -325,7 +325,7 @@ def evaluate(
     *,
     data: str = "",
     policy: str | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
     """Run the protocols one after the other; the encoder is the same before and after each, or the number is invalid.
 
@@ -336,8 +336,7 @@ def evaluate(
     results: list[Result] = []
     with memory_for(needed, "use a smaller image size or fewer images"):
         for name in protocols:
-            if say is not None:
-                say(name)
+            say(name)
             with frozen(encoder.network) as digest:
                 measured = PROTOCOLS[name](benchmark)
             results += [_verified(result, digest) for result in measured]

@@ -107,7 +107,7 @@ def quality(store: FeatureStore, test: Source, *, seed: int, policy: str | None 
             values = torch.stack(two_views(store.encoder, Subset(test, chosen), policies=(policy, policy), seed=seed))
             return Features(values=values, rows=chosen)
 
-        pairs = store.kept(test, views, views=[policy, seed, count]).values
+        pairs = store.kept(test, {"views": [policy, seed, count]}, views).values
     return Quality(
         effective_rank=effective_rank(features),
         dimensions=features.shape[1],

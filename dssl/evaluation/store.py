@@ -49,13 +49,15 @@ class FeatureStore:
             return features
 
         if (source, allow_unreadable) not in self._features:
-            self._features[source, allow_unreadable] = self.kept(source, compute, allow_unreadable=allow_unreadable)
+            self._features[source, allow_unreadable] = self.kept(
+                source, {"allow_unreadable": allow_unreadable}, compute
+            )
         return self._features[source, allow_unreadable]
 
-    def kept(self, source: Source, compute: Callable[[], Features], **about: Any) -> Features:
-        """What ``compute`` gives for a source, from the file where it was written if there is one.
+    def kept(self, source: Source, about: dict[str, Any], compute: Callable[[], Features]) -> Features:
+        """What ``compute`` gives for a source, from the file in which it was kept if there is one.
 
-        ``about`` says what else it depends on. Images that could not be read are tried again.
+        ``about`` says what it depends on besides encoder and source. Images that could not be read are tried again.
         """
         if self.folder is None:
             return compute()

@@ -47,7 +47,7 @@ def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
         "references": evaluation.references,
         "quality": [*_quality(evaluation), ("views", measured.policy)],
         "maps": _maps(benchmark),
-        "sheets": [(sheet[0], sheet[1:]) for one in sheets if (sheet := _sheet(one, benchmark))],
+        "sheets": [(sheet[0], sheet[1:]) for retrieval in sheets if (sheet := _sheet(retrieval, benchmark))],
         "command": command,
     }
     return page.render("evaluation.html", title=f"Evaluation on {benchmark.test.name}", context=context)
@@ -68,9 +68,9 @@ def summary(evaluation: Evaluation) -> str:
             "published for the same data and kind of protocol (other epochs, seeds and code: read the protocol)",
         ]
         published = []
-        for one in evaluation.references:
-            accuracies = ", ".join(f"{method} {accuracy:g}" for method, accuracy in one.accuracies)
-            published.append((one.kind, accuracies, one.where, one.protocol))
+        for reference in evaluation.references:
+            accuracies = ", ".join(f"{method} {accuracy:g}" for method, accuracy in reference.accuracies)
+            published.append((reference.kind, accuracies, reference.where, reference.protocol))
         lines += [f"  {line}" for line in columns(published)]
     lines += [f"note: {note}" for note in evaluation.notes]
     return "\n".join(lines)
@@ -93,7 +93,7 @@ def _measured(value: float | None) -> str:
 def _maps(benchmark: Benchmark) -> list[Picture]:
     features = benchmark.store.of(benchmark.test, allow_unreadable=False)
     chosen = rng.sample(rng.key(benchmark.seed, "map"), len(features.rows), MAPPED)
-    thumbnails = [map_thumbnail(benchmark.test.image(int(features.rows[one]))) for one in chosen]
+    thumbnails = [map_thumbnail(benchmark.test.image(int(row))) for row in features.rows[chosen]]
     return [
         embedded(
             map_picture(layout, thumbnails),
@@ -105,13 +105,16 @@ def _maps(benchmark: Benchmark) -> list[Picture]:
     ]
 
 
-def _sheet(one: Retrieval, benchmark: Benchmark) -> list[Picture]:
-    """The query and its neighbours as far as they can be read; nothing where the query cannot."""
-    query = _thumbnail(benchmark, one.query)
+def _sheet(retrieval: Retrieval, benchmark: Benchmark) -> list[Picture]:
+    """The query and its neighbours as far as they can be read; nothing if the query cannot."""
+    query = _thumbnail(benchmark, retrieval.query)
     if query is None:
         return []
-    found = (_thumbnail(benchmark, index, query=one.query, similarity=similarity) for index, similarity in one.found)
-    return [query, *(cell for cell in found if cell is not None)]
+    thumbnails = (
+        _thumbnail(benchmark, index, query=retrieval.query, similarity=similarity)
+        for index, similarity in retrieval.nearest
+    )
+    return [query, *(thumbnail for thumbnail in thumbnails if thumbnail is not None)]
 
 
 def _thumbnail(

@@ -112,7 +112,7 @@ class Encoder:
 
     def protocol(self) -> dict[str, Any]:
         """What every number that is measured with this encoder must say."""
-        recorded = ("step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
+        recorded = ("step", "epoch", "dssl_version", "fingerprint", "verdict")
         config = self.header.get("config") or {}
         return {
             "file": self.place,
@@ -120,6 +120,7 @@ class Encoder:
             "encoder": self.name,
             "image_size": self.image_size,
             "normalization": dataclasses.asdict(self.normalization),
+            **({} if self.value_range is None else {"range": self.value_range.plain()}),
             **{name: self.header[name] for name in recorded if name in self.header},
             "training_seed": config.get("seed"),
             "weights": self.report,
