@@ -62,9 +62,8 @@ def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) 
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
         if not (values.is_file() and names.is_file()) or number in again:
             names.unlink(missing_ok=True)
-            stamps[str(number)] = stamp_of(
-                Subset(source, indices)
-            )  # before they are read, in case they change meanwhile
+            # before they are read, in case they change meanwhile
+            stamps[str(number)] = stamp_of(Subset(source, indices))
             rows, titles, _ = _rows(encoder, source, indices, quarantine)
             with replacing(values) as temporary, temporary.open("wb") as file:
                 np.save(file, rows, allow_pickle=False)
