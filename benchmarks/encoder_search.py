@@ -25,7 +25,6 @@ from dssl.config import OptimizerConfig
 from dssl.data import Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_accuracy
 from dssl.evaluation.probe import Problem
 from dssl.methods import SimCLRConfig, SimSiamConfig
@@ -34,6 +33,7 @@ from dssl.methods.simsiam import SimSiam
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate
 from dssl.presets import named_graph
+from dssl.weights.encoder import Encoder
 
 HELD_OUT, BANK = 5_000, 10_000
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
@@ -175,7 +175,9 @@ def score(encoder: nn.Module, images: Cifar10, bank: Any, held_out: Any) -> dict
     """kNN and the best of four linear probes on the held-out images, in percent."""
     assert images.labels is not None
     features = [
-        compute_features(encoder, images, image_size=32, normalization=CIFAR10, indices=np.sort(rows)).values
+        Encoder(network=encoder, name="candidate", image_size=32, normalization=CIFAR10)
+        .features(images, indices=np.sort(rows))
+        .values
         for rows in (bank, held_out)
     ]
     labels = [torch.from_numpy(images.labels[np.sort(rows)]) for rows in (bank, held_out)]

@@ -9,6 +9,7 @@ batches of 512. "Features, the usual way" is Pillow and torchvision transforms i
 layout, in fp32.
 """
 
+import dataclasses
 import importlib.util
 import multiprocessing
 import resource
@@ -29,11 +30,11 @@ from torchvision import transforms
 from benchmarks import charts, record
 from dssl.augment import CIFAR10
 from dssl.data import open_source
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import DEFAULT_STRENGTH, Problem, choose_strength
 from dssl.models import build_encoder, evaluating
 from dssl.precision import choose_precision
+from dssl.weights.encoder import Encoder
 from dssl.weights.load import load_encoder
 
 K, TEMPERATURE = 200, 0.1
@@ -196,18 +197,19 @@ class Plain(Dataset[torch.Tensor]):
 def features(options: Any, path: str) -> list[record.Record]:
     """Compute and keep the features; how fast, in both precisions and the usual way, taking turns."""
     torch.manual_seed(0)
-    encoder = load_encoder(options.weights) if options.weights else build_encoder(options.encoder, image_size=32)
+    network = load_encoder(options.weights) if options.weights else build_encoder(options.encoder, image_size=32)
+    encoder = Encoder(network=network, name=options.encoder, image_size=32, normalization=CIFAR10)
     data: Data = {}
     for split in ("train", "test"):
         source = open_source(options.data, split=split)
-        data[split] = compute_features(encoder, source, image_size=32, normalization=CIFAR10).values[: options.limit]
+        data[split] = encoder.features(source).values[: options.limit]
         assert source.labels is not None
         data[f"{split}_labels"] = torch.from_numpy(source.labels)[: options.limit]
     torch.save(data, path)
     source = open_source(options.data, split="test")
     count = min(options.count, len(source))
     plain = build_encoder(options.encoder, image_size=32) if not options.weights else load_encoder(options.weights)
-    ours = encoder.to(memory_format=torch.channels_last)
+    ours = dataclasses.replace(encoder, network=network.to(memory_format=torch.channels_last), threads=options.threads)
 
     def usual() -> None:
         with evaluating(plain):
@@ -215,10 +217,7 @@ def features(options: Any, path: str) -> list[record.Record]:
                 plain(images)
 
     def with_precision(dtype: torch.dtype | None) -> Callable[[], object]:
-        return lambda: compute_features(
-            ours, source, image_size=32, normalization=CIFAR10, indices=np.arange(count), autocast=dtype,
-            threads=options.threads,
-        )  # fmt: skip
+        return lambda: dataclasses.replace(ours, autocast=dtype).features(source, indices=np.arange(count))
 
     jobs: dict[str, Callable[[], object]] = {
         "features, the usual way, fp32": usual, "dssl, features, fp32": with_precision(None),

@@ -21,13 +21,13 @@ from dssl import rng
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.data import Source
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_accuracy
 from dssl.models import build_encoder
 from dssl.optim import learning_rate, peak_rate, set_learning_rate
 from dssl.precision import choose_precision
 from dssl.recipes import recipe
 from dssl.training.prepare import open_data, open_test_data
+from dssl.weights.encoder import Encoder
 
 K, TEMPERATURE = 200, 0.1
 
@@ -35,7 +35,8 @@ K, TEMPERATURE = 200, 0.1
 def accuracy(encoder: torch.nn.Module, bank: Source, queries: Source) -> float:
     """The same protocol for both, in fp32."""
     values = [
-        compute_features(encoder, source, image_size=32, normalization=CIFAR10).values for source in (bank, queries)
+        Encoder(network=encoder, name="small", image_size=32, normalization=CIFAR10).features(source).values
+        for source in (bank, queries)
     ]
     assert bank.labels is not None
     assert queries.labels is not None

@@ -27,7 +27,6 @@ from dssl.data import Source, Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
 from dssl.distributed import World
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
 from dssl.files import write_text
 from dssl.graph import View
@@ -40,6 +39,7 @@ from dssl.text import markdown
 from dssl.training.prepare import Parts, build_method, images_to_whiten
 from dssl.training.tune import continued, short_run
 from dssl.weights import checkpoint
+from dssl.weights.encoder import Encoder
 from dssl_reproduce.scales import named_scale
 
 NONE = "none"
@@ -175,7 +175,11 @@ def scores(method: Any, source: Source, *, heavy: str) -> dict[str, float]:
 
 
 def features_of(encoder: nn.Module, source: Source) -> torch.Tensor:
-    return compute_features(encoder, source, image_size=32, normalization=CIFAR10, threads=1).values
+    return (
+        Encoder(network=encoder, name="whitened", image_size=32, normalization=CIFAR10, threads=1)
+        .features(source)
+        .values
+    )
 
 
 def decay(features: torch.Tensor) -> float:

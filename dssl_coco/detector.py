@@ -17,7 +17,8 @@ from dssl.augment import IMAGENET, Normalization
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.state import Loss
-from dssl.weights.load import LoadedEncoder, open_weights
+from dssl.weights.encoder import Encoder
+from dssl.weights.load import open_weights
 from dssl_coco.batches import Sample
 from dssl_coco.config import SCRATCH, CocoConfig
 
@@ -99,7 +100,7 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
         )
     else:
         read = _open(config)
-        encoder = read.encoder
+        encoder = read.network
     if config.frozen:
         freeze_batchnorm(encoder)
     width = encoder.layer4[-1].conv1.in_channels
@@ -112,7 +113,7 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
     if read is not None:
         verified = verify_backbone(body.body, config)
         origin = Origin(
-            text=f"{read.report.text()}; {verified} of {verified} tensors of the backbone are the file's, bit for bit",
+            text=f"{read.report}; {verified} of {verified} tensors of the backbone are the file's, bit for bit",
             encoder=read.name,
             sha256=read.sha256,
             normalization=read.normalization,
@@ -155,7 +156,7 @@ def _in_wide_maps(module: nn.Module, inputs: tuple[Any, Sequence[Tensor]]) -> tu
 
 def verify_backbone(body: nn.Module, config: CocoConfig) -> int:
     """Read the file again, compare it with the detector's encoder, and return the number of tensors; a difference is an error."""
-    there = {name: value for name, value in _open(config).encoder.state_dict().items() if not name.endswith(_COUNTER)}
+    there = {name: value for name, value in _open(config).network.state_dict().items() if not name.endswith(_COUNTER)}
     here = {name: value for name, value in body.state_dict().items() if not name.endswith(_COUNTER)}
     wrong = [name for name, value in here.items() if name not in there or not torch.equal(value, there[name])]
     if wrong or here.keys() != there.keys():
@@ -177,14 +178,14 @@ def freeze_batchnorm(module: nn.Module) -> None:
             freeze_batchnorm(child)
 
 
-def _open(config: CocoConfig) -> LoadedEncoder:
+def _open(config: CocoConfig) -> Encoder:
     loaded = open_weights(Path(config.weights), encoder=config.encoder)
     _resnet(loaded.name, config.weights)
     if loaded.channels != 3:
         raise DsslError(
             f"{config.weights} is an encoder for gray images, but COCO's are in colour: pretrain with --channels 3"
         )
-    loaded.encoder.train()
+    loaded.network.train()
     return loaded
 
 

@@ -11,18 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import cast
-
-from torch import nn
 
 from dssl.config import RunConfig
 from dssl.methods import SimSiamConfig
-from dssl.methods.method import Method
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
 from dssl.training.knn import OnlineKnn
-from dssl.training.prepare import build_method, prepare
+from dssl.training.prepare import build_method, encoder_of, prepare
 
 IMAGES, EPOCHS = 5_000, 16
 HEAVY = "ra(2,5)"
@@ -56,13 +51,11 @@ def settings(graph: str, *, seed: int = 0) -> RunConfig:
 def untrained_accuracies(config: RunConfig) -> dict[str, float]:
     """kNN accuracy in percent of raw pixels and of the run's encoder before its first step, measured as in the run."""
     parts = prepare(config, build_method(config), normalization=None, new=True)
-    found = {}
-    for name, encoder in (("raw pixels", nn.Flatten()), ("untrained encoder", parts.method.encoder)):
-        method = cast(Method, SimpleNamespace(encoder=encoder))
-        found[name] = float(
-            OnlineKnn(config, dataclasses.replace(parts, method=method), autocast=None).measure()["knn"]
-        )
-    return found
+    knn, encoder = OnlineKnn(config, parts, autocast=None), encoder_of(config, parts)
+    return {
+        "raw pixels": float(knn.measure(encoder.raw_pixels())["knn"]),
+        "untrained encoder": float(knn.measure(encoder)["knn"]),
+    }
 
 
 @contextmanager

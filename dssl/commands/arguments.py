@@ -15,7 +15,7 @@ from dssl.errors import DsslError
 from dssl.settings import LARGEST
 
 if TYPE_CHECKING:
-    from dssl.weights.load import LoadedEncoder
+    from dssl.weights.encoder import Encoder
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class WeightsArguments:
     """Pixel normalisation, if the file does not state it."""
 
 
-def open_encoder(arguments: WeightsArguments) -> "LoadedEncoder":
+def open_encoder(arguments: WeightsArguments) -> "Encoder":
     """The encoder; what was loaded and what was not is printed."""
     from dssl.augment import CIFAR10, IMAGENET
     from dssl.weights.load import open_weights
@@ -72,7 +72,7 @@ def open_encoder(arguments: WeightsArguments) -> "LoadedEncoder":
         image_size=arguments.image_size,
         normalization={"cifar10": CIFAR10, "imagenet": IMAGENET, None: None}[arguments.normalization],
     )
-    print(loaded.report.text())
+    print(loaded.report)
     return loaded
 
 

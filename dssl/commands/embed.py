@@ -42,7 +42,6 @@ def run(arguments: Arguments) -> int:
     from dssl.data import open_source
     from dssl.distributed import pick_device
     from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
-    from dssl.evaluation.store import FeatureStore
     from dssl.models.dense import DenseEncoder
     from dssl.precision import half_type
 
@@ -57,27 +56,27 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"--shard is {arguments.shard}: {arguments.out} has none; expected a folder, or a .parquet")
     shard = arguments.shard or 10_000
     begun = time.perf_counter()
-    loaded = open_encoder(arguments)
-    loaded.encoder.to(pick_device(arguments.device))
+    encoder = open_encoder(arguments)
+    network = encoder.network.to(pick_device(arguments.device))
     if arguments.dense:
-        maps = DenseEncoder(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
-        loaded = dataclasses.replace(loaded, encoder=maps)
-    source = open_source(
-        arguments.data, split=arguments.split, channels=loaded.channels, value_range=loaded.value_range
-    )
-    store = FeatureStore(
-        loaded,
+        network = DenseEncoder(network, image_size=encoder.image_size, channels=encoder.channels)
+    encoder = dataclasses.replace(
+        encoder,
+        network=network,
         batch_size=arguments.batch_size,
         autocast=half_type(arguments.precision),
         threads=arguments.threads,
         progress=show_progress,
     )
+    source = open_source(
+        arguments.data, split=arguments.split, channels=encoder.channels, value_range=encoder.value_range
+    )
     if arguments.out.suffix in (".npz", ".csv"):
-        done = embed_file(store, source, arguments.out)
+        done = embed_file(encoder, source, arguments.out)
     elif arguments.out.suffix == ".parquet":
-        done = embed_parquet(store, source, arguments.out, shard=shard)
+        done = embed_parquet(encoder, source, arguments.out, shard=shard)
     else:
-        done = embed_shards(store, source, arguments.out, shard=shard)
+        done = embed_shards(encoder, source, arguments.out, shard=shard)
     what = (
         f"feature maps of {' x '.join(map(str, done.shape))}"
         if arguments.dense

@@ -1,5 +1,6 @@
 """``dssl evaluate``: what an encoder has learned, each number with its full protocol."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -23,8 +24,8 @@ from dssl.version import VERSION
 if TYPE_CHECKING:
     from dssl.data import Source
     from dssl.data.source import Split
-    from dssl.evaluation.protocols import Task
-    from dssl.weights.load import LoadedEncoder
+    from dssl.evaluation.protocols import Benchmark
+    from dssl.weights.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,71 +71,69 @@ def run(arguments: Arguments) -> int:
         )
     begun = time.perf_counter()
     from dssl.distributed import pick_device
-    from dssl.evaluation.protocols import Task
-    from dssl.evaluation.runner import aligned_labels, evaluate, with_earlier
+    from dssl.evaluation.protocols import Benchmark, evaluate, with_earlier
     from dssl.evaluation.store import FeatureStore
     from dssl.precision import half_type
     from dssl.report import evaluation as page
     from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
-    loaded = open_encoder(arguments)
-    data = _data(arguments, loaded)
-    train, test = _opened(data, arguments.test, loaded)
-    train_labels, test_labels, classes = aligned_labels(train, test)
-    loaded.encoder.to(pick_device(arguments.device))
-    out = arguments.out or default_folder(arguments.weights) / "evaluation"
-    store = FeatureStore(
-        loaded,
-        folder=out / "features",
+    encoder = open_encoder(arguments)
+    encoder = dataclasses.replace(
+        encoder,
+        network=encoder.network.to(pick_device(arguments.device)),
         autocast=half_type(arguments.precision),
         threads=arguments.threads,
         progress=show_progress,
     )
-    task = Task(
-        store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
-        classes=classes, seed=arguments.seed, epochs=arguments.epochs, folder=out,
-    )  # fmt: skip
+    data = _data(arguments, encoder)
+    out = arguments.out or default_folder(arguments.weights) / "evaluation"
+    store = FeatureStore(encoder, folder=out / "features")
+    train, test = _opened(data, arguments.test, encoder)
+    benchmark = Benchmark.of(store, train, test, seed=arguments.seed, epochs=arguments.epochs, folder=out)
     if arguments.against is not None:
-        return _compare(arguments, task, protocols, data=data, begun=begun)
-    policy = (loaded.header.get("config") or {}).get("standard")
-    evaluation = evaluate(task, protocols, data=_reference_data(data, classes), policy=policy, say=_say)
+        return _compare(arguments, benchmark, protocols, data=data, begun=begun)
+    policy = (encoder.header.get("config") or {}).get("standard")
+    published = _reference_data(data, benchmark.classes)
+    evaluation = evaluate(benchmark, protocols, data=published, policy=policy, say=_say)
     written = out / EVALUATION_FILE
-    evaluation, aside = with_earlier(evaluation, task, written)
+    evaluation, aside = with_earlier(evaluation, benchmark, written)
     write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
     print(page.summary(evaluation))
     print(f"\n{written}")
     if aside is not None:
         print(f"{aside}: what was there before, of other weights, images or seed")
     if arguments.page:
-        write_text(out / EVALUATION_PAGE, page.html(evaluation, task, command=command_line("evaluate", arguments)))
+        write_text(out / EVALUATION_PAGE, page.html(evaluation, benchmark, command=command_line("evaluate", arguments)))
         print(out / EVALUATION_PAGE)
     print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
     return 0
 
 
-def _compare(arguments: Arguments, task: "Task", protocols: tuple[str, ...], *, data: str, begun: float) -> int:
-    from dssl.evaluation.against import evaluate_against, open_other
+def _compare(
+    arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, begun: float
+) -> int:
+    from dssl.evaluation.comparison import evaluate_against, open_other
     from dssl.report import comparison as page
 
     others = []
     for word in arguments.against or ():
-        other = open_other(word, task.loaded, seed=arguments.seed)
+        other = open_other(word, benchmark.encoder, seed=arguments.seed)
         if other is not None:
-            print(other.report.text())
+            print(other.report)
         others.append((word, other))
-    found = evaluate_against(
-        task, others, protocols, reopen=lambda other: _opened(data, arguments.test, other), say=_say
+    comparisons = evaluate_against(
+        benchmark, others, protocols, reopen=lambda other: _opened(data, arguments.test, other), say=_say
     )
-    assert task.folder is not None
-    written = task.folder / "comparison.json"
-    compared = [one.plain(task.test) for one in found]
-    plain = {"dssl_version": VERSION, "checkpoint": task.loaded.protocol(), "against": compared}
+    assert benchmark.folder is not None
+    written = benchmark.folder / "comparison.json"
+    compared = [comparison.plain(benchmark.test) for comparison in comparisons]
+    plain = {"dssl_version": VERSION, "checkpoint": benchmark.encoder.protocol(), "against": compared}
     write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
-    print(page.summary(found))
+    print(page.summary(comparisons))
     print(f"\n{written}")
     if arguments.page:
-        target = task.folder / "comparison.html"
-        write_text(target, page.html(found, task, command=command_line("evaluate", arguments)))
+        target = benchmark.folder / "comparison.html"
+        write_text(target, page.html(comparisons, benchmark, command=command_line("evaluate", arguments)))
         print(target)
     print(f"{time.perf_counter() - begun:.1f} s")
     return 0
@@ -145,8 +144,8 @@ def _say(protocol: str) -> None:
         print(protocol, file=sys.stderr)
 
 
-def _data(arguments: Arguments, loaded: "LoadedEncoder") -> str:
-    data: str | None = arguments.data or (loaded.header.get("config") or {}).get("data")
+def _data(arguments: Arguments, encoder: "Encoder") -> str:
+    data: str | None = arguments.data or (encoder.header.get("config") or {}).get("data")
     if data is None:
         raise DsslError(
             "no images given: expected --data, such as cifar10:FOLDER or a folder that contains train and val"
@@ -154,12 +153,12 @@ def _data(arguments: Arguments, loaded: "LoadedEncoder") -> str:
     return data
 
 
-def _opened(data: str, test: str | None, loaded: "LoadedEncoder") -> "tuple[Source, Source]":
+def _opened(data: str, test: str | None, encoder: "Encoder") -> "tuple[Source, Source]":
     """Both splits, as the encoder reads them."""
     from dssl.data import NoSplitError, open_source
 
     def opened(text: str, split: "Split") -> "Source":
-        return open_source(text, split=split, channels=loaded.channels, value_range=loaded.value_range)
+        return open_source(text, split=split, channels=encoder.channels, value_range=encoder.value_range)
 
     train = opened(data, "train")
     if test is not None:

@@ -13,7 +13,7 @@ from dssl.files import write_atomically, write_text
 
 if TYPE_CHECKING:
     from dssl.report.survey import FeatureRows, FeatureSpace, Pixels
-    from dssl.weights.load import LoadedEncoder
+    from dssl.weights.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def _encoder(weights: Path, arguments: Arguments) -> "LoadedEncoder":
+def _encoder(weights: Path, arguments: Arguments) -> "Encoder":
     from dssl.weights.load import open_weights
 
     loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
@@ -113,11 +113,11 @@ def _encoder(weights: Path, arguments: Arguments) -> "LoadedEncoder":
             f"--channels is {arguments.channels}, but {weights} was trained with {loaded.channels}: "
             f"expected --channels {loaded.channels}"
         )
-    print(loaded.report.text())
+    print(loaded.report)
     return loaded
 
 
-def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
+def _space(loaded: "Encoder") -> "FeatureSpace":
     """The encoder's features of uint8 images, normalised as in its training."""
     import torch
 
@@ -130,11 +130,11 @@ def _space(loaded: "LoadedEncoder") -> "FeatureSpace":
 
     def embed(images: "Pixels") -> "FeatureRows":
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-        with evaluating(loaded.encoder):
-            features: FeatureRows = forward(loaded.encoder, (pixels - mean) / deviation).numpy()
+        with evaluating(loaded.network):
+            features: FeatureRows = forward(loaded.network, (pixels - mean) / deviation).numpy()
         return features
 
-    return FeatureSpace(f"{loaded.name} in {loaded.path.name}", embed)
+    return FeatureSpace(f"{loaded.name} in {Path(loaded.place).name}", embed)
 
 
 def _check(arguments: Arguments) -> None:

@@ -22,17 +22,16 @@ from dssl.augment import ViewMaker
 from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
 from dssl.data.device import Batch, DeviceTransfer
-from dssl.data.loader import Batches
+from dssl.data.loader import CROP_RATIO, Batches
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
-from dssl.evaluation.features import Progress
-from dssl.evaluation.result import frozen, weights_hash
-from dssl.evaluation.store import FeatureStore
+from dssl.evaluation.result import frozen
 from dssl.graph import View
 from dssl.optim import build_optimizer, peak_rate
 from dssl.run import RunFolder
 from dssl.state import Loss, LossMonitor, RunLength
 from dssl.weights import checkpoint
+from dssl.weights.encoder import Encoder, Progress, weights_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +97,12 @@ def new_head(dim: int, classes: int, *, seed: int) -> nn.Linear:
 
 
 def train_classifier(
-    encoder: nn.Module,
+    encoder: Encoder,
     head: nn.Linear,
     source: Source,
     *,
     labels: NDArray[np.int64],
     training: Training,
-    store: FeatureStore,
     seed: int,
     freeze: bool,
     folder: Path | None = None,
@@ -113,21 +111,17 @@ def train_classifier(
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
-    ``labels`` go with the images of ``source``; ``store`` says how the encoder is run. With a ``folder`` the training resumes
-    there after a kill, bit for bit; ``ended`` is told what it saved, and deletes it unless told otherwise. Returns the
-    settings as they were used.
+    ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit;
+    ``ended`` is told what it saved, and deletes it unless told otherwise. Returns the settings as they were used.
     """
     if len(labels) != len(source):
         raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
-    with frozen(encoder) if freeze else nullcontext():
-        head.to(next(encoder.parameters(), head.weight).device)
-        _fit(
-            _Fitting(encoder, head, source, labels, used, store, seed=seed, freeze=freeze, progress=progress),
-            folder,
-            ended,
-        )
-    encoder.eval()
+    with frozen(encoder.network) if freeze else nullcontext():
+        head.to(encoder.device)
+        task = _Fitting(encoder, head, source, labels, used, seed=seed, freeze=freeze, progress=progress)
+        _fit(task, folder, ended)
+    encoder.network.eval()
     return used
 
 
@@ -151,46 +145,47 @@ class _Fitting(loop.Task[Batch]):
     name = "classifier"
 
     def __init__(
-        self, encoder: nn.Module, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training,
-        store: FeatureStore, *, seed: int, freeze: bool, progress: Progress | None,
+        self, encoder: Encoder, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training, *,
+        seed: int, freeze: bool, progress: Progress | None,
     ) -> None:  # fmt: skip
-        self.source, self.training, self.store, self.seed, self.progress = source, training, store, seed, progress
+        self.encoder, self.source, self.training, self.seed, self.progress = encoder, source, training, seed, progress
         self.device = head.weight.device
-        self.feed = DeviceTransfer(self.device, normalization=store.loaded.normalization)
+        self.transfer = DeviceTransfer(self.device, normalization=encoder.normalization)
         self.peak = peak_rate(training.rate, training.batch_size)
         self.steps_per_epoch = len(source) // training.batch_size
         self.total = self.steps_per_epoch * training.epochs
-        self.objective = _Classifier(encoder, head, freeze=freeze)
-        encoder.train(not freeze)
+        self.objective = _Classifier(encoder.network, head, freeze=freeze)
+        encoder.network.train(not freeze)
         self.module = head if freeze else self.objective
         self.optimizer = build_optimizer(
             self.module, optimizer_of(training, peak=self.peak), nesterov=training.nesterov
         )
         self.monitor = LossMonitor()
         self.labels = torch.from_numpy(labels)
-        shown = {name: getattr(store.loaded, name) for name in ("image_size", "channels")}
-        shown["normalization"] = dataclasses.asdict(store.loaded.normalization)
-        shown |= {"seed": seed} | {name: getattr(store, name) for name in ("crop_ratio", "autocast", "threads")}
-        about = [dataclasses.asdict(training), shown, freeze, weights_hash(self.objective)]
-        told = json.dumps([*about, source.fingerprint, labels.tolist()], default=str)
-        self.header = {"fingerprint": hashlib.sha256(told.encode()).hexdigest()}
+        run = {
+            "image_size": encoder.image_size, "channels": encoder.channels,
+            "normalization": dataclasses.asdict(encoder.normalization), "seed": seed, "crop_ratio": CROP_RATIO,
+            "autocast": encoder.autocast, "threads": encoder.threads,
+        }  # fmt: skip
+        about = [dataclasses.asdict(training), run, freeze, weights_hash(self.objective)]
+        text = json.dumps([*about, source.fingerprint, labels.tolist()], default=str)
+        self.header = {"fingerprint": hashlib.sha256(text.encode()).hexdigest()}
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:
-        loaded = self.store.loaded
         maker = ViewMaker(
             [View(name="train", policy=self.training.policy)],
-            size=loaded.image_size,
+            size=self.encoder.image_size,
             seed=self.seed,
-            channels=loaded.channels,
-            normalization=None if self.feed.as_bytes else loaded.normalization,
+            channels=self.encoder.channels,
+            normalization=None if self.transfer.as_bytes else self.encoder.normalization,
         )
         return Batches(
             self.source, maker, batch_size=self.training.batch_size, seed=self.seed, steps=self.total,
-            start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes, labels=self.labels.numpy(),
+            start_step=start, threads=self.encoder.threads, pinned=self.transfer.as_bytes, labels=self.labels.numpy(),
         )  # fmt: skip
 
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.feed.to_device(batch)["train"], self.labels[batch.indices].to(self.device)
+        return self.transfer.to_device(batch)["train"], self.labels[batch.indices].to(self.device)
 
     def rate(self, step: int) -> float:
         return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
@@ -207,7 +202,7 @@ def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> 
         ),
         batch_size=task.training.batch_size,
         data=task.source.name,
-        precision="bf16" if task.store.autocast is torch.bfloat16 else "fp32",
+        precision="bf16" if task.encoder.autocast is torch.bfloat16 else "fp32",
         seed=task.seed,
         checkpoint=CheckpointConfig(keep=1),
         look_every=20,
@@ -217,16 +212,14 @@ def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> 
         ending = loop.run(task, settings, world=world)
     else:
         # a training that is there may have other weights or images: the name distinguishes them
-        kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
-        with kept.locked():
-            kept.checkpoints.mkdir(exist_ok=True)
-            ending = loop.run(
-                task, settings, folder=kept, world=world, resumed=checkpoint.newest_good(kept.checkpoints)
-            )
+        run = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
+        with run.locked():
+            run.checkpoints.mkdir(exist_ok=True)
+            ending = loop.run(task, settings, folder=run, world=world, resumed=checkpoint.newest_good(run.checkpoints))
         if ending.verdict.status == "diverged":
-            shutil.rmtree(kept.path)
+            shutil.rmtree(run.path)
         elif ending.signal is None:
-            ended(kept.path)
+            ended(run.path)
     if ending.verdict.status == "diverged":
         raise DsslError(
             f"the classifier's loss is not a number at step {ending.verdict.step}: its base rate {task.training.rate:g} "

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from dssl.data import Source
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError
-from dssl.evaluation.features import NothingReadable
-from dssl.evaluation.store import FeatureStore
 from dssl.files import replacing, write_text
-from dssl.models import feature_dim
 from dssl.models.dense import DenseEncoder
+from dssl.weights.encoder import Encoder, NothingReadable
 
 SMALL = 100_000
 """Upper limit of images in one .npz or .csv."""
@@ -37,14 +35,14 @@ class Embedded:
     files: int
 
 
-def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: int) -> Embedded:
+def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) -> Embedded:
     """Write ``embeddings-00000.npy`` (float32, a row for each image) and ``names-00000.txt`` for every ``shard`` images.
 
     The names come last, so a shard with names is complete; another run with the same weights and images resumes after it.
     """
     if shard < 1:
         raise DsslError(f"a shard of {shard} images: expected at least 1")
-    about = _about(store, source) | {"shard": shard, "shards": -(-len(source) // shard)}
+    about = _about(encoder, source) | {"shard": shard, "shards": -(-len(source) // shard)}
     manifest = folder / "embeddings.json"
     if folder.exists() and not folder.is_dir():
         raise DsslError(
@@ -65,7 +63,7 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
             names.unlink(missing_ok=True)
             # before they are read, in case they change meanwhile
             stamps[str(number)] = source.stamp(indices.tolist())
-            rows, titles, _ = _rows(store, source, indices, quarantine)
+            rows, titles, _ = _rows(encoder, source, indices, quarantine)
             with replacing(values) as temporary, temporary.open("wb") as file:
                 np.save(file, rows, allow_pickle=False)
             write_text(manifest, json.dumps(about | {"files": stamps}, indent=2) + "\n")
@@ -84,17 +82,17 @@ def embed_shards(store: FeatureStore, source: Source, folder: Path, *, shard: in
     )
 
 
-def embed_file(store: FeatureStore, source: Source, path: Path) -> Embedded:
+def embed_file(encoder: Encoder, source: Source, path: Path) -> Embedded:
     """Write one .npz (``embeddings``, ``names``) or one .csv (name, then a column for each dimension)."""
     if len(source) > SMALL:
         raise DsslError(
             f"{path}: {len(source):,} images are too many for one file (at most {SMALL:,}): name a folder instead"
         )
     quarantine = Quarantine(source, max_share=1.0)
-    rows, names, _ = _rows(store, source, np.arange(len(source), dtype=np.int64), quarantine)
+    rows, names, _ = _rows(encoder, source, np.arange(len(source), dtype=np.int64), quarantine)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".npz":
-        about = json.dumps(_about(store, source), sort_keys=True)
+        about = json.dumps(_about(encoder, source), sort_keys=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, embeddings=rows, names=np.array(names), about=np.array(about))
     else:
@@ -109,7 +107,7 @@ def embed_file(store: FeatureStore, source: Source, path: Path) -> Embedded:
     )
 
 
-def embed_parquet(store: FeatureStore, source: Source, path: Path, *, shard: int) -> Embedded:
+def embed_parquet(encoder: Encoder, source: Source, path: Path, *, shard: int) -> Embedded:
     """Write one Parquet file with the columns path, label (the name of the class; null without classes) and embedding.
 
     ``shard`` images are computed at a time and become a row group.
@@ -118,21 +116,20 @@ def embed_parquet(store: FeatureStore, source: Source, path: Path, *, shard: int
 
     arrow = pyarrow_module()
     quarantine = Quarantine(source, max_share=1.0)
-    loaded = store.loaded
-    size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
+    size = encoder.dim
     schema = arrow.schema(
         [("path", arrow.string()), ("label", arrow.string()), ("embedding", arrow.list_(arrow.float32(), size))],
-        metadata={"dssl": json.dumps(_about(store, source), sort_keys=True)},
+        metadata={"dssl": json.dumps(_about(encoder, source), sort_keys=True)},
     )
     images = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, arrow.parquet.ParquetWriter(str(temporary), schema) as writer:
         for begin in range(0, len(source), shard):
             indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
-            rows, names, kept = _rows(store, source, indices, quarantine)
-            labels: list[str | None] = [None] * len(kept)
+            rows, names, readable = _rows(encoder, source, indices, quarantine)
+            labels: list[str | None] = [None] * len(readable)
             if source.labels is not None and source.classes is not None:
-                labels = [source.classes[source.labels[row]] for row in kept]
+                labels = [source.classes[source.labels[row]] for row in readable]
             values = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.ravel()), size)
             columns = [arrow.array(names, arrow.string()), arrow.array(labels, arrow.string()), values]
             writer.write_table(arrow.table(columns, schema=schema))
@@ -143,38 +140,34 @@ def embed_parquet(store: FeatureStore, source: Source, path: Path, *, shard: int
 
 
 def _rows(
-    store: FeatureStore, source: Source, indices: NDArray[np.int64], quarantine: Quarantine
+    encoder: Encoder, source: Source, indices: NDArray[np.int64], quarantine: Quarantine
 ) -> tuple[NDArray[np.float32], list[str], list[int]]:
     """Embeddings, names and indices of the readable images among these."""
     try:
-        features = store.compute(source, indices=indices, quarantine=quarantine)
+        features = encoder.features(source, indices=indices, quarantine=quarantine)
     except NothingReadable:
         if len(indices) == len(source):
             raise
         # a shard without rows: the others are still worth having
-        loaded = store.loaded
-        size = feature_dim(loaded.encoder, image_size=loaded.image_size, channels=loaded.channels)
-        return np.empty((0, *_shape(store, size)), np.float32), [], []
-    values, kept = features.values.numpy(), [int(row) for row in features.rows]
-    values = values.reshape(len(values), *_shape(store, values.shape[1]))
-    return values, [source.label_of(row) for row in kept], kept
+        return np.empty((0, *_shape(encoder)), np.float32), [], []
+    values, rows = features.values.numpy(), features.rows.tolist()
+    return values.reshape(len(values), *_shape(encoder)), [source.label_of(row) for row in rows], rows
 
 
-def _shape(store: FeatureStore, length: int) -> tuple[int, ...]:
-    """Of a row: a vector, or a feature map where the encoder gives maps."""
-    encoder = store.loaded.encoder
-    return encoder.shape if isinstance(encoder, DenseEncoder) else (length,)
+def _shape(encoder: Encoder) -> tuple[int, ...]:
+    """Of a row: a vector, or a feature map if the encoder gives maps."""
+    network = encoder.network
+    return network.shape if isinstance(network, DenseEncoder) else (encoder.dim,)
 
 
-def _about(store: FeatureStore, source: Source) -> dict[str, Any]:
-    loaded = store.loaded
+def _about(encoder: Encoder, source: Source) -> dict[str, Any]:
     return {
-        **({"dense": list(loaded.encoder.shape)} if isinstance(loaded.encoder, DenseEncoder) else {}),
-        "weights": loaded.sha256,
-        "encoder": loaded.name,
-        "image_size": loaded.image_size,
-        "normalization": loaded.normalization.plain(),
-        "precision": store.precision,
+        **({"dense": list(encoder.network.shape)} if isinstance(encoder.network, DenseEncoder) else {}),
+        "weights": encoder.sha256,
+        "encoder": encoder.name,
+        "image_size": encoder.image_size,
+        "normalization": encoder.normalization.plain(),
+        "precision": encoder.precision,
         "source": source.fingerprint,
         "images": len(source),
         "reading": source.reading,
@@ -199,8 +192,8 @@ def _check_manifest(manifest: Path, about: dict[str, Any], *, earlier: Sequence[
         if before.get("source") in earlier:
             before["source"] = about["source"]
     if before != about:
-        known = before if isinstance(before, dict) else {}
-        changed = [key for key in {**about, **known} if known.get(key) != about.get(key)]
+        recorded = before if isinstance(before, dict) else {}
+        changed = [key for key in {**about, **recorded} if recorded.get(key) != about.get(key)]
         raise DsslError(f"{manifest.parent} holds other embeddings ({', '.join(changed)} differ): name another folder")
     return stamps
 
@@ -215,12 +208,12 @@ def _to_redo(source: Source, folder: Path, shard: int, stamps: Mapping[str, str]
     for number, begin in enumerate(range(0, len(source), shard)):
         names = folder / f"names-{number:05d}.txt"
         if names.is_file():
-            known = set(names.read_text(encoding="utf-8").splitlines())
+            written = set(names.read_text(encoding="utf-8").splitlines())
             indices = np.arange(begin, min(begin + shard, len(source)), dtype=np.int64)
             stamp = source.stamp(indices.tolist())
             if stamps.get(str(number), stamp) != stamp:
                 replaced.add(number)
-            if missing := [index for index in indices.tolist() if source.label_of(index) not in known]:
+            if missing := [index for index in indices.tolist() if source.label_of(index) not in written]:
                 lacking[number] = missing
     missing = [index for indices in lacking.values() for index in indices]
     return replaced | set(lacking) if replaced or source.any_readable(missing) else set()

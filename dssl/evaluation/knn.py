@@ -39,21 +39,21 @@ def neighbours(
     room = torch.empty(
         min(block, len(test_features)) * min(train_block, len(train_features)), dtype=kind, device=device
     )
-    found = 0
+    count = 0  # neighbours so far
     for begin in range(0, len(train_features), train_block):  # the outer loop: each training row is moved once
         train = _normalised(train_features[begin : begin + train_block].to(device))
-        now = min(k, found + len(train))
+        now = min(k, count + len(train))
         for start in range(0, len(test_features), block):
             rows = slice(start, start + block)
             test = _normalised(test_features[rows].to(device))
             between = room[: len(test) * len(train)].view(len(test), len(train))
             best, place = largest(torch.mm(test, train.T, out=between), min(k, len(train)))
             place += begin
-            if found:
-                best, order = torch.cat([similarities[rows, :found], best], dim=1).topk(now, dim=1)
-                place = torch.cat([indices[rows, :found], place], dim=1).gather(1, order)
+            if count:
+                best, order = torch.cat([similarities[rows, :count], best], dim=1).topk(now, dim=1)
+                place = torch.cat([indices[rows, :count], place], dim=1).gather(1, order)
             similarities[rows, :now], indices[rows, :now] = best, place
-        found = now
+        count = now
     return similarities, indices
 
 
@@ -75,7 +75,6 @@ def knn_predict(
     k: int | Sequence[int],
     temperature: float,
     classes: int,
-    block: int = _BLOCK,
     device: torch.device | None = None,
 ) -> Tensor | list[Tensor]:
     """Predicted classes of the test rows, beside them; a list of predictions for several ``k``, which share one search."""
@@ -85,8 +84,8 @@ def knn_predict(
         )
     counts = [k] if isinstance(k, int) else list(k)
     similarities, indices = (
-        found.to(test_features.device)
-        for found in neighbours(train_features, test_features, k=max(counts), block=block, device=device)
+        nearest.to(test_features.device)
+        for nearest in neighbours(train_features, test_features, k=max(counts), device=device)
     )
     labels = train_labels.to(indices.device)[indices]
     predictions = [
@@ -104,7 +103,6 @@ def knn_accuracy(
     k: int,
     temperature: float,
     classes: int,
-    block: int = _BLOCK,
     device: torch.device | None = None,
 ) -> float:
     """The share of test rows that get their own label, from 0 to 1; with fewer than ``k`` training rows all of them vote."""
@@ -113,9 +111,8 @@ def knn_accuracy(
             f"there are {len(test_features)} test features and {len(test_labels)} labels: expected equal numbers, at least 1"
         )
     predicted = knn_predict(
-        train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, block=block,
-        device=device,
-    )  # fmt: skip
+        train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, device=device
+    )
     assert isinstance(predicted, Tensor)
     return int((predicted == test_labels.to(predicted.device)).sum()) / len(test_labels)
 

@@ -131,8 +131,8 @@ class Problem:
             values, axes = torch.linalg.eigh(covariance / count)
         self._axes = axes.to(dtype)
         self._variance = values.clamp(min=0).to(dtype)
-        kept = device if _holds(device, features.numel() * self._axes.element_size()) else torch.device("cpu")
-        self._rotated = torch.empty(count, len(values), dtype=dtype, device=kept)
+        memory = device if _holds(device, features.numel() * self._axes.element_size()) else torch.device("cpu")
+        self._rotated = torch.empty(count, len(values), dtype=dtype, device=memory)
         for rows in self._rows:
             self._rotated[rows] = self.scaling(features[rows].to(device)) @ self._axes
         self._labels = labels.long().to(device)
@@ -214,12 +214,12 @@ def choose_strength(
     if len(judge) < 10:
         return Choice(strength=DEFAULT_STRENGTH, accuracies=(), held_out=0)
     problem = Problem(features[fit], labels[fit], classes=classes, device=device)
-    found: list[tuple[float, float]] = []
+    accuracies: list[tuple[float, float]] = []
     solved: Probe | None = None
     for strength in STRENGTHS:
         # a coarse optimum is enough to choose by, and each starts from the last
         solved = problem.solve(strength, start=solved, tolerance=1e-5, most=200)
         right = (solved.predict(features[judge]) == labels[judge]).double().mean()
-        found.append((strength, float(right)))
-    best = max(found, key=lambda one: one[1])
-    return Choice(strength=best[0], accuracies=tuple(found), held_out=len(judge))
+        accuracies.append((strength, float(right)))
+    best = max(accuracies, key=lambda pair: pair[1])
+    return Choice(strength=best[0], accuracies=tuple(accuracies), held_out=len(judge))

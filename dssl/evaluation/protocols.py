@@ -1,6 +1,7 @@
-"""Every protocol by name: what it does with one encoder and two labelled splits, and the number it gives."""
+"""Every protocol by name: what it does with one encoder and two labelled splits, and `evaluate`, which runs any of them."""
 
 import dataclasses
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -15,23 +16,52 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.data import Source, Subset
-from dssl.errors import DsslError, choices
+from dssl.data import Source, Subset, require_labels
+from dssl.data.loader import CROP_RATIO
+from dssl.errors import DsslError, choices, memory_for
 from dssl.evaluation import classifier
 from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import Problem, choose_strength
-from dssl.evaluation.result import Result, count_correct
+from dssl.evaluation.quality import Quality, quality
+from dssl.evaluation.result import Reference, Result, count_correct, frozen, references_for
 from dssl.evaluation.store import FeatureStore
-from dssl.models import build_encoder, device_of
+from dssl.files import printable
+from dssl.models import build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
-from dssl.weights.load import LoadedEncoder
+from dssl.version import VERSION
+from dssl.weights.card import evaluation_of
+from dssl.weights.checkpoint import content_hash
+from dssl.weights.encoder import Encoder, Origin, Progress
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
 
 
+def aligned_labels(train: Source, test: Source) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+    """Labels of both splits under the training split's classes; an error if that cannot be done."""
+    train_labels, classes = require_labels(train)
+    if test.labels is None or test.classes is None:
+        raise DsslError(f"{test.name}: no labels: a test set needs a folder for each class, or a list with labels")
+    if len(test) == 0:
+        raise DsslError(f"{test.name}: the test set is empty")
+    position = {name: number for number, name in enumerate(classes)}
+    used = [test.classes[number] for number in np.unique(test.labels)]
+    unknown = [name for name in used if name not in position]
+    if unknown:
+        examples = ", ".join(repr(name) for name in unknown[:3]) + (" and more" if len(unknown) > 3 else "")
+        raise DsslError(
+            f"the test set has {len(unknown)} of {len(used)} classes that the training set lacks ({examples}): "
+            f"expected classes of {train.name}"
+        )
+    absent = [name for name in used if not (train_labels == position[name]).any()]
+    if absent:
+        raise DsslError(f"no training image has the class {absent[0]!r} of the test set: it cannot be learned")
+    of_test = np.array([position.get(name, -1) for name in test.classes], np.int64)
+    return train_labels, of_test[test.labels], classes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Benchmark:
     """One encoder, a labelled training split and a labelled test split with the same classes."""
 
     store: FeatureStore
@@ -48,31 +78,38 @@ class Task:
     trainings: list[Path] = field(default_factory=list)
     """Folders of trainings that have ended: they go once all numbers are known, else a later failure would cost them."""
 
-    def features(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Training features and labels, test features and labels; unreadable training images are left out."""
+    @classmethod
+    def of(
+        cls, store: FeatureStore, train: Source, test: Source, *, seed: int, epochs: int | None = None,
+        folder: Path | None = None,
+    ) -> "Benchmark":  # fmt: skip
+        """With the labels of both splits under the training split's classes; an error if that cannot be done."""
+        train_labels, test_labels, classes = aligned_labels(train, test)
+        return cls(
+            store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels, classes=classes,
+            seed=seed, epochs=epochs, folder=folder,
+        )  # fmt: skip
+
+    def features(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Training features and labels, and test features; unreadable training images are left out."""
         train = self.store.of(self.train, allow_unreadable=True)
         test = self.store.of(self.test, allow_unreadable=False)
-        return (
-            train.values,
-            torch.from_numpy(self.train_labels[train.rows]),
-            test.values,
-            torch.from_numpy(self.test_labels[test.rows]),
-        )
+        return train.values, torch.from_numpy(self.train_labels[train.rows]), test.values
 
     @property
     def device(self) -> torch.device:
         """Where kNN and the probe compute: on the encoder's GPU, else on the CPU (Apple's GPU has no doubles)."""
-        found = device_of(self.loaded.encoder)
-        return found if found.type == "cuda" else torch.device("cpu")
+        device = self.encoder.device
+        return device if device.type == "cuda" else torch.device("cpu")
 
     @property
-    def loaded(self) -> LoadedEncoder:
-        return self.store.loaded
+    def encoder(self) -> Encoder:
+        return self.store.encoder
 
     @property
     def is_small(self) -> bool:
         """CIFAR's settings are for small images, ImageNet's for the rest."""
-        return self.loaded.image_size <= 64
+        return self.encoder.image_size <= 64
 
     def forget_trainings(self) -> None:
         """Delete what ended trainings have saved."""
@@ -92,10 +129,10 @@ class Task:
             "test_fingerprint": self.test.fingerprint,
             "classes": len(self.classes),
             "seed": self.seed,
-            "checkpoint": self.loaded.protocol(),
-            "crop_ratio": self.store.crop_ratio if cropped else 1.0,
+            "checkpoint": self.encoder.protocol(),
+            "crop_ratio": CROP_RATIO if cropped else 1.0,
             "cropped_test_images": cropped,
-            "precision": self.store.precision,
+            "precision": self.encoder.precision,
         }
         correct = count_correct(predicted, labels)
         return Result(
@@ -103,112 +140,134 @@ class Task:
         )
 
 
-_FROZEN = {"backbone": "frozen"}  # the runner verifies it by hash, and only then says so
+_FROZEN = {"backbone": "frozen"}  # `evaluate` verifies it by hash, and only then says so
 
 
-def _knn(task: Task) -> list[Result]:
-    train, train_labels, test, _ = task.features()
+def _knn(benchmark: Benchmark) -> list[Result]:
+    train, train_labels, test = benchmark.features()
     predictions = knn_predict(
-        train, train_labels, test, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(task.classes), device=task.device
+        train,
+        train_labels,
+        test,
+        k=NEIGHBOURS,
+        temperature=TEMPERATURE,
+        classes=len(benchmark.classes),
+        device=benchmark.device,
     )
     results: dict[int, Result] = {}
     for k, predicted in zip(NEIGHBOURS, predictions, strict=True):
         k = min(k, len(train))  # with fewer training images all of them vote
         protocol = {"kind": "knn", "k": k, "temperature": TEMPERATURE, "similarity": "cosine", **_FROZEN}
-        results[k] = task.result(f"knn k={k}", predicted, used=len(train), protocol=protocol)
+        results[k] = benchmark.result(f"knn k={k}", predicted, used=len(train), protocol=protocol)
     return list(results.values())
 
 
-def _probe(task: Task, share: float) -> list[Result]:
-    train, labels, test, _ = task.features()
+def _probe(benchmark: Benchmark, share: float) -> list[Result]:
+    train, labels, test = benchmark.features()
     if share < 1:
-        rows = classifier.share_of_labels(labels.numpy(), share, seed=task.seed)
+        rows = classifier.share_of_labels(labels.numpy(), share, seed=benchmark.seed)
         train, labels = train[rows], labels[rows]
-    choice = choose_strength(train, labels, classes=len(task.classes), seed=task.seed, device=task.device)
-    solved = Problem(train, labels, classes=len(task.classes), device=task.device).solve(choice.strength)
+    choice = choose_strength(
+        train, labels, classes=len(benchmark.classes), seed=benchmark.seed, device=benchmark.device
+    )
+    solved = Problem(train, labels, classes=len(benchmark.classes), device=benchmark.device).solve(choice.strength)
     protocol = {
         "kind": "linear",
         "solver": "L-BFGS to the optimum, on features of unaugmented images",
         "labels_share": share,
         "regularisation": choice.strength,
         "chosen_on": f"{choice.held_out} held-out training images" if choice.held_out else "default: too few images",
-        "regularisation_tried": [list(one) for one in choice.accuracies],
+        "regularisation_tried": [list(pair) for pair in choice.accuracies],
         "objective": solved.objective,
         "largest_gradient": solved.gradient,
         **_FROZEN,
     }
     name = "linear probe" if share == 1 else f"linear probe, {share:.0%} of the labels"
-    return [task.result(name, solved.predict(test), used=len(train), protocol=protocol)]
+    return [benchmark.result(name, solved.predict(test), used=len(train), protocol=protocol)]
 
 
-def _linear(task: Task, optimizer: str) -> list[Result]:
+def _linear(benchmark: Benchmark, optimizer: str) -> list[Result]:
     small, large = {
         "sgd": (classifier.LINEAR_CIFAR_SGD, classifier.LINEAR_IMAGENET_SGD),
         "lars": (classifier.LINEAR_CIFAR_LARS, classifier.LINEAR_IMAGENET_LARS),
     }[optimizer]
     name = f"linear, {optimizer.upper()}, augmented"
-    training = small if task.is_small else large
-    return _trained(task, task.loaded.encoder, training, name=name, kind="linear", freeze=True)
+    training = small if benchmark.is_small else large
+    return _trained(benchmark, benchmark.encoder.network, training, name=name, kind="linear", freeze=True)
 
 
-def _finetune(task: Task, share: float) -> list[Result]:
-    encoder = deepcopy(task.loaded.encoder)  # the next protocol gets the weights as they were
+def _finetune(benchmark: Benchmark, share: float) -> list[Result]:
+    network = deepcopy(benchmark.encoder.network)  # the next protocol gets the weights as they were
     training = classifier.FINETUNE if share > 0.01 else dataclasses.replace(classifier.FINETUNE, epochs=60)
     name = "fine-tuned" if share == 1 else f"fine-tuned, {share:.0%} of the labels"
-    return _trained(task, encoder, training, name=name, kind="fine-tuned", share=share)
+    return _trained(benchmark, network, training, name=name, kind="fine-tuned", share=share)
 
 
-def untrained(like: LoadedEncoder, *, seed: int, purpose: str) -> nn.Module:
+def untrained(like: Encoder, *, seed: int, purpose: str) -> Encoder:
     """The same encoder with random weights; ``purpose`` tells apart what is drawn with one seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(seed, purpose) % 2**63)
-        encoder = build_encoder(like.name, image_size=like.image_size, channels=like.channels)
-    if isinstance(encoder, WhitenedEncoder) and isinstance(like.encoder, WhitenedEncoder):
+        network = build_encoder(like.name, image_size=like.image_size, channels=like.channels)
+    note = f"{purpose}: random weights of seed {seed}"
+    if isinstance(network, WhitenedEncoder) and isinstance(like.network, WhitenedEncoder):
         # measured before the first step and never trained: with others it would not be what the run began with
-        encoder.filters.copy_(like.encoder.filters)
-        encoder.shift.copy_(like.encoder.shift)
-    return encoder
+        network.filters.copy_(like.network.filters)
+        network.shift.copy_(like.network.shift)
+        note += ", the filters of its first layer as in the other"
+    origin = Origin(path=Path(purpose), sha256=content_hash(purpose, network.state_dict()), report=note)
+    return dataclasses.replace(like, network=network.to(like.device).eval(), origin=origin)
 
 
-def supervised(task: Task, share: float = 1.0) -> list[Result]:
-    """The encoder of the task with random weights, trained with this share of the labels."""
-    encoder = untrained(task.loaded, seed=task.seed, purpose="supervised").to(device_of(task.loaded.encoder))
+def supervised(
+    benchmark: Benchmark,
+    share: float = 1.0,
+    *,
+    network: nn.Module | None = None,
+    training: Training = classifier.SUPERVISED,
+    progress: Progress | None = None,
+) -> list[Result]:
+    """The encoder trained with this share of the labels, from random weights: new ones, or those of ``network``."""
+    if network is None:
+        network = untrained(benchmark.encoder, seed=benchmark.seed, purpose="supervised").network
     name = "supervised from scratch (no pretraining)"
-    return _trained(task, encoder, classifier.SUPERVISED, name=name, kind="supervised", share=share)
+    return _trained(benchmark, network, training, name=name, kind="supervised", share=share, progress=progress)
 
 
 def _trained(
-    task: Task,
-    encoder: nn.Module,
+    benchmark: Benchmark,
+    network: nn.Module,
     training: Training,
     *,
     name: str,
     kind: str,
     share: float = 1.0,
     freeze: bool = False,
+    progress: Progress | None = None,
 ) -> list[Result]:
     """Train a classifier on augmented images, of its head alone (``freeze``) or of everything, and measure it once."""
-    source, labels = task.train, task.train_labels
+    source, labels = benchmark.train, benchmark.train_labels
     if share < 1:
-        rows = classifier.share_of_labels(labels, share, seed=task.seed)
+        rows = classifier.share_of_labels(labels, share, seed=benchmark.seed)
         source, labels = Subset(source, rows), labels[rows]
-    if task.epochs is not None:
-        training = dataclasses.replace(training, epochs=task.epochs)
-    test = task.store.of(task.test, allow_unreadable=False).values
-    head = classifier.new_head(test.shape[1], len(task.classes), seed=task.seed)
+    if benchmark.epochs is not None:
+        training = dataclasses.replace(training, epochs=benchmark.epochs)
+    # first, so that a test image that cannot be read is known before the training
+    test = benchmark.store.of(benchmark.test, allow_unreadable=False).values
+    head = classifier.new_head(test.shape[1], len(benchmark.classes), seed=benchmark.seed)
+    encoder = dataclasses.replace(benchmark.encoder, network=network)
     used = classifier.train_classifier(
-        encoder, head, source, labels=labels, training=training, store=task.store, seed=task.seed, freeze=freeze,
-        folder=task.folder, ended=task.trainings.append,
+        encoder, head, source, labels=labels, training=training, seed=benchmark.seed, freeze=freeze,
+        folder=benchmark.folder, ended=benchmark.trainings.append, progress=progress,
     )  # fmt: skip
     if not freeze:  # else they are those that every other protocol uses
-        test = task.store.compute(task.test, encoder=encoder).values
+        test = encoder.features(benchmark.test).values
     predicted = classifier.predict_features(head, test)
     protocol = {"kind": kind, "labels_share": share, "training": dataclasses.asdict(used)}
     about = protocol | (_FROZEN if freeze else {"backbone": "trained"})
-    return [task.result(name, predicted, used=len(source), protocol=about)]
+    return [benchmark.result(name, predicted, used=len(source), protocol=about)]
 
 
-PROTOCOLS: dict[str, Callable[[Task], list[Result]]] = {
+PROTOCOLS: dict[str, Callable[[Benchmark], list[Result]]] = {
     "knn": _knn,
     "probe": partial(_probe, share=1.0),
     "probe-1": partial(_probe, share=0.01),
@@ -235,3 +294,121 @@ def chosen_protocols(names: Sequence[str]) -> tuple[str, ...]:
     if not wanted:
         raise DsslError("--protocols is empty: expected names such as knn probe, or quick, or all")
     return tuple(name for name in PROTOCOLS if name in wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Everything that was measured."""
+
+    results: tuple[Result, ...]
+    quality: Quality
+    references: tuple[Reference, ...]
+    notes: tuple[str, ...]
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "dssl_version": VERSION,
+            "checkpoint": self.checkpoint,
+            "results": [result.plain() for result in self.results],
+            "quality": dataclasses.asdict(self.quality),
+            "references": [dataclasses.asdict(reference) for reference in self.references],
+            "notes": list(self.notes),
+        }
+
+
+def evaluate(
+    benchmark: Benchmark,
+    protocols: Sequence[str],
+    *,
+    data: str = "",
+    policy: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Evaluation:
+    """Run the protocols one after the other; the encoder is the same before and after each, or the number is invalid.
+
+    ``data`` (cifar10, imagenet) picks the published references, ``policy`` the views by which alignment is measured.
+    """
+    encoder = benchmark.encoder
+    needed = f"image_size {encoder.image_size}, the encoder {encoder.name} and {len(benchmark.train):,} training images"
+    results: list[Result] = []
+    with memory_for(needed, "use a smaller image size or fewer images"):
+        for name in protocols:
+            say(name)
+            with frozen(encoder.network) as digest:
+                measured = PROTOCOLS[name](benchmark)
+            results += [_verified(result, digest) for result in measured]
+        with frozen(encoder.network):
+            unlabelled = quality(benchmark.store, benchmark.test, seed=benchmark.seed, policy=policy)
+    benchmark.forget_trainings()
+    kinds = {str(result.protocol["kind"]) for result in results}
+    return Evaluation(
+        results=tuple(results),
+        quality=unlabelled,
+        references=tuple(references_for(data=data, kinds=kinds)),
+        notes=tuple(_notes(benchmark)),
+        checkpoint=encoder.protocol(),
+    )
+
+
+def with_earlier(evaluation: Evaluation, benchmark: Benchmark, written: Path) -> tuple[Evaluation, Path | None]:
+    """The evaluation, with what other protocols had measured before of the same weights, images and seed.
+
+    A file about anything else is set aside; where it is now comes second.
+    """
+    if not written.exists():
+        return evaluation, None
+    here = {
+        "train_fingerprint": benchmark.train.fingerprint, "test_fingerprint": benchmark.test.fingerprint, "seed": benchmark.seed,
+    }  # fmt: skip
+    try:
+        content = evaluation_of(benchmark.encoder, written) or {"results": [{}]}
+        earlier = [
+            Result(**{key: result[key] for key in ("name", "correct", "total", "protocol")})
+            for result in content["results"]
+        ]
+        same = all(result.protocol[name] == value for result in earlier for name, value in here.items())
+    except (KeyError, TypeError):
+        same = False
+    if not same:
+        aside = next(
+            path
+            for number in itertools.count(1)
+            if not (path := written.with_stem(f"{written.stem}-{number}")).exists()
+        )
+        written.rename(aside)
+        return evaluation, aside
+    measured = {result.name for result in evaluation.results}
+    names = ", ".join(result.name for result in earlier if result.name not in measured)
+    return dataclasses.replace(
+        evaluation,
+        results=tuple({result.name: result for result in (*earlier, *evaluation.results)}.values()),
+        notes=(*evaluation.notes, f"measured earlier: {names}") if names else evaluation.notes,
+    ), None
+
+
+def _verified(result: Result, digest: str) -> Result:
+    """The result with what the hashes have shown, if its protocol freezes the backbone."""
+    if result.protocol["backbone"] != "frozen":
+        return result
+    about = {"backbone": "frozen: verified", "backbone_sha256": digest}
+    return dataclasses.replace(result, protocol=result.protocol | about)
+
+
+def _notes(benchmark: Benchmark) -> list[str]:
+    """What a reader of the numbers should know."""
+    notes = []
+    if len(benchmark.test) < 100:
+        count = "only 1 image" if len(benchmark.test) == 1 else f"only {len(benchmark.test)} images"
+        notes.append(f"the test set has {count}: check the width of the intervals before trusting any number")
+    if len(np.unique(benchmark.test_labels)) == 1:
+        only = printable(benchmark.classes[int(benchmark.test_labels[0])])
+        notes.append(f"every test image is of the class {only!r}: the accuracy is that class's recall")
+    train = benchmark.store.of(benchmark.train, allow_unreadable=True)
+    if unreadable := train.unreadable + len(benchmark.train.skipped):
+        notes.append(f"{unreadable} training images could not be read and were left out")
+    verdict = benchmark.encoder.header.get("verdict")
+    if verdict is not None and "collapse" in str(verdict).lower():
+        notes.append(f"the run's own verdict is: {verdict}")
+    return notes

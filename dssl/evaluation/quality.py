@@ -2,23 +2,21 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dssl import rng
-from dssl.augment import Normalization, ViewMaker
+from dssl.augment import ViewMaker
 from dssl.data import Quarantine, Source, Subset
 from dssl.data.loader import Batches
 from dssl.evaluation.probe import Problem
+from dssl.evaluation.store import FeatureStore
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, spread
 from dssl.models import evaluating, forward
-
-if TYPE_CHECKING:
-    from dssl.evaluation.protocols import Task
+from dssl.weights.encoder import Encoder, Features
 
 SAMPLE, _BATCH = 2_048, 256
 """Images on which pairs are compared, at most."""
@@ -71,14 +69,14 @@ def retrieval(first: Tensor, second: Tensor) -> float:
 
 
 class Turned(nn.Module):
-    """An encoder of the four quarter turns of an image: their features, one after the other."""
+    """The features of the four quarter turns of an image, one after the other."""
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.encoder(images.rot90(turns, (2, 3))) for turns in range(4)], dim=1)
+        return torch.cat([self.network(images.rot90(turns, (2, 3))) for turns in range(4)], dim=1)
 
 
 def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> float:
@@ -95,54 +93,52 @@ def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> float:
     return float((probe.predict(turned[half:].flatten(0, 1)) == turns[half:].flatten()).double().mean())
 
 
-def quality(task: "Task", *, policy: str | None = None) -> Quality:
-    """All measures; alignment is over two views by ``policy`` (crop and flip where none is named)."""
-    features = task.store.of(task.test, allow_unreadable=False).values
+def quality(store: FeatureStore, test: Source, *, seed: int, policy: str | None = None) -> Quality:
+    """All measures; alignment is over two views by ``policy`` (crop and flip if none is named)."""
+    features = store.of(test, allow_unreadable=False).values
     policy = policy or "crop(0.2,1) > flip"
-    count = min(SAMPLE, len(task.test))
+    count = min(SAMPLE, len(test))
     count -= count % min(_BATCH, count)  # whole batches, so that none of the chosen is left over
-    chosen = rng.sample(rng.key(task.seed, "quality"), len(task.test), count)
-    loaded, pairs = task.loaded, None
-    if len(chosen) >= 2:
-        pairs = two_views(
-            loaded.encoder, Subset(task.test, chosen), policies=(policy, policy), size=loaded.image_size,
-            channels=loaded.channels, normalization=loaded.normalization, seed=task.seed, threads=task.store.threads,
-            autocast=task.store.autocast,
-        )  # fmt: skip
+    chosen = rng.sample(rng.key(seed, "quality"), len(test), count)
+    pairs = None
+    if count >= 2:
+
+        def views() -> Features:
+            values = torch.stack(two_views(store.encoder, Subset(test, chosen), policies=(policy, policy), seed=seed))
+            return Features(values=values, rows=chosen)
+
+        pairs = store.kept(test, {"views": [policy, seed, count]}, views).values
     return Quality(
         effective_rank=effective_rank(features),
         dimensions=features.shape[1],
-        alignment=None if pairs is None else alignment(*pairs),
+        alignment=None if pairs is None else alignment(pairs[0], pairs[1]),
         uniformity=None if pairs is None else uniformity(features[torch.from_numpy(chosen)]),
         spread=float(spread(features.double())),
         images=len(features),
-        pairs=0 if pairs is None else len(chosen),
+        pairs=0 if pairs is None else count,
         policy=policy,
     )
 
 
 def two_views(
-    encoder: nn.Module,
-    source: Source,
-    *,
-    policies: tuple[str, str],
-    size: int,
-    channels: int,
-    normalization: Normalization,
-    seed: int,
-    threads: int | None,
-    autocast: torch.dtype | None,
-    quarantine: Quarantine | None = None,
+    encoder: Encoder, source: Source, *, policies: tuple[str, str], seed: int, quarantine: Quarantine | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The features of two views of each image, by two policies; a few images are left out where batches do not divide them."""
-    names = ("one", "two")
-    views = [View(name=name, policy=policy) for name, policy in zip(names, policies, strict=True)]
-    maker = ViewMaker(views, size=size, seed=seed, channels=channels, normalization=normalization)
-    made: dict[str, list[Tensor]] = {name: [] for name in names}
+    """The features of two views of each image, by two policies; a few images are left out if batches do not divide them."""
+    names = ("one", "two")  # the draws depend on them
+    maker = ViewMaker(
+        [View(name=name, policy=policy) for name, policy in zip(names, policies, strict=True)],
+        size=encoder.image_size,
+        seed=seed,
+        channels=encoder.channels,
+        normalization=encoder.normalization,
+    )
+    features: dict[str, list[Tensor]] = {name: [] for name in names}
     batch_size = len(source) // math.ceil(len(source) / _BATCH)
-    batches = Batches(source, maker, batch_size=batch_size, seed=seed, epochs=1, threads=threads, quarantine=quarantine)
-    with batches, evaluating(encoder):
+    batches = Batches(
+        source, maker, batch_size=batch_size, seed=seed, epochs=1, threads=encoder.threads, quarantine=quarantine
+    )
+    with batches, evaluating(encoder.network):
         for batch in batches:
             for name in names:
-                made[name].append(forward(encoder, batch.views[name], autocast=autocast))
-    return torch.cat(made["one"]), torch.cat(made["two"])
+                features[name].append(forward(encoder.network, batch.views[name], autocast=encoder.autocast))
+    return torch.cat(features["one"]), torch.cat(features["two"])

@@ -2,112 +2,80 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from dssl.data import Source
 from dssl.data.loader import CROP_RATIO
 from dssl.data.quarantine import Quarantine
-from dssl.evaluation.features import Features, Progress, compute_features
 from dssl.files import replacing
 from dssl.weights.checkpoint import content_hash
-from dssl.weights.load import LoadedEncoder
+from dssl.weights.encoder import Encoder, Features
 
 
 class FeatureStore:
-    """An encoder, how it is run, and the features that it gave: in memory, and in ``folder`` where one is given."""
+    """An encoder and the features that it gave: in memory, and in ``folder`` if there is one."""
 
-    def __init__(
-        self,
-        loaded: LoadedEncoder,
-        *,
-        folder: Path | None = None,
-        batch_size: int = 256,
-        crop_ratio: float = CROP_RATIO,
-        autocast: torch.dtype | None = None,
-        threads: int | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.loaded, self.folder, self.crop_ratio, self.autocast = loaded, folder, crop_ratio, autocast
-        self.threads, self.progress, self.batch_size = threads, progress, batch_size
+    def __init__(self, encoder: Encoder, *, folder: Path | None = None) -> None:
+        self.encoder, self.folder = encoder, folder
         self.computed = 0
         """How many images went through the encoder; the rest came from memory or from a file."""
-        self._known: dict[str, Features] = {}
-
-    @property
-    def precision(self) -> str:
-        return "float32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+        self._features: dict[tuple[Source, bool], Features] = {}
 
     def of(self, source: Source, *, allow_unreadable: bool) -> Features:
         """Features of every image of a source; unreadable training images may be left out, test images may not."""
-        about = self._about(source, allow_unreadable)
-        key = _file_name(about)
-        if key not in self._known:
-            path = None if self.folder is None else self.folder / key
-            found = None if path is None else _read(path, about)
-            if path is not None and found is None:
-                others = (about.replace(source.fingerprint, known) for known in source.earlier_fingerprints())
-                candidates = (_read(path.with_name(_file_name(other)), other) for other in others)
-                found = next((features for features in candidates if features is not None), None)
-            if found is not None and found.unreadable:
-                missing = np.setdiff1d(np.arange(len(source)), found.rows)
-                found = None if source.any_readable(missing.tolist()) else found
-            if found is None:
-                found = self.compute(source, quarantine=Quarantine(source, max_share=1.0) if allow_unreadable else None)
-                self.computed += len(found.rows)
-                if path is not None:
-                    _write(path, about, found)
-            self._known[key] = found
-        return self._known[key]
 
-    def compute(
-        self,
-        source: Source,
-        *,
-        encoder: nn.Module | None = None,
-        indices: NDArray[np.int64] | None = None,
-        quarantine: Quarantine | None = None,
-    ) -> Features:
-        """Features of all images, or of those at ``indices``; progress counts the images of the whole source.
+        def compute() -> Features:
+            quarantine = Quarantine(source, max_share=1.0) if allow_unreadable else None
+            features = self.encoder.features(source, quarantine=quarantine)
+            self.computed += len(features.rows)
+            return features
 
-        ``encoder`` takes the place of the loaded one, such as a copy of it that was fine-tuned.
+        if (source, allow_unreadable) not in self._features:
+            self._features[source, allow_unreadable] = self.kept(
+                source, {"allow_unreadable": allow_unreadable}, compute
+            )
+        return self._features[source, allow_unreadable]
+
+    def kept(self, source: Source, about: dict[str, Any], compute: Callable[[], Features]) -> Features:
+        """What ``compute`` gives for a source, from the file in which it was kept if there is one.
+
+        ``about`` says what it depends on besides encoder and source. Images that could not be read are tried again.
         """
-        progress, first = self.progress, 0 if indices is None or len(indices) == 0 else int(indices[0])
-        return compute_features(
-            self.loaded.encoder if encoder is None else encoder,
-            source,
-            image_size=self.loaded.image_size,
-            normalization=self.loaded.normalization,
-            channels=self.loaded.channels,
-            indices=indices,
-            batch_size=self.batch_size,
-            crop_ratio=self.crop_ratio,
-            autocast=self.autocast,
-            threads=self.threads,
-            quarantine=quarantine,
-            progress=None if progress is None else lambda done, _: progress(first + done, len(source)),
-        )
+        if self.folder is None:
+            return compute()
+        text = self._about(source, about)
+        earlier = (text.replace(source.fingerprint, fingerprint) for fingerprint in source.earlier_fingerprints())
+        files = (_read(self.folder / _file_name(version), version) for version in (text, *earlier))
+        features = next((kept for kept in files if kept is not None), None)
+        if features is not None and features.unreadable:
+            missing = np.setdiff1d(np.arange(len(source)), features.rows)
+            features = None if source.any_readable(missing.tolist()) else features
+        if features is None:
+            features = compute()
+            _write(self.folder / _file_name(text), text, features)
+        return features
 
-    def _about(self, source: Source, allow_unreadable: bool) -> str:
-        about: dict[str, Any] = {
-            "weights": self.loaded.sha256,
-            "encoder": self.loaded.name,
-            "image_size": self.loaded.image_size,
-            "normalization": [self.loaded.normalization.mean, self.loaded.normalization.std],
-            "crop_ratio": self.crop_ratio,
-            "autocast": str(self.autocast),
+    def _about(self, source: Source, more: dict[str, Any]) -> str:
+        encoder = self.encoder
+        about = {
+            "weights": encoder.sha256,
+            "encoder": encoder.name,
+            "image_size": encoder.image_size,
+            "normalization": [encoder.normalization.mean, encoder.normalization.std],
+            "crop_ratio": CROP_RATIO,
+            "autocast": str(encoder.autocast),
             "source": source.fingerprint,
             "images": len(source),
-            "allow_unreadable": allow_unreadable,
             "reading": source.reading,
             "files": source.stamp(),
+            **more,
         }
         return json.dumps(about, sort_keys=True)
 
@@ -135,8 +103,6 @@ def _read(path: Path, about: str) -> Features | None:
     except (OSError, SafetensorError):
         return None
     if metadata.get("about") != about or content_hash(about, tensors) != metadata.get("sha256"):
-        return None
-    if "cropped" not in metadata:  # written before it was counted
         return None
     return Features(
         values=tensors["values"],

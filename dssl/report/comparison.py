@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 
 from dssl.data import UnreadableImage
-from dssl.evaluation.against import WORDS, Against, Row
-from dssl.evaluation.protocols import Task
+from dssl.evaluation.comparison import WORDS, Against, Row
+from dssl.evaluation.protocols import Benchmark
 from dssl.report import page
 from dssl.report.page import Colour
 from dssl.report.pictures import Picture, picture
@@ -16,42 +16,42 @@ SHOWN = 12
 _COLOURS: dict[str, Colour] = {"better": "good", "worse": "bad", "no difference shown": "neutral"}
 
 
-def summary(found: Sequence[Against]) -> str:
+def summary(comparisons: Sequence[Against]) -> str:
     """The numbers for a terminal."""
     lines = []
-    for one in found:
+    for against in comparisons:
         rows = [("protocol", "other", "this", "difference", "95 % interval", "p", "draws", "")]
-        for row in one.rows:
+        for row in against.rows:
             about = row.comparison
             cells = (f"{about.before:.2f}", f"{about.after:.2f}", _difference(row), _interval(row), _p_value(row))
             rows.append((row.name, *cells, str(about.draws), about.verdict))
-        lines += ["", f"against {_called(one)}", *columns(rows, align="<>>>>>>")]
+        lines += ["", f"against {_called(against)}", *columns(rows, align="<>>>>>>")]
     return "\n".join(lines[1:])
 
 
-def html(found: Sequence[Against], task: Task, *, command: str) -> str:
+def html(comparisons: Sequence[Against], benchmark: Benchmark, *, command: str) -> str:
     """The whole page."""
-    about = task.loaded.protocol()
+    about = benchmark.encoder.protocol()
     context = {
-        "name": task.test.name,
+        "name": benchmark.test.name,
         "facts": [
             ("encoder", f"{about['encoder']}, {about['image_size']} px"),
-            ("train images", f"{len(task.train):,}"),
-            ("test images", f"{len(task.test):,}"),
-            ("seed", str(task.seed)),
+            ("train images", f"{len(benchmark.train):,}"),
+            ("test images", f"{len(benchmark.test):,}"),
+            ("seed", str(benchmark.seed)),
         ],
         "weights": about["weights"],
-        "sections": [_section(one, task) for one in found],
+        "sections": [_section(against, benchmark) for against in comparisons],
         "command": command,
     }
-    return page.render("comparison.html", title=f"Comparison on {task.test.name}", context=context)
+    return page.render("comparison.html", title=f"Comparison on {benchmark.test.name}", context=context)
 
 
-def _section(one: Against, task: Task) -> dict[str, object]:
+def _section(against: Against, benchmark: Benchmark) -> dict[str, object]:
     return {
-        "name": one.name,
-        "called": _called(one),
-        "weights": one.weights,
+        "name": against.name,
+        "called": _called(against),
+        "weights": against.weights,
         "rows": [
             {
                 "name": row.name,
@@ -65,9 +65,9 @@ def _section(one: Against, task: Task) -> dict[str, object]:
                 "colour": _COLOURS[row.comparison.verdict],
                 "protocol": json.dumps(row.protocol, indent=1, sort_keys=True, default=str),
             }
-            for row in one.rows
+            for row in against.rows
         ],
-        "protocols": [row.name for row in one.rows],
+        "protocols": [row.name for row in against.rows],
         "classes": [
             {
                 "name": change.name,
@@ -78,28 +78,28 @@ def _section(one: Against, task: Task) -> dict[str, object]:
                         "sides": f"{now.won} / {now.lost}",
                         "bad": now.after < now.before,
                     }
-                    for now in (row.comparison.classes[number] for row in one.rows)
+                    for now in (row.comparison.classes[number] for row in against.rows)
                 ],
             }
-            for number, change in enumerate(one.rows[0].comparison.classes)
+            for number, change in enumerate(against.rows[0].comparison.classes)
         ],
         "changed": [
             {
                 "name": row.name,
                 "sides": [
-                    (side, shown)
+                    (side, pictures)
                     for side, rows in (("won", row.comparison.won_rows), ("lost", row.comparison.lost_rows))
-                    if (shown := _pictures(row, rows, task, bad=side == "lost"))
+                    if (pictures := _pictures(row, rows, benchmark, bad=side == "lost"))
                 ],
             }
-            for row in one.rows
+            for row in against.rows
             if row.comparison.won_rows or row.comparison.lost_rows
         ],
     }
 
 
-def _called(one: Against) -> str:
-    return f"{one.name}: {WORDS[one.name]}" if one.name in WORDS else one.name
+def _called(against: Against) -> str:
+    return f"{against.name}: {WORDS[against.name]}" if against.name in WORDS else against.name
 
 
 def _difference(row: Row) -> str:
@@ -115,22 +115,22 @@ def _p_value(row: Row) -> str:
     return "–" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _pictures(row: Row, images: Sequence[int], task: Task, *, bad: bool) -> list[Picture]:
+def _pictures(row: Row, images: Sequence[int], benchmark: Benchmark, *, bad: bool) -> list[Picture]:
     """The images whose answers changed most, with both answers of the first draw that changed."""
-    found = []
+    pictures = []
     for index in images[:SHOWN]:
-        label = int(task.test_labels[index])
+        label = int(benchmark.test_labels[index])
         right = row.before if bad else row.after
         draw = next(
             number for number in range(len(right))
             if right[number, index] == label and row.before[number, index] != row.after[number, index]
         )  # fmt: skip
-        before, after = (task.classes[int(one[draw, index])] for one in (row.before, row.after))
+        before, after = (benchmark.classes[int(answers[draw, index])] for answers in (row.before, row.after))
         try:
-            image = task.test.image(index)
+            image = benchmark.test.image(index)
         except UnreadableImage:
             continue
         caption = f"{before} → {after}"
-        flag = f"is {task.classes[label]}" if bad else ""
-        found.append(picture(image, description=task.test.label_of(index), caption=caption, flag=flag))
-    return found
+        flag = f"is {benchmark.classes[label]}" if bad else ""
+        pictures.append(picture(image, description=benchmark.test.label_of(index), caption=caption, flag=flag))
+    return pictures

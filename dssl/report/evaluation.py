@@ -6,8 +6,7 @@ import torch
 
 from dssl import rng
 from dssl.data import UnreadableImage
-from dssl.evaluation.protocols import Task
-from dssl.evaluation.runner import Evaluation
+from dssl.evaluation.protocols import Benchmark, Evaluation
 from dssl.report import page
 from dssl.report.map import Retrieval, layouts, map_picture, map_thumbnail, retrieve
 from dssl.report.pictures import Picture, embedded, picture
@@ -16,21 +15,21 @@ from dssl.text import columns
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
 
 
-def html(evaluation: Evaluation, task: Task, *, command: str) -> str:
+def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
     """The whole page."""
-    features = task.store.of(task.test, allow_unreadable=False)
-    sheets = retrieve(features.values, features.rows, queries=QUERIES, count=NEAREST, seed=task.seed)
+    features = benchmark.store.of(benchmark.test, allow_unreadable=False)
+    sheets = retrieve(features.values, features.rows, queries=QUERIES, count=NEAREST, seed=benchmark.seed)
     checkpoint, measured = evaluation.checkpoint, evaluation.quality
     epoch = checkpoint.get("epoch")
     context = {
-        "name": task.test.name,
+        "name": benchmark.test.name,
         "facts": [
             ("encoder", f"{checkpoint['encoder']}, {checkpoint['image_size']} px"),
             ("epoch", f"{epoch:g}" if isinstance(epoch, int | float) else "unknown"),
             ("checkpoint", str(checkpoint["sha256"])[:16]),
-            ("train images", f"{len(task.train):,}"),
-            ("test images", f"{len(task.test):,}"),
-            ("seed", str(task.seed)),
+            ("train images", f"{len(benchmark.train):,}"),
+            ("test images", f"{len(benchmark.test):,}"),
+            ("seed", str(benchmark.seed)),
         ],
         "weights": checkpoint["weights"],
         "notes": evaluation.notes,
@@ -47,11 +46,11 @@ def html(evaluation: Evaluation, task: Task, *, command: str) -> str:
         ],
         "references": evaluation.references,
         "quality": [*_quality(evaluation), ("views", measured.policy)],
-        "maps": _maps(task),
-        "sheets": [(sheet[0], sheet[1:]) for one in sheets if (sheet := _sheet(one, task))],
+        "maps": _maps(benchmark),
+        "sheets": [(sheet[0], sheet[1:]) for retrieval in sheets if (sheet := _sheet(retrieval, benchmark))],
         "command": command,
     }
-    return page.render("evaluation.html", title=f"Evaluation on {task.test.name}", context=context)
+    return page.render("evaluation.html", title=f"Evaluation on {benchmark.test.name}", context=context)
 
 
 def summary(evaluation: Evaluation) -> str:
@@ -69,9 +68,9 @@ def summary(evaluation: Evaluation) -> str:
             "published for the same data and kind of protocol (other epochs, seeds and code: read the protocol)",
         ]
         published = []
-        for one in evaluation.references:
-            accuracies = ", ".join(f"{method} {accuracy:g}" for method, accuracy in one.accuracies)
-            published.append((one.kind, accuracies, one.where, one.protocol))
+        for reference in evaluation.references:
+            accuracies = ", ".join(f"{method} {accuracy:g}" for method, accuracy in reference.accuracies)
+            published.append((reference.kind, accuracies, reference.where, reference.protocol))
         lines += [f"  {line}" for line in columns(published)]
     lines += [f"note: {note}" for note in evaluation.notes]
     return "\n".join(lines)
@@ -91,10 +90,10 @@ def _measured(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f}"
 
 
-def _maps(task: Task) -> list[Picture]:
-    features = task.store.of(task.test, allow_unreadable=False)
-    chosen = rng.sample(rng.key(task.seed, "map"), len(features.rows), MAPPED)
-    thumbnails = [map_thumbnail(task.test.image(int(features.rows[one]))) for one in chosen]
+def _maps(benchmark: Benchmark) -> list[Picture]:
+    features = benchmark.store.of(benchmark.test, allow_unreadable=False)
+    chosen = rng.sample(rng.key(benchmark.seed, "map"), len(features.rows), MAPPED)
+    thumbnails = [map_thumbnail(benchmark.test.image(int(row))) for row in features.rows[chosen]]
     return [
         embedded(
             map_picture(layout, thumbnails),
@@ -102,27 +101,32 @@ def _maps(task: Task) -> list[Picture]:
             caption=f"{layout.name} of {len(thumbnails):,} test images: images with similar features are close together. "
             "Where several share a place, the first is shown.",
         )
-        for layout in layouts(features.values[torch.from_numpy(chosen)], seed=task.seed)
+        for layout in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed)
     ]
 
 
-def _sheet(one: Retrieval, task: Task) -> list[Picture]:
-    """The query and its neighbours as far as they can be read; nothing where the query cannot."""
-    query = _thumbnail(task, one.query)
+def _sheet(retrieval: Retrieval, benchmark: Benchmark) -> list[Picture]:
+    """The query and its neighbours as far as they can be read; nothing if the query cannot."""
+    query = _thumbnail(benchmark, retrieval.query)
     if query is None:
         return []
-    found = (_thumbnail(task, index, query=one.query, similarity=similarity) for index, similarity in one.found)
-    return [query, *(cell for cell in found if cell is not None)]
+    thumbnails = (
+        _thumbnail(benchmark, index, query=retrieval.query, similarity=similarity)
+        for index, similarity in retrieval.nearest
+    )
+    return [query, *(thumbnail for thumbnail in thumbnails if thumbnail is not None)]
 
 
-def _thumbnail(task: Task, index: int, *, query: int | None = None, similarity: float = 0.0) -> Picture | None:
+def _thumbnail(
+    benchmark: Benchmark, index: int, *, query: int | None = None, similarity: float = 0.0
+) -> Picture | None:
     """A test image with its class; a neighbour also with its similarity, and with a flag where it is of another class."""
     try:
-        image = task.test.image(index)
+        image = benchmark.test.image(index)
     except UnreadableImage:
         return None
-    name, flag = task.classes[int(task.test_labels[index])], ""
+    name, flag = benchmark.classes[int(benchmark.test_labels[index])], ""
     if query is not None:
         name += f" {similarity:.2f}"
-        flag = "" if task.test_labels[index] == task.test_labels[query] else "another class"
-    return picture(image, description=task.test.label_of(index), caption=name, flag=flag)
+        flag = "" if benchmark.test_labels[index] == benchmark.test_labels[query] else "another class"
+    return picture(image, description=benchmark.test.label_of(index), caption=name, flag=flag)

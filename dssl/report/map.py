@@ -14,7 +14,6 @@ from torch import Tensor
 from dssl import rng
 from dssl.data import Quarantine, Subset
 from dssl.errors import DsslError
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import neighbours
 from dssl.report.figures import COLORS
 from dssl.report.pictures import to_pillow
@@ -42,7 +41,7 @@ class Retrieval:
     """An image and the images nearest to it, by their index in the source, with their similarities."""
 
     query: int
-    found: tuple[tuple[int, float], ...]
+    nearest: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +67,21 @@ def pca(features: Tensor, *, dimensions: int = 2) -> _Positions:
 
 def layouts(features: Tensor, *, seed: int) -> list[Layout]:
     """PCA always; t-SNE where scikit-learn is installed and there are enough images for it."""
-    found = [Layout(name="PCA", points=pca(features))]
+    flat = [Layout(name="PCA", points=pca(features))]
     if len(features) < 50:
-        return found
+        return flat
     reduced = pca(features, dimensions=50)
     if not np.isfinite(reduced).all() or np.ptp(reduced, axis=0).max() == 0:
-        return found  # one point for all images: scikit-learn's t-SNE would take the process with it
+        return flat  # one point for all images: scikit-learn's t-SNE would take the process with it
     state = rng.key(seed, "map") % 2**31
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of other libraries
         try:
             from sklearn.manifold import TSNE
         except ImportError:
-            return found
+            return flat
         points = TSNE(random_state=state, init="pca", perplexity=min(30, len(features) // 4)).fit_transform(reduced)
-        return [*found, Layout(name="t-SNE", points=np.asarray(points, np.float64))]
+        return [*flat, Layout(name="t-SNE", points=np.asarray(points, np.float64))]
 
 
 def map_picture(
@@ -119,8 +118,8 @@ def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: 
     similarities, indices = neighbours(features, features[torch.from_numpy(chosen)], k=count + 1)
     sheets = []
     for place, values, nearest in zip(chosen.tolist(), similarities.tolist(), indices.tolist(), strict=True):
-        others = [(int(rows[one]), value) for one, value in zip(nearest, values, strict=True) if one != place]
-        sheets.append(Retrieval(query=int(rows[place]), found=tuple(others[:count])))
+        others = [(int(rows[row]), value) for row, value in zip(nearest, values, strict=True) if row != place]
+        sheets.append(Retrieval(query=int(rows[place]), nearest=tuple(others[:count])))
     return sheets
 
 
@@ -129,28 +128,21 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
 
     All maps on a page show the same images, so runs on other data than the first are left out.
     """
-    found: list[EmbeddingMap] = []
+    maps: list[EmbeddingMap] = []
     problems: list[str] = []
     classes: tuple[str, ...] = ()
     first: str | None = None
     for run in runs:
         try:
-            loaded = open_weights(run.path)
-            source = open_test_data(run.config, value_range=loaded.value_range)
+            encoder = open_weights(run.path)
+            source = open_test_data(run.config, value_range=encoder.value_range)
             if source is None or source.labels is None or source.classes is None:
                 raise DsslError(f"{run.config.data} has no labelled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
             chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
-            shown = Subset(source, chosen)
-            features = compute_features(
-                loaded.encoder,
-                shown,
-                image_size=loaded.image_size,
-                normalization=loaded.normalization,
-                channels=loaded.channels,
-                quarantine=Quarantine(shown, max_share=1.0),
-            )
+            mapped = Subset(source, chosen)
+            features = encoder.features(mapped, quarantine=Quarantine(mapped, max_share=1.0))
         except (DsslError, OSError) as error:
             problems.append(f"{run.name}: no map: {error}")
             continue
@@ -159,8 +151,8 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
         total = float(_centred(features.values).square().sum())
         share = float(np.square(points).sum()) / total if total > 0 else 0.0
         labels = source.labels[chosen][features.rows]
-        found.append(EmbeddingMap(run=run.name, points=points, labels=labels, variance=share))
-    return found, classes, problems
+        maps.append(EmbeddingMap(run=run.name, points=points, labels=labels, variance=share))
+    return maps, classes, problems
 
 
 def _centred(features: Tensor) -> Tensor:

@@ -10,11 +10,10 @@ from dssl import rng
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source, Subset
 from dssl.errors import DsslError
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_accuracy
-from dssl.evaluation.runner import aligned_labels
-from dssl.models import device_of
-from dssl.training.prepare import Parts, evaluation_size, open_test_data
+from dssl.evaluation.protocols import aligned_labels
+from dssl.training.prepare import Parts, encoder_of, open_test_data
+from dssl.weights.encoder import Encoder
 
 BANK, QUERIES = 20_000, 10_000
 """Upper limits of training and test images: the curve is for monitoring, `dssl evaluate` for the record."""
@@ -49,21 +48,13 @@ class OnlineKnn:
     def due(self, epoch: int) -> bool:
         return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
 
-    def measure(self) -> dict[str, Any]:
-        """Accuracy in percent, with its protocol."""
+    def measure(self, encoder: Encoder | None = None) -> dict[str, Any]:
+        """Accuracy in percent of the run's encoder, or of another one, with its protocol."""
         assert self._bank is not None
         assert self._queries is not None
+        encoder = encoder or encoder_of(self.config, self.parts, autocast=self.autocast)
         bank, queries = (
-            compute_features(
-                self.parts.method.encoder,
-                source,
-                image_size=evaluation_size(self.config),
-                normalization=self.parts.normalization,
-                channels=self.config.channels,
-                autocast=self.autocast,
-                threads=self.config.threads,
-                quarantine=Quarantine(source, max_share=1.0),  # a curve is no reason to stop a run
-            )
+            encoder.features(source, quarantine=Quarantine(source, max_share=1.0))  # a curve is no reason to stop a run
             for source in (self._bank, self._queries)
         )
         bank_labels, labels = self._labels
@@ -75,7 +66,7 @@ class OnlineKnn:
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=len(self._classes),
-            device=device_of(self.parts.method.encoder),
+            device=encoder.device,
         )
         self.last = accuracy
         return {

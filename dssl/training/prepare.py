@@ -24,6 +24,7 @@ from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.presets import named_graph
 from dssl.training.adaptation import keep_most
+from dssl.weights.encoder import Encoder
 from dssl.weights.load import load_weights_into, stated_normalization
 from dssl.weights.pretrained import is_imagenet, load_imagenet
 from dssl.weights.published import imagenet_normalization
@@ -134,7 +135,7 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
         widths = {}  # by the size of a view; refuses one that it cannot see
         for name in graph.taught:
             size = graph.size(name) or config.image_size
-            widths[size] = feature_dim(loaded.encoder, image_size=size, channels=loaded.channels)
+            widths[size] = feature_dim(loaded.network, image_size=size, channels=loaded.channels)
     except DsslError as error:
         raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
     features, *more = set(widths.values())
@@ -145,12 +146,12 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
         )
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
-    logger.info(f"teacher: {loaded.report.text()}")
+    logger.info(f"teacher: {loaded.report}")
     with evaluating(method):
         images = torch.zeros(2, config.channels, config.image_size, config.image_size)
         width = method.predict(images).prediction.shape[1]
     return Teacher(
-        loaded.encoder, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
+        loaded.network, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
     )
 
 
@@ -194,6 +195,14 @@ class Parts:
     source: Source
     normalization: Normalization
     method: Method
+
+
+def encoder_of(config: RunConfig, parts: Parts, *, autocast: torch.dtype | None = None) -> Encoder:
+    """The encoder of a run as it is now, to be measured on whole images."""
+    return Encoder(
+        network=parts.method.encoder, name=config.encoder, image_size=evaluation_size(config), channels=config.channels,
+        normalization=parts.normalization, autocast=autocast, threads=config.threads,
+    )  # fmt: skip
 
 
 def prepare(

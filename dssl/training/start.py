@@ -6,7 +6,7 @@ probe on a part of them that is held out say whether it did harm. The test image
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from dssl import rng
 from dssl.config import RunConfig
 from dssl.data import Quarantine, Source
-from dssl.evaluation.features import compute_features
+from dssl.evaluation.comparison import compare
 from dssl.evaluation.knn import knn_predict
-from dssl.evaluation.paired import compare
 from dssl.evaluation.probe import Problem, choose_strength
 from dssl.methods.losses import effective_rank
 from dssl.run import RunFolder
 from dssl.state import Verdict
-from dssl.training.prepare import Parts, evaluation_size
+from dssl.training.prepare import Parts, encoder_of
 from dssl.weights import checkpoint
 
 SAMPLE = 1_000
@@ -167,17 +166,9 @@ class Start:
         return max(0.0, 1 - float(F.cosine_similarity(features, self._features).mean()))
 
     def _of(self, encoder: nn.Module) -> tuple[Tensor, NDArray[np.int64]]:
-        found = compute_features(
-            encoder,
-            self.parts.source,
-            image_size=evaluation_size(self.config),
-            normalization=self.parts.normalization,
-            channels=self.config.channels,
-            indices=self._rows,
-            threads=self.config.threads,
-            quarantine=self._quarantine,
-        )
-        return found.values, found.rows
+        measured = replace(encoder_of(self.config, self.parts), network=encoder)
+        features = measured.features(self.parts.source, indices=self._rows, quarantine=self._quarantine)
+        return features.values, features.rows
 
     def _predict(self, features: Tensor) -> dict[str, NDArray[np.int64]]:
         """The classes of the held-out images; those of the start that cannot be read are in no measurement."""

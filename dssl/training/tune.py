@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from dssl import config_io, loop, rng
 from dssl.augment import parse, show
@@ -24,7 +23,6 @@ from dssl.data import Quarantine, Source, Subset, check_sample
 from dssl.data.folder import holds
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
-from dssl.evaluation.features import compute_features
 from dssl.evaluation.quality import Turned, retrieval, rotation_accuracy, two_views
 from dssl.files import write_text
 from dssl.methods.losses import effective_rank
@@ -33,11 +31,12 @@ from dssl.presets import named_graph
 from dssl.run import OpenRun, Resumed, RunFolder, open_run
 from dssl.state import RunLength
 from dssl.text import duration
-from dssl.training.prepare import Parts, build_method, prepare
+from dssl.training.prepare import Parts, build_method, encoder_of, prepare
 from dssl.training.pretrain import Pretraining
 from dssl.training.trials import NONE, Plan, Search, Trial, affordable, next_policy, plan_for
 from dssl.version import VERSION
 from dssl.weights.checkpoint import Checkpoint, newest_good
+from dssl.weights.encoder import Encoder
 
 TASK = "tune"
 REFERENCE = "ra(2,9,monotone14)"
@@ -246,26 +245,20 @@ class _Tuning:
         verdict = ending.verdict
         measured = dict.fromkeys(("retrieval", "error", "rotation", "rank"), 0.0)
         if verdict.status != "diverged":
-            measured = self._measure(parts.method.encoder)
+            measured = self._measure(encoder_of(self.config, parts, autocast=half_type(self.precision)))
         seconds = self.clock() - self.began
         trial = Trial(policy=policy, verdict=verdict.status, reason=verdict.reason, seconds=seconds, **measured)
         self.kept.append(trial)
         write_text(self.file, "".join(json.dumps(asdict(one)) + "\n" for one in self.kept))
         return trial
 
-    def _measure(self, encoder: nn.Module) -> dict[str, float]:
-        config, judges, normalization = self.config, self.judges, self.parts.normalization
-        half, quarantine = half_type(self.precision), Quarantine(self.judges, max_share=1.0)
+    def _measure(self, encoder: Encoder) -> dict[str, float]:
+        standard, quarantine = self.config.standard, Quarantine(self.judges, max_share=1.0)
         # the same views for every trial, and one policy for all: each would recognise its own best
-        views = two_views(
-            encoder, judges, policies=(f"({config.standard}) > {REFERENCE}", config.standard), size=config.image_size,
-            channels=config.channels, normalization=normalization, seed=config.seed, threads=config.threads, autocast=half,
-            quarantine=quarantine,
-        )  # fmt: skip
-        turned = compute_features(
-            Turned(encoder), judges, image_size=config.image_size, normalization=normalization, channels=config.channels,
-            autocast=half, threads=config.threads, quarantine=quarantine,
-        ).values  # fmt: skip
+        policies = (f"({standard}) > {REFERENCE}", standard)
+        views = two_views(encoder, self.judges, policies=policies, seed=self.config.seed, quarantine=quarantine)
+        turning = dataclasses.replace(encoder, network=Turned(encoder.network))
+        turned = turning.features(self.judges, quarantine=quarantine).values
         found = retrieval(*views)
         return {
             "retrieval": found,

@@ -9,8 +9,8 @@ from typing import Any
 from dssl.errors import DsslError
 from dssl.text import markdown
 from dssl.version import VERSION
+from dssl.weights.encoder import Encoder
 from dssl.weights.formats import FORMATS, Exported
-from dssl.weights.load import LoadedEncoder
 
 CARD_FILE = "README.md"
 _SOURCE = re.compile(r"^\| SHA-256 of the source \| ([0-9a-f]{64}) \|$", re.MULTILINE)
@@ -19,7 +19,7 @@ _SAME = ("sha256", "image_size", "normalization")
 """What must be equal for a number to be about the exported model."""
 
 
-def clear_other_weights(folder: Path, loaded: LoadedEncoder, *, own: bool) -> list[str]:
+def clear_other_weights(folder: Path, loaded: Encoder, *, own: bool) -> list[str]:
     """See to it that the folder holds nothing but files of these weights; the lines say what went.
 
     In the run's own folder of exports those of its earlier weights go. Elsewhere they may be all that there is of them, and
@@ -59,7 +59,7 @@ def earlier_files(path: Path, exported: Sequence[Exported]) -> list[str]:
 
 
 def card(
-    loaded: LoadedEncoder,
+    loaded: Encoder,
     exported: Sequence[Exported],
     *,
     evaluation: Mapping[str, Any] | None,
@@ -120,7 +120,7 @@ def card(
     return "\n".join(lines) + "\n"
 
 
-def evaluation_of(loaded: LoadedEncoder, path: Path) -> dict[str, Any] | None:
+def evaluation_of(loaded: Encoder, path: Path) -> dict[str, Any] | None:
     """What `dssl evaluate` wrote, if it is about these weights on images as they are prepared here."""
     here = loaded.protocol()
     try:

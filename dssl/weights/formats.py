@@ -20,7 +20,8 @@ from dssl.errors import DsslError, choices
 from dssl.files import replacing
 from dssl.models import build_encoder, evaluating, size_arguments
 from dssl.weights.checkpoint import content_hash
-from dssl.weights.load import ENCODER_KEY, LoadedEncoder, open_weights
+from dssl.weights.encoder import Encoder
+from dssl.weights.load import ENCODER_KEY, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
 from dssl.weights.rebuild import base_name, classifier_path, rebuild_lines, refuse_unless_held
 
@@ -57,7 +58,7 @@ class Exported:
         return f"largest difference {self.difference:.3g}" if self.difference else "largest difference 0.0"
 
 
-def probe_images(loaded: LoadedEncoder, count: int = 3) -> Tensor:
+def probe_images(loaded: Encoder, count: int = 3) -> Tensor:
     """Images of noise, always the same, to compare features on."""
     size, channels = loaded.image_size, loaded.channels
     values = rng.uniforms(rng.key(0, "export"), np.arange(count), channels * size * size)
@@ -76,14 +77,14 @@ def _features(encoder: nn.Module, images: Tensor) -> Tensor:
     return values
 
 
-def _torchvision(loaded: LoadedEncoder, path: Path) -> Exported:
+def _torchvision(loaded: Encoder, path: Path) -> Exported:
     import torchvision
 
     if loaded.name.startswith("timm:"):
         raise DsslError(f"torchvision has no {loaded.name}: use --formats timm or safetensors")
     refuse_unless_held(loaded, "torchvision")
     with replacing(path) as temporary:
-        torch.save(loaded.encoder.state_dict(), temporary)
+        torch.save(loaded.network.state_dict(), temporary)
     client = torchvision.models.get_model(
         base_name(loaded), weights=None, **size_arguments(loaded.name, loaded.image_size)
     )
@@ -96,14 +97,14 @@ def _torchvision(loaded: LoadedEncoder, path: Path) -> Exported:
     return _compared(loaded, client, "torchvision", path, f"torchvision {torchvision.__version__}", len(state), code)
 
 
-def _timm(loaded: LoadedEncoder, path: Path) -> Exported:
+def _timm(loaded: Encoder, path: Path) -> Exported:
     try:
         import timm
     except ImportError:
         raise DsslError("--formats timm needs timm to verify the file: pip install 'dssl[timm]'") from None
     refuse_unless_held(loaded, "timm")
     name = base_name(loaded)
-    state = {key: value.contiguous() for key, value in loaded.encoder.state_dict().items()}
+    state = {key: value.contiguous() for key, value in loaded.network.state_dict().items()}
     client = None
     if timm.is_model(name):
         client = build_encoder(f"timm:{name}", image_size=loaded.image_size, channels=loaded.channels)
@@ -118,7 +119,7 @@ def _timm(loaded: LoadedEncoder, path: Path) -> Exported:
     return _compared(loaded, client, "timm", path, f"timm {timm.__version__}", len(state), code, note)
 
 
-def _features_only(loaded: LoadedEncoder, path: Path, name: str) -> str:
+def _features_only(loaded: Encoder, path: Path, name: str) -> str:
     """timm's pyramid of feature maps, for detection and segmentation; only ResNets have the same names there."""
     if not _RESNET.fullmatch(name):
         return ""
@@ -129,13 +130,13 @@ def _features_only(loaded: LoadedEncoder, path: Path, name: str) -> str:
     images = probe_images(loaded)
     with evaluating(pyramid):
         last: Tensor = pyramid(images)[-1]
-    difference = _difference(_features(loaded.encoder, images), last.mean(dim=(2, 3)))
+    difference = _difference(_features(loaded.network, images), last.mean(dim=(2, 3)))
     if difference > 1e-5:
         raise DsslError(f"{path}: timm's features_only differs by {difference:.3g}: the file is not usable there")
     return "features_only loads it strictly too"
 
 
-def _detectron2(loaded: LoadedEncoder, path: Path) -> Exported:
+def _detectron2(loaded: Encoder, path: Path) -> Exported:
     refuse_unless_held(loaded, "Detectron2")
     name = base_name(loaded)
     if not _RESNET.fullmatch(name):
@@ -144,14 +145,14 @@ def _detectron2(loaded: LoadedEncoder, path: Path) -> Exported:
         )
     arrays = {
         to_detectron2(key): value.numpy()
-        for key, value in loaded.encoder.state_dict().items()
+        for key, value in loaded.network.state_dict().items()
         if not key.endswith("num_batches_tracked")
     }
     with replacing(path) as temporary:
         content = {"model": arrays, "__author__": "dssl", "matching_heuristics": True}
         temporary.write_bytes(pickle.dumps(content, protocol=4))
     again = open_weights(path, encoder=loaded.name, image_size=loaded.image_size)
-    assert all(from_detectron2(key) in loaded.encoder.state_dict() for key in arrays)
+    assert all(from_detectron2(key) in loaded.network.state_dict() for key in arrays)
     mean, std = (
         [round(255 * one, 3) for one in part] for part in (loaded.normalization.mean, loaded.normalization.std)
     )
@@ -161,10 +162,10 @@ def _detectron2(loaded: LoadedEncoder, path: Path) -> Exported:
         "cfg.MODEL.RESNETS.STRIDE_IN_1X1 = False",
     ]
     note = "read back by dssl under Detectron2's names, without Detectron2"
-    return _compared(loaded, again.encoder, "detectron2", path, "dssl", len(arrays), code, note)
+    return _compared(loaded, again.network, "detectron2", path, "dssl", len(arrays), code, note)
 
 
-def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
+def _onnx(loaded: Encoder, path: Path) -> Exported:
     try:
         import onnx
         import onnxruntime
@@ -175,7 +176,7 @@ def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
     with warnings.catch_warnings(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # of torch's own exporter
         torch.onnx.export(
-            loaded.encoder, (images,), temporary, input_names=["images"], output_names=["features"], dynamo=True,
+            loaded.network, (images,), temporary, input_names=["images"], output_names=["features"], dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False, verbose=False,
         )  # fmt: skip
     model = onnx.load(path)
@@ -184,7 +185,7 @@ def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
     worst = 0.0
     for part in (images, images[:1]):  # the batch is free
         (found,) = session.run(None, {"images": part.numpy()})
-        worst = max(worst, _difference(_features(loaded.encoder, part), torch.from_numpy(found)))
+        worst = max(worst, _difference(_features(loaded.network, part), torch.from_numpy(found)))
     return Exported(
         format="onnx",
         path=path,
@@ -200,17 +201,17 @@ def _onnx(loaded: LoadedEncoder, path: Path) -> Exported:
     )  # fmt: skip
 
 
-def _torch(loaded: LoadedEncoder, path: Path) -> Exported:
+def _torch(loaded: Encoder, path: Path) -> Exported:
     images = probe_images(loaded)
     with warnings.catch_warnings(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # of torch's own exporter
-        program = torch.export.export(loaded.encoder, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        program = torch.export.export(loaded.network, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         with temporary.open("wb") as file:
             torch.export.save(program, file)
         with temporary.open("rb") as file:
             again = torch.export.load(file).module()
     with torch.no_grad():
-        worst = max(_difference(_features(loaded.encoder, part), again(part)) for part in (images, images[:1]))
+        worst = max(_difference(_features(loaded.network, part), again(part)) for part in (images, images[:1]))
     return Exported(
         format="torch",
         path=path,
@@ -222,7 +223,7 @@ def _torch(loaded: LoadedEncoder, path: Path) -> Exported:
     )
 
 
-def _safetensors(loaded: LoadedEncoder, path: Path) -> Exported:
+def _safetensors(loaded: Encoder, path: Path) -> Exported:
     kept = ("config", "step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
     header: dict[str, Any] = {
         "encoder": loaded.name,
@@ -233,15 +234,15 @@ def _safetensors(loaded: LoadedEncoder, path: Path) -> Exported:
         **{key: loaded.header[key] for key in kept if key in loaded.header},
     }
     text = json.dumps(header, sort_keys=True)
-    state = {key: value.contiguous() for key, value in loaded.encoder.state_dict().items()}
+    state = {key: value.contiguous() for key, value in loaded.network.state_dict().items()}
     with replacing(path) as temporary:
         save_file(state, temporary, metadata={ENCODER_KEY: text, "sha256": content_hash(text, state)})
     again = open_weights(path)
     code = ("import dssl", f'encoder = dssl.load_encoder("{path.name}")')
-    return _compared(loaded, again.encoder, "safetensors", path, "dssl.load_encoder", len(state), code)
+    return _compared(loaded, again.network, "safetensors", path, "dssl.load_encoder", len(state), code)
 
 
-FORMATS: dict[str, tuple[str, Callable[[LoadedEncoder, Path], Exported]]] = {
+FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
     "safetensors": ("encoder.safetensors", _safetensors),
     "torchvision": ("encoder-torchvision.pth", _torchvision),
     "timm": ("encoder-timm.safetensors", _timm),
@@ -251,7 +252,7 @@ FORMATS: dict[str, tuple[str, Callable[[LoadedEncoder, Path], Exported]]] = {
 }
 
 
-def export(loaded: LoadedEncoder, folder: Path, *, formats: Sequence[str]) -> list[Exported]:
+def export(loaded: Encoder, folder: Path, *, formats: Sequence[str]) -> list[Exported]:
     """Write and verify the formats; a file that its client does not load exactly is removed and refused."""
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
@@ -272,11 +273,11 @@ def export(loaded: LoadedEncoder, folder: Path, *, formats: Sequence[str]) -> li
 
 
 def _compared(
-    loaded: LoadedEncoder, client: nn.Module, name: str, path: Path, version: str, tensors: int, code: Sequence[str],
+    loaded: Encoder, client: nn.Module, name: str, path: Path, version: str, tensors: int, code: Sequence[str],
     note: str = "",
 ) -> Exported:  # fmt: skip
     images = probe_images(loaded)
-    difference = _difference(_features(loaded.encoder, images), _features(client, images))
+    difference = _difference(_features(loaded.network, images), _features(client, images))
     return Exported(
         format=name, path=path, client=version, tensors=tensors, difference=difference, code=tuple(code), note=note
     )

@@ -4,17 +4,17 @@ import dataclasses
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
-from dssl.data.scale import Range, as_range
+from dssl.data.scale import as_range
 from dssl.errors import DsslError, choices
 from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, stem_of
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
+from dssl.weights.encoder import Encoder, Origin
 from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.match import MatchReport, match
 from dssl.weights.published import imagenet_normalization
@@ -22,44 +22,6 @@ from dssl.weights.published import imagenet_normalization
 logger = logging.getLogger("dssl")
 ENCODER_KEY = "dssl_encoder"
 """The entry of an exported file's metadata that says how to build the encoder."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedEncoder:
-    """An encoder with its weights, and all that is known about it."""
-
-    encoder: nn.Module
-    name: str
-    """As ``build_encoder`` knows it."""
-    image_size: int
-    channels: int
-    normalization: Normalization
-    path: Path
-    sha256: str
-    """Of the file's content."""
-    report: MatchReport
-    header: dict[str, Any]
-    """A checkpoint's header, or what an export kept of it; empty for foreign weights."""
-
-    @property
-    def value_range(self) -> Range | None:
-        """The values that became 0 and 255 in its training; None for photographs."""
-        return as_range(self.header.get("range"))
-
-    def protocol(self) -> dict[str, Any]:
-        """What every number that is measured with this encoder must say."""
-        kept = ("step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
-        config = self.header.get("config") or {}
-        return {
-            "file": str(self.path),
-            "sha256": self.sha256,
-            "encoder": self.name,
-            "image_size": self.image_size,
-            "normalization": dataclasses.asdict(self.normalization),
-            **{name: self.header[name] for name in kept if name in self.header},
-            "training_seed": config.get("seed"),
-            "weights": self.report.text(),
-        }
 
 
 def load_encoder(
@@ -70,7 +32,7 @@ def load_encoder(
     ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are not a ResNet),
     ``stem`` (``cifar``, ``padding2`` or ``norelu``) only for CIFAR ResNets whose file does not show it.
     """
-    return open_weights(Path(path), encoder=encoder, stem=stem, image_size=image_size).encoder
+    return open_weights(Path(path), encoder=encoder, stem=stem, image_size=image_size).network
 
 
 def load_weights_into(encoder: nn.Module, path: Path) -> MatchReport:
@@ -103,8 +65,8 @@ def open_weights(
     stem: str | None = None,
     image_size: int | None = None,
     normalization: Normalization | None = None,
-    fallback: LoadedEncoder | None = None,
-) -> LoadedEncoder:
+    fallback: Encoder | None = None,
+) -> Encoder:
     """Build the encoder that a file describes and load it; arguments given here override the file.
 
     What neither says is as in ``fallback``.
@@ -152,16 +114,14 @@ def open_weights(
     report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
     report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, assumed))))
     built.load_state_dict(chosen, strict=True)
-    return LoadedEncoder(
-        encoder=built.eval(),
+    return Encoder(
+        network=built.eval(),
         name=name,
         image_size=size,
         channels=channels,
         normalization=normalization,
-        path=path,
-        sha256=digest,
-        report=report,
-        header=header,
+        value_range=as_range(header.get("range")),
+        origin=Origin(path=path, sha256=digest, report=report.text(), header=header),
     )
 
 

@@ -2,15 +2,15 @@
 
 from dssl.errors import DsslError
 from dssl.models import FOR_CPUS, size_arguments, split_name
-from dssl.weights.load import LoadedEncoder
+from dssl.weights.encoder import Encoder
 
 
-def base_name(loaded: LoadedEncoder) -> str:
+def base_name(loaded: Encoder) -> str:
     """The name without dssl's own prefix and suffix."""
     return split_name(loaded.name.removeprefix("timm:"))[0]
 
 
-def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
+def refuse_unless_held(loaded: Encoder, client: str) -> None:
     """Raise, with the lines that rebuild the encoder, where a client has no such model."""
     lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
     if loaded.name in FOR_CPUS:
@@ -28,7 +28,7 @@ def refuse_unless_held(loaded: LoadedEncoder, client: str) -> None:
         )
 
 
-def rebuild_lines(loaded: LoadedEncoder, file: str) -> list[str]:
+def rebuild_lines(loaded: Encoder, file: str) -> list[str]:
     """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
     if loaded.name in FOR_CPUS or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
         return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
@@ -50,7 +50,7 @@ def rebuild_lines(loaded: LoadedEncoder, file: str) -> list[str]:
     return ["import safetensors.torch, torch, torchvision", build, change, load, "encoder.eval()"]
 
 
-def classifier_path(loaded: LoadedEncoder) -> str:
+def classifier_path(loaded: Encoder) -> str:
     """Where torchvision has its classifier: the last Linear layer, which is an Identity in the encoder."""
     import torch
     import torchvision

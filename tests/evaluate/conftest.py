@@ -1,5 +1,6 @@
 """Features of real (drawn) images under a small encoder, a checkpoint of it, and sources of one's own making."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,11 @@ from dssl.config import RunConfig
 from dssl.config_io import to_dict
 from dssl.data import Source, shapes
 from dssl.data.shapes import Shapes
-from dssl.evaluation.features import compute_features
-from dssl.evaluation.protocols import Task
-from dssl.evaluation.runner import aligned_labels
+from dssl.evaluation.protocols import Benchmark
 from dssl.evaluation.store import FeatureStore
 from dssl.models import build_encoder
 from dssl.weights import checkpoint
+from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
 
 
@@ -73,7 +73,8 @@ def encoder() -> nn.Module:
 def real(encoder: nn.Module) -> Split:
     """Features of 2,000 training and 1,001 test images of the built-in set; labels by hue, which such features can tell."""
     train, test = Shapes(2000), Shapes(1001, split="test")
-    parts = [compute_features(encoder, one, image_size=32, normalization=CIFAR10).values for one in (train, test)]
+    small = Encoder(network=encoder, name="small", image_size=32, normalization=CIFAR10)
+    parts = [small.features(source).values for source in (train, test)]
     labels = [
         torch.from_numpy(one._images.mean(axis=(1, 2)).argmax(axis=1) + 3 * (one._images.mean(axis=(1, 2, 3)) > 127))
         for one in (train, test)
@@ -111,17 +112,12 @@ def run_folder(tmp_path: Path, encoder: nn.Module) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def task(run_folder: Callable[..., Path]) -> Callable[..., Task]:
-    def build(train: Any = None, test: Any = None, **changes: Any) -> Task:
-        folder = run_folder()
-        loaded = open_weights(folder)
+def new_benchmark(run_folder: Callable[..., Path]) -> Callable[..., Benchmark]:
+    def build(train: Any = None, test: Any = None, *, folder: Path | None = None) -> Benchmark:
+        run = run_folder()
+        encoder = dataclasses.replace(open_weights(run), threads=1)
+        store = FeatureStore(encoder, folder=run / "features")
         train, test = train or Shapes(200), test or Shapes(101, split="test")
-        train_labels, test_labels, classes = aligned_labels(train, test)
-        store = FeatureStore(loaded, folder=folder / "features", threads=1)
-        settings = {"seed": 0, "epochs": 1, **changes}
-        return Task(
-            store=store, train=train, test=test, train_labels=train_labels, test_labels=test_labels,
-            classes=classes, **settings,
-        )  # fmt: skip
+        return Benchmark.of(store, train, test, seed=0, epochs=1, folder=folder)
 
     return build

@@ -13,13 +13,13 @@ from torch import nn
 from dssl.augment import IMAGENET, Normalization
 from dssl.commands.evaluate import Arguments, run
 from dssl.errors import DsslError
-from dssl.evaluation import against
+from dssl.evaluation.comparison import open_other
 from dssl.evaluation.protocols import untrained
 from dssl.models import build_encoder
 from dssl.models.for_cpus import whiten
 from dssl.weights import checkpoint, pretrained
-from dssl.weights.load import LoadedEncoder, open_weights
-from dssl.weights.match import MatchReport
+from dssl.weights.encoder import Encoder
+from dssl.weights.load import open_weights
 
 FEW = {"probe-1": 3, "probe-10": 2}
 
@@ -33,7 +33,7 @@ def compared(
     few_test_images: int,
 ) -> tuple[Path, Path]:
     """A run, and the file of an encoder that has lost half of its channels."""
-    monkeypatch.setattr(against, "DRAWS", FEW)
+    monkeypatch.setattr("dssl.evaluation.comparison.DRAWS", FEW)
     worse = {name: value.clone() for name, value in encoder.state_dict().items()}
     worse["blocks.3.bn2.weight"][::2] = 0
     worse["blocks.3.downsample.1.weight"][::2] = 0
@@ -102,15 +102,15 @@ def test_the_start_of_a_run_is_a_word(compared: tuple[Path, Path], encoder: nn.M
     folder, _ = compared
     loaded = open_weights(folder)
     with pytest.raises(DsslError, match="not a run that started from weights"):
-        against.open_other("start", loaded, seed=0)
+        open_other("start", loaded, seed=0)
     tensors = {f"method.encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}
     checkpoint.write(folder / "start.safetensors", loaded.header, tensors)
-    start = against.open_other("start", loaded, seed=0)
+    start = open_other("start", loaded, seed=0)
     assert start is not None
-    assert all(float(value.abs().sum()) == 0 for value in start.encoder.state_dict().values())
+    assert all(float(value.abs().sum()) == 0 for value in start.network.state_dict().values())
     # also where a checkpoint of the run is named
     newest = folder / "checkpoints" / "step-000000040.safetensors"
-    assert against.open_other("start", open_weights(newest), seed=0) is not None
+    assert open_other("start", open_weights(newest), seed=0) is not None
 
 
 def test_fine_tuning_and_training_from_scratch_have_the_same_budget(
@@ -161,24 +161,22 @@ def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.Mo
     monkeypatch.setattr(pretrained, "torchvision_file", lambda name: tmp_path / "resnet18.pth")
     own = Normalization((0.1, 0.1, 0.1), (0.05, 0.05, 0.05))
     as_told = open_weights(tmp_path / "resnet18.pth", normalization=own)
-    of_a_run = dataclasses.replace(as_told, header={"normalization": own.plain()})
+    origin = dataclasses.replace(as_told.origin, header={"normalization": own.plain()})
+    of_a_run = dataclasses.replace(as_told, origin=origin)
     for like, expected in ((of_a_run, IMAGENET), (as_told, own)):
-        assert against.open_other(str(tmp_path / "resnet18.pth"), like, seed=0).normalization == expected
-        assert against.open_other("imagenet", like, seed=0).normalization == IMAGENET
-        assert against.open_other("untrained", like, seed=0).normalization == own
+        assert open_other(str(tmp_path / "resnet18.pth"), like, seed=0).normalization == expected
+        assert open_other("imagenet", like, seed=0).normalization == IMAGENET
+        assert open_other("untrained", like, seed=0).normalization == own
     gray = dataclasses.replace(of_a_run, channels=1)
-    assert against.open_other("imagenet", gray, seed=0).normalization == IMAGENET.gray()
+    assert open_other("imagenet", gray, seed=0).normalization == IMAGENET.gray()
 
 
 def test_an_untrained_encoder_has_the_filters_that_the_run_began_with() -> None:
     encoder = build_encoder("whitened", image_size=32)
     whiten(encoder, torch.randn(64, 3, 32, 32))
-    like = LoadedEncoder(
-        encoder=encoder, name="whitened", image_size=32, channels=3, normalization=IMAGENET, path=Path("run"), header={},
-        sha256="", report=MatchReport(path=Path("run"), prefix="", names="", loaded=1, total=1, ignored=()),
-    )  # fmt: skip
-    other = against.open_other("untrained", like, seed=0)
-    for fresh in (other.encoder, untrained(like, seed=0, purpose="supervised")):
+    like = Encoder(network=encoder, name="whitened", image_size=32, normalization=IMAGENET)
+    other = open_other("untrained", like, seed=0)
+    for fresh in (other.network, untrained(like, seed=0, purpose="supervised").network):
         assert torch.equal(fresh.filters, encoder.filters)
         assert torch.equal(fresh.shift, encoder.shift)
         assert not torch.equal(fresh.groups[0].weight, encoder.groups[0].weight)

@@ -19,21 +19,13 @@ from dssl.data.shapes import Shapes
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation import classifier
 from dssl.evaluation.classifier import Training
-from dssl.evaluation.result import weights_hash
-from dssl.evaluation.store import FeatureStore
 from dssl.optim import build_optimizer
-from dssl.weights.load import LoadedEncoder
-from dssl.weights.match import MatchReport
+from dssl.weights.encoder import Encoder, weights_hash
 
 
 @pytest.fixture
-def store(encoder: nn.Module) -> FeatureStore:
-    report = MatchReport(path=Path("w.pth"), prefix="", names="", loaded=1, total=1, ignored=())
-    loaded = LoadedEncoder(
-        encoder=encoder, name="small", image_size=32, channels=3, normalization=CIFAR10, path=report.path, header={},
-        sha256="", report=report,
-    )  # fmt: skip
-    return FeatureStore(loaded, threads=1)
+def small(encoder: nn.Module) -> Encoder:
+    return Encoder(network=encoder, name="small", image_size=32, normalization=CIFAR10, threads=1)
 
 
 def reference_sgd(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, training: Training) -> None:
@@ -54,7 +46,7 @@ def reference_lars(w: np.ndarray, g: np.ndarray, v: np.ndarray, *, rate: float, 
     w -= rate * v
 
 
-def test_an_unreadable_image_is_replaced_by_one_of_its_class(store: FeatureStore, memory: type[Any]) -> None:
+def test_an_unreadable_image_is_replaced_by_one_of_its_class(small: Encoder, memory: type[Any]) -> None:
     """Every image is one colour, which is its class."""
 
     class Broken(memory):
@@ -68,9 +60,7 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class(store: FeatureStore
     source = Broken(images, labels.tolist(), ("a", "b", "c", "d"))
     head = nn.Linear(256, 4)
     training = dataclasses.replace(classifier.SUPERVISED, epochs=3, batch_size=8, policy="crop(0.99,1)")
-    task = classifier._Fitting(
-        store.loaded.encoder, head, source, labels, training, store, seed=0, freeze=True, progress=None
-    )
+    task = classifier._Fitting(small, head, source, labels, training, seed=0, freeze=True, progress=None)
     seen = set()
     with task.batches(0) as batches:
         for batch in batches:
@@ -136,29 +126,31 @@ def quick(**changes: Any) -> Training:
     return dataclasses.replace(Training(rate=0.5, batch_size=64, epochs=3, decay="cosine"), **changes)
 
 
+def copied(encoder: Encoder, network: nn.Module | None = None) -> Encoder:
+    return dataclasses.replace(encoder, network=copy.deepcopy(network or encoder.network))
+
+
 def trained(
-    store: FeatureStore, *, freeze: bool, seed: int = 3, encoder: nn.Module | None = None
+    small: Encoder, *, freeze: bool, seed: int = 3, network: nn.Module | None = None
 ) -> tuple[nn.Linear, nn.Module]:
-    source, own = Shapes(128), copy.deepcopy(encoder or store.loaded.encoder)
+    source, own = Shapes(128), copied(small, network)
     head = classifier.new_head(256, 10, seed=seed)
     assert source.labels is not None
-    classifier.train_classifier(
-        own, head, source, labels=source.labels, training=quick(), store=store, seed=seed, freeze=freeze
-    )
-    return head, own
+    classifier.train_classifier(own, head, source, labels=source.labels, training=quick(), seed=seed, freeze=freeze)
+    return head, own.network
 
 
-def test_a_frozen_backbone_stays_and_a_trained_one_moves(encoder: nn.Module, store: FeatureStore) -> None:
-    head, own = trained(store, freeze=True)
+def test_a_frozen_backbone_stays_and_a_trained_one_moves(encoder: nn.Module, small: Encoder) -> None:
+    head, own = trained(small, freeze=True)
     assert weights_hash(own) == weights_hash(encoder)
     assert weights_hash(head) != weights_hash(classifier.new_head(256, 10, seed=3))
-    _, own = trained(store, freeze=False)
+    _, own = trained(small, freeze=False)
     assert weights_hash(own) != weights_hash(encoder)
     assert not own.training
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(store: FeatureStore) -> None:
-    first, again, other = (trained(store, freeze=True, seed=seed)[0] for seed in (3, 3, 4))
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(small: Encoder) -> None:
+    first, again, other = (trained(small, freeze=True, seed=seed)[0] for seed in (3, 3, 4))
     assert weights_hash(first) == weights_hash(again)
     assert weights_hash(first) != weights_hash(other)
 
@@ -176,24 +168,13 @@ class Drifting(nn.Module):
         return self.encoder(images)
 
 
-def test_a_backbone_that_is_not_frozen_is_refused(encoder: nn.Module, store: FeatureStore) -> None:
+def test_a_backbone_that_is_not_frozen_is_refused(encoder: nn.Module, small: Encoder) -> None:
     with pytest.raises(DsslError, match="not frozen"):
-        trained(store, freeze=True, encoder=Drifting(encoder))
-
-
-def test_the_features_of_another_encoder_are_those_of_that_encoder(store: FeatureStore) -> None:
-    source, other = Shapes(301, split="test"), copy.deepcopy(store.loaded.encoder)
-    with torch.no_grad():
-        other.blocks[3].bn2.bias.add_(1)
-    found = [store.compute(source, encoder=one).values for one in (None, other)]
-    assert [len(one) for one in found] == [301, 301]
-    assert (found[1] - found[0]).max() > 0.5
+        trained(small, freeze=True, network=Drifting(encoder))
 
 
 @pytest.mark.parametrize("freeze", [True, False])
-def test_a_training_that_was_stopped_resumes_to_the_bit(
-    encoder: nn.Module, store: FeatureStore, freeze: bool, tmp_path: Path
-) -> None:
+def test_a_training_that_was_stopped_resumes_to_the_bit(small: Encoder, freeze: bool, tmp_path: Path) -> None:
     source = Shapes(128)
     assert source.labels is not None
 
@@ -202,12 +183,12 @@ def test_a_training_that_was_stopped_resumes_to_the_bit(
             if done == stop_at:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        own, head = copy.deepcopy(encoder), classifier.new_head(256, 10, seed=3)
+        own, head = copied(small), classifier.new_head(256, 10, seed=3)
         classifier.train_classifier(
-            own, head, source, labels=source.labels, training=quick(), store=store, seed=3, freeze=freeze,
+            own, head, source, labels=source.labels, training=quick(), seed=3, freeze=freeze,
             folder=folder, progress=progress,
         )  # fmt: skip
-        return head, own
+        return head, own.network
 
     whole = train(None, None)
     with pytest.raises(Stopped, match=r"^stopped by signal 15$"):  # without a folder nothing is saved
@@ -220,13 +201,13 @@ def test_a_training_that_was_stopped_resumes_to_the_bit(
     assert list(tmp_path.iterdir()) == []  # nothing is left of a training that has ended
 
 
-def test_a_rate_that_explodes_is_one_line(encoder: nn.Module, store: FeatureStore) -> None:
+def test_a_rate_that_explodes_is_one_line(small: Encoder) -> None:
     source = Shapes(128)
     assert source.labels is not None
     with pytest.raises(DsslError, match="too high"):
         classifier.train_classifier(
-            copy.deepcopy(encoder), classifier.new_head(256, 10, seed=0), source, labels=source.labels,
-            training=quick(rate=1e30), store=store, seed=3, freeze=False,
+            copied(small), classifier.new_head(256, 10, seed=0), source, labels=source.labels,
+            training=quick(rate=1e30), seed=3, freeze=False,
         )  # fmt: skip
 
 

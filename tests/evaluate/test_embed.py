@@ -19,14 +19,15 @@ from dssl.commands.data import run as show
 from dssl.commands.embed import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluation.features import compute_features
 from dssl.models import build_encoder
 from dssl.models.dense import DenseEncoder, last_map
+from dssl.weights.encoder import Encoder
 
 
 @pytest.fixture
 def expected(encoder: nn.Module) -> torch.Tensor:
-    return compute_features(encoder, Shapes(25), image_size=32, normalization=CIFAR10).values
+    small = Encoder(network=encoder, name="small", image_size=32, normalization=CIFAR10)
+    return small.features(Shapes(25)).values
 
 
 def test_shards_hold_every_image_and_a_second_run_goes_on(

@@ -18,10 +18,8 @@ from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
 from dssl.errors import DsslError
 from dssl.evaluation import classifier, protocols
-from dssl.evaluation.protocols import PROTOCOLS, Task, chosen_protocols
-from dssl.evaluation.references import REFERENCES, references_for
-from dssl.evaluation.result import Result
-from dssl.evaluation.runner import aligned_labels, evaluate
+from dssl.evaluation.protocols import PROTOCOLS, Benchmark, aligned_labels, chosen_protocols, evaluate
+from dssl.evaluation.result import REFERENCES, Result, references_for
 from dssl.report import evaluation as page
 
 
@@ -78,10 +76,10 @@ def test_the_command_writes_numbers_with_their_protocol(
     assert (folder / "evaluation" / "evaluation-2.json").read_text() == "{"
 
 
-def test_trained_protocols_all_run_and_leave_the_encoder_alone(task: Callable[..., Task]) -> None:
-    one = task()
+def test_trained_protocols_all_run_and_leave_the_encoder_alone(new_benchmark: Callable[..., Benchmark]) -> None:
+    benchmark = new_benchmark()
     names = ("linear-sgd", "linear-lars", "finetune-10", "finetune", "supervised")
-    found = evaluate(one, names)
+    found = evaluate(benchmark, names)
     assert [result.total for result in found.results] == [101] * 5
     backbones = [result.protocol["backbone"] for result in found.results]
     assert backbones == ["frozen: verified"] * 2 + ["trained"] * 3
@@ -93,9 +91,9 @@ def test_trained_protocols_all_run_and_leave_the_encoder_alone(task: Callable[..
 
 
 def test_what_one_protocol_trained_outlives_the_failure_of_the_next(
-    task: Callable[..., Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_benchmark: Callable[..., Benchmark], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, steps = task(folder=tmp_path / "trained"), []
+    benchmark, steps = new_benchmark(folder=tmp_path / "trained"), []
     after_step = classifier._Fitting.after_step
 
     def counted(fitting: Any, step: int) -> None:
@@ -104,36 +102,39 @@ def test_what_one_protocol_trained_outlives_the_failure_of_the_next(
 
     monkeypatch.setattr(classifier._Fitting, "after_step", counted)
 
-    def failing(_: Task) -> None:
+    def failing(_: Benchmark) -> None:
         raise DsslError("the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setitem(PROTOCOLS, "finetune", failing)
         with pytest.raises(DsslError, match="the disk is full"):
-            evaluate(one, ("linear-sgd", "finetune"))
-    found = evaluate(one, ("linear-sgd", "finetune"))
+            evaluate(benchmark, ("linear-sgd", "finetune"))
+    found = evaluate(benchmark, ("linear-sgd", "finetune"))
     assert steps == [(True, 0), (False, 0)]  # the first protocol was not trained again
     assert list((tmp_path / "trained").iterdir()) == []
     assert [result.correct for result in found.results] == [
-        result.correct for result in evaluate(dataclasses.replace(one, folder=None), ("linear-sgd", "finetune")).results
+        result.correct
+        for result in evaluate(dataclasses.replace(benchmark, folder=None), ("linear-sgd", "finetune")).results
     ]
 
 
 def test_a_protocol_that_moves_the_backbone_is_refused(
-    task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+    new_benchmark: Callable[..., Benchmark], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(task: Task) -> list[Result]:
-        task.loaded.encoder.train()
+    def careless(benchmark: Benchmark) -> list[Result]:
+        benchmark.encoder.network.train()
         with torch.no_grad():
-            task.loaded.encoder(torch.randn(8, 3, 32, 32))  # running statistics move
-        return [task.result("x", torch.zeros(101), used=1, protocol={"kind": "knn", "backbone": "frozen"})]
+            benchmark.encoder.network(torch.randn(8, 3, 32, 32))  # running statistics move
+        return [benchmark.result("x", torch.zeros(101), used=1, protocol={"kind": "knn", "backbone": "frozen"})]
 
     monkeypatch.setitem(PROTOCOLS, "knn", careless)
     with pytest.raises(DsslError, match="not frozen"):
-        evaluate(task(), ["knn"])
+        evaluate(new_benchmark(), ["knn"])
 
 
-def test_a_dropped_test_batch_is_refused(task: Callable[..., Task], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_test_batch_is_refused(
+    new_benchmark: Callable[..., Benchmark], monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = protocols.knn_predict
 
     def drops(*arguments: Any, **settings: Any) -> Any:
@@ -141,11 +142,11 @@ def test_a_dropped_test_batch_is_refused(task: Callable[..., Task], monkeypatch:
 
     monkeypatch.setattr(protocols, "knn_predict", drops)
     with pytest.raises(DsslError, match="64 predictions for 101 test images"):
-        evaluate(task(), ["knn"])
+        evaluate(new_benchmark(), ["knn"])
 
 
 def test_of_large_images_only_thumbnails_are_kept(
-    task: Callable[..., Task], memory: Any, monkeypatch: pytest.MonkeyPatch
+    new_benchmark: Callable[..., Benchmark], memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Photos(memory):  # type: ignore[misc]
         """Knows how many of the images that it gave away are still in memory."""
@@ -162,9 +163,9 @@ def test_of_large_images_only_thumbnails_are_kept(
     images = np.random.default_rng(0).integers(0, 256, (40, 90, 120, 3), np.uint8)
     monkeypatch.setattr("dssl.data.loader.GROUP", images[0].nbytes)  # each fills a group, as a photo of 8 MiB does
     photos = Photos(images, [number % 2 for number in range(40)], ("a", "b"))
-    one = task(train=photos, test=photos)
-    found = evaluate(one, ["knn"])
-    html = page.html(found, one, command="")
+    benchmark = new_benchmark(train=photos, test=photos)
+    found = evaluate(benchmark, ["knn"])
+    html = page.html(found, benchmark, command="")
     assert photos.most <= 4  # one in use and one in the making in each of two loaders
     assert html.count("data:image/png") == 1 + page.QUERIES * (1 + page.NEAREST)
     assert page.MAPPED > 40, "all of them are on the map"
@@ -199,11 +200,11 @@ def test_classes_that_differ_between_the_splits(memory: Any) -> None:
         aligned_labels(empty, train)
 
 
-def test_a_test_set_of_one_image_says_so(task: Callable[..., Task], memory: Any) -> None:
-    one = task(test=memory(np.full((1, 32, 32, 3), 99, np.uint8), [1], ("disk", "star")), train=memory(
+def test_a_test_set_of_one_image_says_so(new_benchmark: Callable[..., Benchmark], memory: Any) -> None:
+    benchmark = new_benchmark(test=memory(np.full((1, 32, 32, 3), 99, np.uint8), [1], ("disk", "star")), train=memory(
         np.arange(40 * 32 * 32 * 3, dtype=np.int64).reshape(40, 32, 32, 3).astype(np.uint8), [0, 1] * 20, ("disk", "star")
     ))  # fmt: skip
-    found = evaluate(one, ["knn", "probe"])
+    found = evaluate(benchmark, ["knn", "probe"])
     assert found.quality.alignment is None
     assert "alignment not measured" in page.summary(found)
     assert any("only 1 image" in note for note in found.notes)
@@ -287,7 +288,7 @@ def test_too_little_memory_is_one_line(
     def refuse(*_: Any, **__: Any) -> None:
         torch.empty(2**60, dtype=torch.uint8)  # the real error of the real allocator
 
-    monkeypatch.setattr("dssl.evaluation.features.forward", refuse)
+    monkeypatch.setattr("dssl.weights.encoder.forward", refuse)
     assert main(["evaluate", str(run_folder()), "--threads", "1"]) == 2
     said = capsys.readouterr().err
     assert "out of memory with image_size 32" in said

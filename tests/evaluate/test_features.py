@@ -16,11 +16,8 @@ from dssl.data.device import DeviceTransfer
 from dssl.data.loader import EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluation.features import compute_features
-from dssl.evaluation.result import weights_hash
 from dssl.evaluation.store import FeatureStore
-from dssl.weights.load import LoadedEncoder
-from dssl.weights.match import MatchReport
+from dssl.weights.encoder import Encoder, weights_hash
 
 
 class Mean(nn.Module):
@@ -39,6 +36,10 @@ class Mean(nn.Module):
         return self.norm(images.mean(dim=(2, 3)) * self.scale)
 
 
+def run(network: nn.Module, **changes: Any) -> Encoder:
+    return Encoder(**{"network": network, "name": "own", "image_size": 32, "normalization": CIFAR10, **changes})
+
+
 def by_hand(source: Shapes) -> torch.Tensor:
     images = torch.from_numpy(source._images).double().mean(dim=(1, 2)) / 255
     return (images - torch.tensor(CIFAR10.mean)) / torch.tensor(CIFAR10.std)
@@ -49,7 +50,7 @@ def test_every_sample_has_its_own_row_in_order(batch_size: int) -> None:
     source, encoder = Shapes(101), Mean()
     encoder.train()
     encoder.norm.eval()  # a module with a mode of its own gets it back
-    features = compute_features(encoder, source, image_size=32, normalization=CIFAR10, batch_size=batch_size)
+    features = run(encoder, batch_size=batch_size).features(source)
     torch.testing.assert_close(features.values.double(), by_hand(source), rtol=1e-4, atol=1e-4)
     assert sum(encoder.seen) == 101  # none twice, none padded
     assert features.rows.tolist() == list(range(101))
@@ -66,18 +67,21 @@ class Bytes:
 
 
 def test_bytes_that_are_normalised_on_the_device_give_the_same_bits() -> None:
-    source, encoder = Shapes(50), Mean()
-    feed = DeviceTransfer(torch.device("cpu"), normalization=CIFAR10, copies=Bytes())
-    options: Any = {"image_size": 32, "normalization": CIFAR10, "batch_size": 20}
-    usual = compute_features(encoder, source, **options)
-    assert torch.equal(compute_features(encoder, source, feed=feed, **options).values, usual.values)
+    transfer = DeviceTransfer(torch.device("cpu"), normalization=CIFAR10, copies=Bytes())
+    assert transfer.as_bytes
+    with (
+        EvaluationBatches(Shapes(50), size=32, batch_size=20, normalization=CIFAR10) as usual,
+        EvaluationBatches(Shapes(50), size=32, batch_size=20) as as_bytes,
+    ):
+        for expected, batch in zip(usual, as_bytes, strict=True):
+            assert torch.equal(transfer.plain(batch.images), expected.images)
 
 
 def test_running_statistics_do_not_move(encoder: nn.Module) -> None:
     before = weights_hash(encoder)
     encoder.train()
     try:
-        compute_features(encoder, Shapes(64), image_size=32, normalization=CIFAR10)
+        run(encoder).features(Shapes(64))
         assert encoder.training
     finally:
         encoder.eval()
@@ -86,10 +90,10 @@ def test_running_statistics_do_not_move(encoder: nn.Module) -> None:
 
 def test_precision_follows_the_weights_and_autocast(encoder: nn.Module) -> None:
     source = Shapes(20)
-    plain = compute_features(encoder, source, image_size=32, normalization=CIFAR10).values
-    double = compute_features(encoder.double(), source, image_size=32, normalization=CIFAR10).values
+    plain = run(encoder).features(source).values
+    double = run(encoder.double()).features(source).values
     encoder.float()
-    half = compute_features(encoder, source, image_size=32, normalization=CIFAR10, autocast=torch.bfloat16).values
+    half = run(encoder, autocast=torch.bfloat16).features(source).values
     assert plain.dtype == double.dtype == half.dtype == torch.float32
     torch.testing.assert_close(plain, double, rtol=1e-3, atol=1e-4)
     assert 0 < (plain - half).abs().max() < 0.1 * plain.abs().max()
@@ -105,7 +109,7 @@ def test_a_dropped_or_repeated_batch_is_refused(fault: str, monkeypatch: pytest.
 
     monkeypatch.setattr(EvaluationBatches, "__iter__", broken)
     with pytest.raises(DsslError, match="dropped or repeated"):
-        compute_features(Mean(), Shapes(50), image_size=32, normalization=CIFAR10, batch_size=20)
+        run(Mean(), batch_size=20).features(Shapes(50))
 
 
 def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: Path) -> None:
@@ -114,9 +118,9 @@ def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: 
     source = open_source(str(tmp_path))
     (tmp_path / "2.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(DsslError, match=r"2\.png"):
-        compute_features(Mean(), source, image_size=32, normalization=CIFAR10)
+        run(Mean()).features(source)
     quarantine = Quarantine(source, max_share=1.0)
-    features = compute_features(Mean(), source, image_size=32, normalization=CIFAR10, quarantine=quarantine)
+    features = run(Mean()).features(source, quarantine=quarantine)
     assert features.rows.tolist() == [0, 1, 3, 4]
     assert features.unreadable == 1
     assert features.values[:, 0].diff().min() > 0  # the gray values rise
@@ -124,7 +128,7 @@ def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: 
 
 def test_an_encoder_that_gives_no_vectors_is_one_line() -> None:
     with pytest.raises(DsslError, match="one vector for each"):
-        compute_features(nn.Conv2d(3, 2, 3), Shapes(4), image_size=32, normalization=CIFAR10)
+        run(nn.Conv2d(3, 2, 3)).features(Shapes(4))
 
 
 def test_an_image_that_can_be_read_again_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +144,9 @@ def test_an_image_that_can_be_read_again_is_not_counted_twice(monkeypatch: pytes
     monkeypatch.setattr(source, "image", image)
     quarantine = Quarantine(source, max_share=1.0)
     for _ in range(2):
-        found = compute_features(Mean(), source, image_size=32, normalization=CIFAR10, quarantine=quarantine)
+        found = run(Mean()).features(source, quarantine=quarantine)
         assert found.rows.tolist() == [0, 1, 3, 4, 5]
         broken.clear()
-
-
-def loaded_mean() -> LoadedEncoder:
-    report = MatchReport(path=Path("w"), prefix="", names="", loaded=1, total=1, ignored=())
-    return LoadedEncoder(
-        encoder=Mean(), name="mean", image_size=8, channels=3, normalization=CIFAR10, path=Path("w"), sha256="", header={},
-        report=report,
-    )  # fmt: skip
 
 
 def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +159,11 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypat
     for kind in ("list.txt", ""):
         clean, blurred = (open_source(str(tmp_path / folder / kind)) for folder in ("clean", "blurred"))
         assert clean.fingerprint == blurred.fingerprint or kind == ""
-        store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+        store = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
         first, other = (store.of(one, allow_unreadable=True).values for one in (clean, blurred))
         assert store.computed == 6
         assert float(first.mean()) > float(other.mean())
-        again = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+        again = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
         assert torch.equal(again.of(clean, allow_unreadable=True).values, first)
         assert again.computed == 0
     # an image that could not be read for a while
@@ -183,10 +179,10 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path, monkeypat
     monkeypatch.setattr(source, "image", unreadable)
     monkeypatch.setattr(source, "read", lambda indices: iter(away if one == 1 else image(one) for one in indices))
     for _ in range(2):
-        store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+        store = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
         assert store.of(source, allow_unreadable=True).rows.tolist() == [0, 2]
     assert store.computed == 0  # it is still away
-    back = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+    back = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
     whole = open_source(str(tmp_path / "clean" / "list.txt"))
     assert back.of(whole, allow_unreadable=True).rows.tolist() == [0, 1, 2]
 
@@ -198,7 +194,7 @@ def test_features_that_were_kept_under_an_earlier_fingerprint_are_found(tmp_path
         Pillow.new("RGB", (8, 8), (len(name), 0, 0)).save(tmp_path / "images" / f"{name}.bmp")
     now, then = (open_source(str(tmp_path / "images")) for _ in range(2))
     (then.fingerprint,) = now.earlier_fingerprints()
-    first = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1).of(then, allow_unreadable=True)
-    store = FeatureStore(loaded_mean(), folder=tmp_path / "kept", threads=1)
+    first = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept").of(then, allow_unreadable=True)
+    store = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
     assert torch.equal(store.of(now, allow_unreadable=True).values, first.values)
     assert store.computed == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from dssl.errors import DsslError
-from dssl.evaluation.paired import bootstrap_interval, compare, mcnemar
+from dssl.evaluation.comparison import bootstrap_interval, compare, mcnemar
 
 
 @given(st.integers(0, 400), st.integers(0, 400))

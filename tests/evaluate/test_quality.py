@@ -72,10 +72,10 @@ def test_retrieval_finds_the_nearest_others() -> None:
     features = torch.stack([angles.cos(), angles.sin()], dim=1)
     rows = np.array([10, 11, 12, 13, 14])
     sheets = {one.query: one for one in retrieve(features, rows, queries=5, count=2, seed=0)}
-    assert {query: [index for index, _ in one.found] for query, one in sheets.items()} == {
+    assert {query: [index for index, _ in one.nearest] for query, one in sheets.items()} == {
         10: [11, 12], 11: [10, 12], 12: [11, 10], 13: [14, 12], 14: [13, 12],
     }  # fmt: skip
-    assert sheets[10].found[0][1] == pytest.approx(math.cos(0.1))
+    assert sheets[10].nearest[0][1] == pytest.approx(math.cos(0.1))
     assert retrieve(features[:1], rows[:1], queries=5, count=2, seed=0) == []
 
 

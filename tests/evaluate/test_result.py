@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dssl.errors import DsslError
-from dssl.evaluation.result import Result, count_correct, frozen, weights_hash, wilson
+from dssl.evaluation.result import Result, count_correct, frozen, wilson
+from dssl.weights.encoder import weights_hash
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1))

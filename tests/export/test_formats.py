@@ -22,8 +22,9 @@ from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights import checkpoint, formats
 from dssl.weights.card import card
+from dssl.weights.encoder import Encoder
 from dssl.weights.formats import FORMATS, export, probe_images
-from dssl.weights.load import LoadedEncoder, load_encoder, open_weights
+from dssl.weights.load import load_encoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
 from dssl.weights.rebuild import base_name, rebuild_lines
 
@@ -31,14 +32,14 @@ IMAGES = torch.linspace(-2, 2, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).mul(37).si
 
 
 @pytest.fixture(scope="module")
-def resnet18(shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> LoadedEncoder:
+def resnet18(shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     path = tmp_path_factory.mktemp("weights") / "weights.pth"
     torch.save(shaken(build_encoder("resnet18", image_size=64)).state_dict(), path)
     return open_weights(path, image_size=64)
 
 
 @pytest.fixture(scope="module", params=["resnet18", "resnet50"])
-def loaded(request: Any, shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> LoadedEncoder:
+def loaded(request: Any, shaken: Callable[..., nn.Module], tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     """Both kinds of residual block, for what depends on the names of tensors."""
     if request.param == "resnet18":
         return request.getfixturevalue("resnet18")  # type: ignore[no-any-return]
@@ -62,7 +63,7 @@ def execute(lines: tuple[str, ...] | list[str], folder: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["torchvision", "timm", "safetensors"])
 def test_round_trip_by_the_printed_lines(
-    name: str, resnet18: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, resnet18: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (done,) = export(resnet18, tmp_path, formats=[name])
     assert done.difference == 0.0
@@ -72,11 +73,11 @@ def test_round_trip_by_the_printed_lines(
     if name == "safetensors":
         lines = ["from dssl.weights.load import load_encoder", lines[1].replace("dssl.load", "load")]
     again = execute(lines, tmp_path, monkeypatch)["encoder"]
-    assert torch.equal(features(again), features(resnet18.encoder))
-    assert done.tensors == len(resnet18.encoder.state_dict())
+    assert torch.equal(features(again), features(resnet18.network))
+    assert done.tensors == len(resnet18.network.state_dict())
 
 
-def test_clients_load_strictly_without_our_lines(loaded: LoadedEncoder, tmp_path: Path) -> None:
+def test_clients_load_strictly_without_our_lines(loaded: Encoder, tmp_path: Path) -> None:
     export(loaded, tmp_path, formats=["torchvision", "timm"])
     theirs = torchvision.models.get_model(loaded.name, weights=None)
     result = theirs.load_state_dict(torch.load(tmp_path / "encoder-torchvision.pth", weights_only=True), strict=False)
@@ -87,7 +88,7 @@ def test_clients_load_strictly_without_our_lines(loaded: LoadedEncoder, tmp_path
     pyramid.eval()
     with torch.no_grad():
         last = pyramid(IMAGES)[-1]
-    torch.testing.assert_close(last.mean(dim=(2, 3)), features(loaded.encoder), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last.mean(dim=(2, 3)), features(loaded.network), rtol=1e-4, atol=1e-5)
 
 
 def detectron2_names(depth: int) -> set[str]:
@@ -109,7 +110,7 @@ def detectron2_names(depth: int) -> set[str]:
     return names
 
 
-def test_detectron2_names(loaded: LoadedEncoder, tmp_path: Path) -> None:
+def test_detectron2_names(loaded: Encoder, tmp_path: Path) -> None:
     (done,) = export(loaded, tmp_path, formats=["detectron2"])
     with done.path.open("rb") as file:
         content = pickle.load(file, encoding="latin1")  # noqa: S301 as Detectron2 itself does; the file is ours
@@ -117,23 +118,23 @@ def test_detectron2_names(loaded: LoadedEncoder, tmp_path: Path) -> None:
     assert isinstance(content["__author__"], str)
     assert set(content["model"]) == detectron2_names(int(loaded.name.removeprefix("resnet")))
     assert all(isinstance(value, np.ndarray) for value in content["model"].values())
-    own = loaded.encoder.state_dict()
+    own = loaded.network.state_dict()
     assert all(np.array_equal(value, own[from_detectron2(name)].numpy()) for name, value in content["model"].items())
     assert "without Detectron2" in done.text()
 
 
-def test_names_there_and_back(loaded: LoadedEncoder) -> None:
-    for name in loaded.encoder.state_dict():
+def test_names_there_and_back(loaded: Encoder) -> None:
+    for name in loaded.network.state_dict():
         assert from_detectron2(to_detectron2(name)) == name
 
 
-def test_onnx_is_one_file_with_a_free_batch(resnet18: LoadedEncoder, tmp_path: Path) -> None:
+def test_onnx_is_one_file_with_a_free_batch(resnet18: Encoder, tmp_path: Path) -> None:
     (done,) = export(resnet18, tmp_path, formats=["onnx"])
     assert [path.name for path in tmp_path.iterdir()] == ["encoder.onnx"]
     session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
     for images in (IMAGES, IMAGES[:1], torch.cat([IMAGES] * 3)):
         (found,) = session.run(["features"], {"images": images.numpy()})
-        expected = features(resnet18.encoder, images)
+        expected = features(resnet18.network, images)
         assert (torch.from_numpy(found) - expected).abs().max() < 1e-4 * expected.abs().max()
     assert done.difference < 1e-4
 
@@ -151,7 +152,7 @@ def test_torch_export(small_checkpoint: Path, tmp_path: Path) -> None:
     again = torch.export.load(tmp_path / "encoder.pt2").module()
     images = probe_images(small, 5)
     with torch.no_grad():
-        torch.testing.assert_close(again(images), features(small.encoder, images), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(again(images), features(small.network, images), rtol=1e-6, atol=1e-6)
     assert done.difference <= 1e-6
     with pytest.raises(DsslError, match=r"is a program of torch\.export, not a file of weights"):
         load_encoder(tmp_path / "encoder.pt2")
@@ -197,7 +198,7 @@ def test_the_lines_that_rebuild_a_cifar_encoder_work(
     assert len(lines) == 5  # the import and four lines
     again = execute(lines, tmp_path, monkeypatch)["encoder"]
     images = probe_images(cifar)
-    assert torch.equal(features(again, images), features(cifar.encoder, images))
+    assert torch.equal(features(again, images), features(cifar.network, images))
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x0_5"])
@@ -208,7 +209,7 @@ def test_other_torchvision_models(
     other = open_weights(tmp_path / "w.pth", encoder=name, image_size=64)
     (done,) = export(other, tmp_path, formats=["torchvision"])
     again = execute(done.code, tmp_path, monkeypatch)["encoder"]
-    assert torch.equal(features(again), features(other.encoder))
+    assert torch.equal(features(again), features(other.network))
     for refused in ("timm", "detectron2"):
         with pytest.raises(DsslError, match=r"timm has no|names only for ResNets"):
             export(other, tmp_path, formats=[refused])
@@ -222,13 +223,13 @@ def test_a_timm_encoder_goes_back_to_timm(
     other = open_weights(tmp_path / "w.pth", encoder=name, image_size=64)
     (done,) = export(other, tmp_path, formats=["timm"])
     again = execute(done.code, tmp_path, monkeypatch)["encoder"]
-    assert torch.equal(features(again), features(other.encoder))
+    assert torch.equal(features(again), features(other.network))
     with pytest.raises(DsslError, match="torchvision has no timm:"):
         export(other, tmp_path, formats=["torchvision"])
 
 
 def test_a_client_that_gives_other_features_voids_the_file(
-    resnet18: LoadedEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resnet18: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = formats.save_file
 
@@ -305,10 +306,15 @@ def test_an_export_replaces_nothing_but_its_own(
 def test_the_card_claims_no_more_than_is_known(small_checkpoint: Path, tmp_path: Path) -> None:
     own = open_weights(small_checkpoint)
     assert card(own, (), evaluation=None).startswith("# small, pretrained without labels\n")
-    adapted = dataclasses.replace(own, header={**own.header, "config": {**own.header["config"], "init": "imagenet"}})
+
+    def with_header(header: dict[str, Any]) -> Encoder:
+        assert own.origin is not None
+        return dataclasses.replace(own, origin=dataclasses.replace(own.origin, header=header))
+
+    adapted = with_header({**own.header, "config": {**own.header["config"], "init": "imagenet"}})
     for one, row in (
         (adapted, "| started from the weights | `imagenet` |"),
-        (dataclasses.replace(own, header={}), "| data | unknown |"),
+        (with_header({}), "| data | unknown |"),
     ):
         text = card(one, (), evaluation=None)
         assert text.startswith("# small\n")

@@ -57,15 +57,15 @@ def test_solo_learn_cifar_is_asked_for_and_equal(peers: Path, tmp_path: Path) ->
     assert "--encoder resnet18-cifar-padding2" in text
     loaded = open_weights(path, stem="padding2")
     assert loaded.name == "resnet18-cifar-padding2"
-    assert "does not show how its 3x3 stem runs: taken as 'padding2'" in loaded.report.text()
-    assert error(loaded.encoder, "solo-learn-cifar") < 1e-5
+    assert "does not show how its 3x3 stem runs: taken as 'padding2'" in loaded.report
+    assert error(loaded.network, "solo-learn-cifar") < 1e-5
     assert error(load_encoder(path, encoder="resnet18-cifar-padding2"), "solo-learn-cifar") < 1e-5
     assert error(load_encoder(path, stem="cifar"), "solo-learn-cifar") > 0.01  # it matters
     # what is exported keeps the stem
     assert run(Arguments(weights=path, stem="padding2", out=tmp_path)) == 0
     again = open_weights(tmp_path / "encoder.safetensors")
     assert again.name == "resnet18-cifar-padding2"
-    assert error(again.encoder, "solo-learn-cifar") < 1e-5
+    assert error(again.network, "solo-learn-cifar") < 1e-5
     with pytest.raises(DsslError, match="the file's stem is 'padding2'"):
         load_weights_into(build_encoder("resnet18-cifar", image_size=32), tmp_path / "encoder.safetensors")
     with pytest.raises(DsslError, match="the file's stem is 'padding2'"):
@@ -76,8 +76,8 @@ def test_lightly_benchmark_form_is_recognised_and_equal(peers: Path) -> None:
     path = peers / "lightly-cifar.ckpt"
     loaded = open_weights(path)
     assert loaded.name == "resnet18-cifar-norelu"
-    assert "without ReLU" in loaded.report.text()
-    assert error(loaded.encoder, "lightly-cifar") < 1e-5
+    assert "without ReLU" in loaded.report
+    assert error(loaded.network, "lightly-cifar") < 1e-5
     assert error(load_encoder(path, stem="cifar"), "lightly-cifar") > 0.01
     assert "the file's stem is 'norelu'" in refused(path, encoder="resnet18-cifar")
     plain = build_encoder("resnet18-cifar", image_size=32)
@@ -90,10 +90,9 @@ def test_lightly_benchmark_form_is_recognised_and_equal(peers: Path) -> None:
 def test_lightly_whole_resnet_is_recognised_and_equal(peers: Path) -> None:
     loaded = open_weights(peers / "lightly-resnet.pth")
     assert loaded.name == "resnet18-cifar"
-    assert loaded.report.note == ""
-    assert "2 others ignored (linear)" in loaded.report.text()
-    assert error(loaded.encoder, "lightly-resnet") < 1e-5
-    assert "the file's stem is 'cifar'" in refused(loaded.path, encoder="resnet18-cifar-padding2")
+    assert loaded.report.endswith("2 others ignored (linear)")  # and no note
+    assert error(loaded.network, "lightly-resnet") < 1e-5
+    assert "the file's stem is 'cifar'" in refused(peers / "lightly-resnet.pth", encoder="resnet18-cifar-padding2")
 
 
 def test_solo_learn_with_a_partial_is_refused_by_its_class(peers: Path) -> None:
@@ -110,7 +109,7 @@ def test_timm_with_arguments_is_refused_by_its_class_and_loads_after_the_printed
     command = text[text.index("import torch; ") :]
     subprocess.run([sys.executable, "-c", command], check=True, cwd=tmp_path)
     loaded = open_weights(tmp_path / "weights.pth", encoder="timm:test_resnet", image_size=32)
-    assert error(loaded.encoder, "timm-args") < 1e-5
+    assert error(loaded.network, "timm-args") < 1e-5
 
 
 def test_a_flipped_bit_in_a_foreign_file_is_refused(peers: Path, tmp_path: Path) -> None:
@@ -159,6 +158,6 @@ def test_programs_and_pipes_are_called_what_they_are(tmp_path: Path) -> None:
 def test_heads_beside_a_prefixed_encoder_are_named(prefix: str, tmp_path: Path) -> None:
     state = {f"{prefix}{name}": value for name, value in build_encoder("resnet18", image_size=32).state_dict().items()}
     torch.save({**state, "projector.0.weight": torch.ones(4, 512)}, tmp_path / "w.pth")
-    text = open_weights(tmp_path / "w.pth", image_size=32).report.text()
+    text = open_weights(tmp_path / "w.pth", image_size=32).report
     assert "also there" not in text
     assert text.endswith("; 1 others ignored (projector)")

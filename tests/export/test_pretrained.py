@@ -185,7 +185,7 @@ def test_a_file_is_normalised_for_as_it_says_or_as_the_published_weights(
     torch.save(build_encoder(name, image_size=32).state_dict(), file)
     loaded = open_weights(file, encoder=name, image_size=32)
     assert loaded.normalization == half
-    assert "the file states no normalisation: that of the published weights (mean 0.5, 0.5, 0.5" in loaded.report.text()
+    assert "the file states no normalisation: that of the published weights (mean 0.5, 0.5, 0.5" in loaded.report
     assert open_weights(file, encoder=name, image_size=32, normalization=IMAGENET).normalization == IMAGENET
     # and so for a run that starts from it, which the advice of a failed download leads to
     config = RunConfig(data="photos", encoder=name, normalization="imagenet", init=file)

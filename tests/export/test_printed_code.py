@@ -16,9 +16,8 @@ from torch import nn
 from dssl.augment import IMAGENET
 from dssl.models import build_encoder
 from dssl.weights.card import card
+from dssl.weights.encoder import Encoder
 from dssl.weights.formats import export, probe_images
-from dssl.weights.load import LoadedEncoder
-from dssl.weights.match import MatchReport
 from dssl.weights.rebuild import rebuild_lines
 
 # encoder, size, channels, format
@@ -75,10 +74,7 @@ def run_printed_code(
     for number, (name, size, channels, kind) in enumerate(families):
         encoder = shaken(build_encoder(name, image_size=size, channels=channels))
         place = folder / str(number)
-        loaded = LoadedEncoder(
-            encoder=encoder, name=name, image_size=size, channels=channels, normalization=IMAGENET, path=place, header={},
-            sha256="", report=MatchReport(path=place, prefix="", names="", loaded=1, total=1, ignored=()),
-        )  # fmt: skip
+        loaded = Encoder(network=encoder, name=name, image_size=size, channels=channels, normalization=IMAGENET)
         (done,) = export(loaded, place, formats=[kind])
         code = card(loaded, [done], evaluation=None).partition("```python\n")[2].partition("\n```")[0].split("\n")
         assert code == list(done.code)
@@ -106,12 +102,8 @@ def test_the_printed_code_builds_a_transformer_of_the_right_size() -> None:
     with torch.device("meta"):
         encoder = torchvision.models.vit_b_16(image_size=64)
     encoder.heads.head = nn.Identity()
-    place = Path("encoder.pth")
-    loaded = LoadedEncoder(
-        encoder=encoder, name="vit_b_16", image_size=64, channels=3, normalization=IMAGENET, path=place, header={},
-        sha256="", report=MatchReport(path=place, prefix="", names="", loaded=1, total=1, ignored=()),
-    )  # fmt: skip
-    imports, build, change, *_ = rebuild_lines(loaded, place.name)
+    loaded = Encoder(network=encoder, name="vit_b_16", image_size=64, normalization=IMAGENET)
+    imports, build, change, *_ = rebuild_lines(loaded, "encoder.pth")
     names: dict[str, Any] = {}
     with torch.device("meta"):
         exec("\n".join((imports, build, change)), names)

@@ -159,11 +159,11 @@ def test_checkpoint_resume_and_export_keep_the_filters(tmp_path: Path, monkeypat
     assert not torch.equal(kept, built().filters)
 
     loaded = open_weights(tmp_path / "whole")
-    assert torch.equal(loaded.encoder.state_dict()["filters"], kept)
+    assert torch.equal(loaded.network.state_dict()["filters"], kept)
     export(loaded, tmp_path / "out", formats=["safetensors", "onnx"])
-    again = open_weights(next((tmp_path / "out").glob("*.safetensors"))).encoder
+    again = open_weights(next((tmp_path / "out").glob("*.safetensors"))).network
     with torch.no_grad():
-        expected = loaded.encoder(images(count=2))
+        expected = loaded.network(images(count=2))
         assert torch.equal(again(images(count=2)), expected)
     session = onnxruntime.InferenceSession(next((tmp_path / "out").glob("*.onnx")))
     (given,) = session.run(None, {session.get_inputs()[0].name: images(count=2).numpy()})

@@ -144,7 +144,7 @@ def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path:
     left["config"]["init"] = str(other)
     (tmp_path / "run" / "config.json").write_text(json.dumps(left))
     train(config(other, adapt={"most_drift": None}), tmp_path / "run")
-    started = open_weights(tmp_path / "run" / "start.safetensors").encoder.state_dict()
+    started = open_weights(tmp_path / "run" / "start.safetensors").network.state_dict()
     assert all(torch.equal(value, started[name]) for name, value in torch.load(other).items())
     steps = [record["step"] for record in RunFolder(tmp_path / "run").metrics() if "start" in record]
     assert steps == [0, 8, 12], "no line twice"
@@ -153,7 +153,7 @@ def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path:
 def test_the_start_is_kept_and_the_size_of_whole_images_known(weights: Path, whole: Path) -> None:
     loaded = open_weights(whole / "start.safetensors")
     start = torch.load(weights)
-    assert all(torch.equal(value, start[name]) for name, value in loaded.encoder.state_dict().items())
+    assert all(torch.equal(value, start[name]) for name, value in loaded.network.state_dict().items())
     assert open_weights(whole).image_size == 18
     records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     standings = [(record["step"], record["start"]) for record in records if "start" in record]
@@ -241,7 +241,7 @@ def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monke
     train(wanted, tmp_path / "run")
     loaded = open_weights(tmp_path / "run")
     assert loaded.image_size == 32
-    assert "resized" in open_weights(tmp_path / "run", image_size=48).report.text()
+    assert "resized" in open_weights(tmp_path / "run", image_size=48).report
     # an encoder of one size that is not known as such is refused in a line
     monkeypatch.setattr("dssl.training.prepare.size_arguments", lambda *_: {})
     with pytest.raises(DsslError, match=r"views of 32 px and whole images of 18 px: .*--adapt\.evaluation-size 32"):

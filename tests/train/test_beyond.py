@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from dssl.augment import CIFAR10
 from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
@@ -22,6 +22,7 @@ from dssl.training.budget import step_budget
 from dssl.training.prepare import check_sizes
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
+from dssl.weights.encoder import Encoder
 from dssl.weights.load import load_encoder
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -260,9 +261,7 @@ def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Pat
 def test_a_teacher_that_cannot_take_a_size_is_refused_before_anything_is_written(
     layers: list[nn.Module], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = SimpleNamespace(
-        encoder=nn.Sequential(*layers), channels=3, normalization=None, sha256="", report=SimpleNamespace(text=str)
-    )
+    held = Encoder(network=nn.Sequential(*layers), name="teacher", image_size=20, normalization=CIFAR10)
     monkeypatch.setattr("dssl.weights.load.open_weights", lambda *arguments, **options: held)
     graph = "s1->teacher(s1), l1->teacher(l1), l1 = crop(0.05,0.3)@16(image)"
     with pytest.raises(DsslError) as caught:

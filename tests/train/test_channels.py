@@ -94,8 +94,8 @@ def test_embeddings_are_those_of_the_scaled_images(cells: Path, trained: Path, t
         Plain(), size=loaded.image_size, channels=5, batch_size=48, normalization=loaded.normalization
     ) as batches:
         (batch,) = batches
-    with evaluating(loaded.encoder):
-        expected = forward(loaded.encoder, batch.images).numpy()
+    with evaluating(loaded.network):
+        expected = forward(loaded.network, batch.images).numpy()
     assert np.allclose(written["embeddings"], expected, atol=1e-5)
     assert np.array_equal(written["embeddings"], again["embeddings"])
     assert loaded.value_range.text() in (tmp_path / "export" / "README.md").read_text()  # type: ignore[union-attr]

@@ -1,0 +1,179 @@
+"""An encoder as one object: its network, how images are prepared for it, how it is run, and where its weights came from."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dssl.augment import Normalization
+from dssl.data import Source
+from dssl.data.device import DeviceTransfer
+from dssl.data.loader import EvaluationBatches
+from dssl.data.quarantine import Quarantine
+from dssl.data.scale import Range
+from dssl.errors import DsslError
+from dssl.models import device_of, evaluating, feature_dim, forward
+from dssl.weights.checkpoint import content_hash
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images done and their total."""
+
+
+class NothingReadable(DsslError):
+    """None of the wanted images can be read; whoever asks for a part of a source catches this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Rows of features (float32, on the CPU) and the index in its source of the image of each row."""
+
+    values: Tensor
+    rows: NDArray[np.int64]
+    unreadable: int = 0
+    """How many images could not be read and have no row; always 0 unless that was allowed."""
+    cropped: int = 0
+    """How many images were resized and cropped; those that have the encoder's size already are taken whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where weights came from."""
+
+    path: Path
+    """A file or a run's folder; or the word that stands for weights, such as ``imagenet``."""
+    sha256: str
+    """Of the file's content."""
+    report: str
+    """What was loaded and what was not, in a line for people."""
+    header: dict[str, Any] = field(default_factory=dict)
+    """A checkpoint's header, or what an export kept of it; empty for foreign weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """A network from images to vectors, and everything that its features depend on."""
+
+    network: nn.Module
+    name: str
+    """As ``build_encoder`` knows it."""
+    image_size: int
+    channels: int = 3
+    normalization: Normalization
+    value_range: Range | None = None
+    """The values that became 0 and 255 in its training; None for photographs."""
+    batch_size: int = 256
+    autocast: torch.dtype | None = None
+    threads: int | None = None
+    """Threads that decode images; None for one per core."""
+    progress: Progress | None = None
+    """Told how many images of a source are done."""
+    origin: Origin | None = None
+    """None for weights that are in no file."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are, and where it computes."""
+        return device_of(self.network)
+
+    @property
+    def dim(self) -> int:
+        """How long its vectors are."""
+        return feature_dim(self.network, image_size=self.image_size, channels=self.channels)
+
+    @property
+    def precision(self) -> str:
+        return "float32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
+    @property
+    def place(self) -> str:
+        """What to call it in a message: the path of its weights, or its name."""
+        return self.name if self.origin is None else str(self.origin.path)
+
+    @property
+    def sha256(self) -> str:
+        """Of the file's content, or of the weights where there is no file."""
+        return weights_hash(self.network) if self.origin is None else self.origin.sha256
+
+    @property
+    def report(self) -> str:
+        """What is known of its weights, in a line."""
+        return f"{self.name}: untrained" if self.origin is None else self.origin.report
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What its file records of the training; empty where it records nothing."""
+        return {} if self.origin is None else self.origin.header
+
+    def protocol(self) -> dict[str, Any]:
+        """What every number that is measured with this encoder must say."""
+        recorded = ("step", "epoch", "dssl_version", "fingerprint", "verdict")
+        config = self.header.get("config") or {}
+        return {
+            "file": self.place,
+            "sha256": self.sha256,
+            "encoder": self.name,
+            "image_size": self.image_size,
+            "normalization": dataclasses.asdict(self.normalization),
+            **({} if self.value_range is None else {"range": self.value_range.plain()}),
+            **{name: self.header[name] for name in recorded if name in self.header},
+            "training_seed": config.get("seed"),
+            "weights": self.report,
+        }
+
+    def raw_pixels(self) -> "Encoder":
+        """The baseline that learns nothing: the same images, their normalized pixels as features."""
+        return dataclasses.replace(self, network=nn.Flatten(), name="raw pixels", origin=None)
+
+    def features(
+        self, source: Source, *, indices: NDArray[np.int64] | None = None, quarantine: Quarantine | None = None
+    ) -> Features:
+        """The vector of every image (or of those at ``indices``), in order: none dropped, none padded, nothing random.
+
+        The network is in evaluation mode meanwhile, and is left as it was. An unreadable image is an error unless there is a
+        ``quarantine`` (for training images only: a test set with missing images is another test set).
+        """
+        transfer = DeviceTransfer(self.device, normalization=self.normalization)
+        wanted = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
+        batches = EvaluationBatches(
+            source,
+            size=self.image_size,
+            batch_size=self.batch_size,
+            channels=self.channels,
+            normalization=None if transfer.as_bytes else self.normalization,
+            indices=wanted,
+            threads=self.threads,
+            quarantine=quarantine,
+        )
+        parts: list[Tensor] = []
+        rows: list[NDArray[np.int64]] = []
+        done = int(wanted[0]) if len(wanted) else 0  # the shards of one source count on
+        with batches, evaluating(self.network):
+            for batch in batches:
+                parts.append(forward(self.network, transfer.plain(batch.images), autocast=self.autocast))
+                rows.append(batch.indices)
+                done += len(batch.indices)
+                if self.progress is not None:
+                    self.progress(done, len(source))
+        if not parts:
+            raise NothingReadable(
+                f"{source.name}: none of its images can be read: there is nothing to compute features of"
+            )
+        values, computed = torch.cat(parts), np.concatenate(rows)
+        if quarantine is not None:
+            wanted = wanted[[int(index) not in quarantine for index in wanted]]
+        if len(values) != len(wanted) or not np.array_equal(computed, wanted):
+            raise DsslError(
+                f"{source.name}: {len(values)} features for {len(wanted)} images: samples were dropped or repeated"
+            )
+        return Features(values=values, rows=computed, unreadable=batches.count - len(computed), cropped=batches.cropped)
+
+
+def weights_hash(network: nn.Module) -> str:
+    """SHA-256 of every parameter and buffer."""
+    return content_hash("weights", network.state_dict())
