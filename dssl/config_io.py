@@ -9,7 +9,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -107,13 +107,13 @@ def fingerprint(config: Settings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def difference(old: T, new: T) -> list[str]:
+def difference(old: T, new: T, *, ignoring: Sequence[str] = ()) -> list[str]:
     """What differs in a way that can change a result: ``epochs: 100 -> 200``."""
     before, after = flat(to_dict(old)), flat(to_dict(new))
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and not is_harmless(key, new)
+        if before.get(key) != after.get(key) and key not in ignoring and not is_harmless(key, new)
     ]
 
 

@@ -56,7 +56,7 @@ class Log:
             initial=start,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=sys.stderr is None or not sys.stderr.isatty(),
             smoothing=0.05,
         )
 
@@ -98,7 +98,7 @@ class Log:
                 self._board.scalar(f"{group}/{name}", value, now.step + 1)
         self._board.flush()
         self._bar.set_postfix_str(
-            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}{self._measured}, "
+            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}, "
             f"data {data:.0%} / compute {1 - data:.0%}"
         )
         if status != self.status and now.verdict.reason:
@@ -106,8 +106,8 @@ class Log:
         self.status = status
 
     def round(self, step: int, status: str) -> None:
-        """One line per round, unless there is a progress bar."""
-        if self.active and self._bar.disable and (now := self._seen) is not None:
+        """One line per round; beside a progress bar only if something was measured."""
+        if self.active and (self._bar.disable or self._measured) and (now := self._seen) is not None:
             where = self.length.position(step)
             self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {status}{self._measured}")
             self._measured = ""  # of this round; the next line shows it only if it is measured again

@@ -136,18 +136,22 @@ def run(
     if resumed is not None:
         checkpointer.restore(resumed, data=settings.data)
     if world.first and folder is not None:
-        # the steps after the checkpoint are made again, and so are their lines; without one, all of them
-        folder.drop_metrics_after(-1 if resumed is None else state.step)
+        if resumed is not None:
+            folder.drop_metrics_after(state.step)
+        elif (old := folder.set_metrics_aside()) is not None:
+            intro = [*intro, f"no checkpoint of this run exists: it starts again; its old metrics are kept as {old}"]
     wrapped = task.objective
     if world.size > 1:
-        # BatchNorm across ranks keeps the buffers equal everywhere; where it is off, those of rank 0 are saved
-        wrapped = DistributedDataParallel(task.objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(task.objective, gradient_as_bucket_view=True)
+        # BatchNorm across ranks keeps the buffers equal everywhere; if it is off, those of rank 0 are saved. Set here, because
+        # as an argument it has another name in newer versions of torch, which warn of the old one
+        wrapped.broadcast_buffers = False
     # the first step whose loss is not a number, kept on the device: asking after every step would make the host wait
     bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
     with (
         task.batches(state.step) as batches,
         Log(folder, start=state.step, length=length, batch_size=settings.batch_size, active=world.first) as log,
-        StopSignals() as stop,
+        StopSignals(alone=world.size == 1) as stop,
     ):
         log.say(*checkpointer.warnings, *intro, *_where(state.step, total))
         with log.aside():

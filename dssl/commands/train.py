@@ -52,8 +52,9 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / Path(file).stem
     elif name is not None:
-        config = recipe(name, method=method, **_channels(rest))
         out = Path("runs") / name
+        kept = _method_in(Path(expanded(_take([*rest], "--out") or str(out)))) if method is None else None
+        config = recipe(name, method=method or kept, **_channels(rest))
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:
@@ -111,6 +112,17 @@ def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
     if last and not hasattr(config.method, setting):
         having = f"{', '.join(others)} and {last} have" if others else f"{last} has"
         raise DsslError(f"{given}: {declaration_of(config.method).name} has no {setting}, {having} one; leave it out")
+
+
+def _method_in(out: Path) -> str | None:
+    """The method of the run in this folder: without --method it stays, whatever the recipe's own is now."""
+    from dssl.run import RunFolder
+
+    folder = RunFolder(out)
+    if not folder.has_run:
+        return None
+    name = config_io.flat(folder.read_config()).get("config.method.name")
+    return name if name in METHODS else None
 
 
 def _channels(words: Sequence[str]) -> dict[str, int]:

@@ -104,17 +104,23 @@ def images_to_whiten(config: RunConfig, source: Source, normalization: Normaliza
         return torch.cat([batch.images for batch in batches])
 
 
-def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
-    """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
+def starting_encoder(config: RunConfig, *, init: Path | None = None) -> nn.Module:
+    """The encoder before its first step: its weights depend on the seed, or come from the file ``init``."""
     torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
-    dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
-    if init is not None:  # before the method copies the encoder, as BYOL does
+    if init is not None:
         if is_imagenet(init):
             line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
         else:
             line = load_weights_into(encoder, init).text()
         logger.info(line)
+    return encoder
+
+
+def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
+    """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
+    encoder = starting_encoder(config, init=init)  # before the method copies the encoder, as BYOL does
+    dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     check_sizes(config, encoder, dim)
     method = declaration_of(config.method).build(encoder, feature_dim=dim, **dataclasses.asdict(config.method))
     assert isinstance(method, nn.Module)

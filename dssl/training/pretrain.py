@@ -24,7 +24,7 @@ from dssl.data.source import earlier_fingerprints, range_of
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
-from dssl.methods import Method, Teacher, declaration_of
+from dssl.methods import Teacher, declaration_of
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
@@ -34,7 +34,7 @@ from dssl.state import RunLength, Verdict
 from dssl.training.adaptation import SHARES, add_to_average, interpolate, rate_shares
 from dssl.training.health import HealthMonitor, patience
 from dssl.training.knn import OnlineKnn
-from dssl.training.prepare import Parts, build_method, evaluation_size, prepare, view_maker
+from dssl.training.prepare import Parts, build_method, evaluation_size, prepare, starting_encoder, view_maker
 from dssl.training.start import CLOSE, Start
 from dssl.types import Images
 from dssl.version import VERSION
@@ -60,15 +60,19 @@ def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None)
             f"--out is {folder.path}, inside the images of --data {config.data}: the run's pictures would become part of "
             "the data; name a folder outside it"
         )
-    # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
-    method = build_method(config, init=None if checkpoint.steps_in(folder.checkpoints) else config.init)
+    with open_run(
+        folder, config, default=RunConfig, device=config.device, batch_size=config.batch_size,
+        by_content=("data", "init", "teacher"),
+    ) as opened:  # fmt: skip
+        return _run(config, opened, gallery)
 
-    with open_run(folder, config, default=RunConfig, device=config.device, batch_size=config.batch_size) as opened:
-        return _run(config, method, opened, gallery)
 
-
-def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | None) -> RunResult:
+def _run(config: RunConfig, opened: OpenRun, gallery: Gallery | None) -> RunResult:
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
+    # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
+    method = world.in_turn(lambda: build_method(config, init=None if resumed is not None else config.init))
+    if kept is not None:
+        world.all_or_error(lambda: _check_init(config, kept["config"].get("init"), folder))
     new = resumed is None and config.init is None
     parts = prepare(
         config, method, normalization=None if kept is None else Normalization.of(kept["normalization"]),
@@ -100,7 +104,10 @@ def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | 
         )
     if resumed is not None and resumed[1].header["fingerprint"] in earlier_fingerprints(parts.source):
         resumed[1].header["fingerprint"] = parts.source.fingerprint
-    opened.describe(header | {"precision": precision, "images": len(parts.source)})
+    opened.describe(
+        header | {"precision": precision, "images": len(parts.source)},
+        earlier_fingerprints=earlier_fingerprints(parts.source),
+    )
     settings = loop.LoopSettings(
         length=RunLength(
             total=steps_per_epoch * config.epochs,
@@ -306,6 +313,21 @@ class Pretraining(loop.Task[Batch]):
             return f"take {start}; no checkpoint stayed within a drift of {CLOSE:g}"
         last = checkpoint.path_at(self.folder.checkpoints, step)
         return f"take {last}, the last checkpoint with a drift of at most {CLOSE:g}, or {start}"
+
+
+def _check_init(config: RunConfig, before: str | None, folder: RunFolder) -> None:
+    """Compare weights that have another name than when the run started with those that the run has kept."""
+    if (None if config.init is None else str(config.init)) == before:
+        return
+    if config.init is not None and before is not None and folder.start_file.is_file():
+        encoder = starting_encoder(config, init=config.init)
+        kept = checkpoint.read(folder.start_file).part("method.encoder")
+        if all(torch.equal(value.double(), kept[name].double()) for name, value in encoder.state_dict().items()):
+            return
+    raise DsslError(
+        f"{folder.path} holds a run with another configuration (init: {before} -> {config.init}): "
+        "use the old weights to resume it, or name another --out"
+    )
 
 
 def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:

@@ -133,6 +133,19 @@ def test_a_run_whose_start_is_gone_does_not_end_on_other_weights(weights: Path, 
     assert EPOCHS * STEPS not in checkpoint.steps_in(tmp_path / "run" / "checkpoints")
 
 
+def test_weights_that_have_moved_are_the_same_weights(weights: Path, tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    checkpoint.path_at(tmp_path / "run" / "checkpoints", EPOCHS * STEPS).unlink()
+    moved, other = tmp_path / "moved.pth", tmp_path / "other.pth"
+    shutil.copyfile(weights, moved)
+    torch.save({name: value * 1.25 for name, value in torch.load(weights).items()}, other)
+    with pytest.raises(DsslError, match=str(other)):
+        train(config(other, adapt={"most_drift": None}), tmp_path / "run")
+    train(config(moved, adapt={"most_drift": None}), tmp_path / "run")
+    ours, theirs = (encoder_at(run, EPOCHS * STEPS) for run in (tmp_path / "run", whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path: Path, whole: Path) -> None:
     """Killed before the first checkpoint, and the file of weights replaced since."""
     shutil.copytree(whole, tmp_path / "run")

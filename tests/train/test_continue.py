@@ -23,7 +23,6 @@ from dssl.run import RunFolder, found_run
 from dssl.state import RunLength, TrainState
 from dssl.training import prepare
 from dssl.training import pretrain as loop
-from dssl.training.prepare import build_method
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from tests.train.running import end_of
@@ -70,7 +69,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
         out.mkdir()
-        loop._run(config, build_method(config), found_run(RunFolder(out), World(rank, 1, torch.device("cpu"))), None)
+        loop._run(config, found_run(RunFolder(out), World(rank, 1, torch.device("cpu"))), None)
 
     return run
 

@@ -2,7 +2,13 @@
 
 import json
 import logging
+import os
+import pty
+import re
+import select
 import shutil
+import sys
+import termios
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +30,7 @@ from dssl.report.run_data import read_run
 from dssl.training.prepare import open_test_data
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
+from tests.train.running import command, fork
 
 TINY = RunConfig(
     data="shapes:64",
@@ -78,6 +85,32 @@ def test_a_line_of_progress_shows_knn_of_its_own_epoch_alone(tmp_path: Path, cap
     lines = {int(line[6]): line for line in caplog.messages if line.startswith("epoch ")}
     assert set(lines) > measured
     assert {epoch for epoch, line in lines.items() if "kNN" in line} == measured
+
+
+def _on_terminal(path: str, words: list[str]) -> None:
+    terminal = os.open(path, os.O_RDWR)
+    os.dup2(terminal, 2)
+    sys.exit(main(words))
+
+
+def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 250))
+    words = command("simclr", tmp_path / "run", "--knn-every", "2", "--health.every", "1")[3:]
+    child = fork(_on_terminal, os.ttyname(theirs), words, log=tmp_path / "log")
+    shown = b""
+    while child.process.is_alive() or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            shown += os.read(ours, 65536)
+    assert child.wait() in (0, 3), child.said()
+    os.close(ours)
+    os.close(theirs)
+    lines = [line for line in shown.decode().replace("\r", "\n").splitlines() if "kNN" in line]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = [round(record["epoch"]) for record in records if "knn" in record]
+    assert measured == [1, 2, 4]
+    assert [int(re.search(r"epoch (\d+)", line)[1]) for line in lines] == measured  # type: ignore[index]
+    assert "step/s" in shown.decode()
 
 
 @pytest.mark.parametrize("layout", ["one class", "a class that train lacks"])
@@ -314,6 +347,20 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DsslError, match=r"has other files \(1, such as 'thesis.tex'\) and no run"):
         train(TINY, tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_file_manager_leaves_in_a_new_folder_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").write_bytes(b"\0")
+    assert train(replace(TINY, epochs=1, knn_every=0), tmp_path).step == 4
+    assert (tmp_path / ".DS_Store").exists()
+
+
+def test_a_folder_whose_name_safetensors_cannot_read_is_rejected_at_once(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(DsslError, match="UTF-8") as caught:
+        train(TINY, out)
+    str(caught.value).encode()
+    assert not out.exists()
 
 
 def test_what_cannot_be_written_to_is_named(tmp_path: Path) -> None:
