@@ -74,7 +74,7 @@ class Log:
         self._since += time.perf_counter() - began
 
     def check(self, now: HealthCheck, *, rate: float) -> None:
-        """Record what was seen, and print a changed verdict."""
+        """Record what was measured; of a verdict that has changed also its reason and its remedies, which are printed, too."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
         images = steps * self.batch_size / max(seconds, 1e-9)
@@ -83,13 +83,18 @@ class Log:
         if not self.active:
             return
         self._seen = now
-        status = now.verdict.status
+        verdict, status = now.verdict, now.verdict.status
         measured = {"loss": now.loss, "rate": rate, "images_per_second": images, "data_share": data}
         self.write(
             now.record
             | {"step": now.step + 1, "epoch": (now.step + 1) / self.length.steps_per_epoch}
             | measured
             | {"verdict": status}
+            | (
+                {"reason": verdict.reason, "remedies": verdict.remedies}
+                if status != self.status and verdict.reason
+                else {}
+            )
         )
         for name, value in measured.items():
             self._board.scalar(name, value, now.step + 1)
@@ -101,8 +106,8 @@ class Log:
             f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}, "
             f"data {data:.0%} / compute {1 - data:.0%}"
         )
-        if status != self.status and now.verdict.reason:
-            self.say(*now.verdict.lines())
+        if status != self.status and verdict.reason:
+            self.say(*verdict.lines())
         self.status = status
 
     def round(self, step: int, status: str) -> None:

@@ -258,7 +258,7 @@ def _swatch(number: int) -> Markup:
 
 
 def _statement(run: RunData) -> str:
-    if not run.looks:
+    if not run.checks:
         return "Nothing has been logged yet."
     reason = run.verdict.reason.replace("->", "→")  # a line break cannot split this one
     text = f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.verdict.status][1]

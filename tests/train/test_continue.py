@@ -120,7 +120,8 @@ def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
 
 def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     config = replace(TINY, optimizer=OptimizerConfig(rate=1e20, warmup_epochs=0))
-    assert train(config, tmp_path / "run").verdict.status == "diverged"
+    verdict = train(config, tmp_path / "run").verdict
+    assert verdict.status == "diverged"
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -129,8 +130,10 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     records = [json.loads(line, parse_constant=refuse) for line in lines]
     assert any(record.get("loss", 0) is None for record in records)
     run = read_run(tmp_path / "run")
-    assert run.verdict.status == "diverged"
-    assert len(run.curve("loss")) < len(run.looks)  # NaN is not drawn
+    assert (run.verdict.status, run.verdict.reason, run.verdict.remedies) == (
+        "diverged", verdict.reason, verdict.remedies,
+    )  # fmt: skip
+    assert len(run.curve("loss")) < len(run.checks)  # NaN is not drawn
 
 
 @pytest.mark.parametrize(("start", "left"), [(20, [1, 10, 20, 30]), (0, [30])])
