@@ -44,6 +44,7 @@ class Log:
         self._waited = 0.0
         self.status = ""
         """The last status that was logged."""
+        self.last_knn: float | None = None
         self._measured = ""
         self._seen: HealthCheck | None = None
         if not active:
@@ -121,7 +122,8 @@ class Log:
         if not self.active:
             return
         self.write({"step": step, "epoch": step / self.length.steps_per_epoch, **result})
-        self._measured = f", kNN {result['knn']:.1f} %"
+        self.last_knn = float(result["knn"])
+        self._measured = f", kNN {self.last_knn:.1f} %"
         self._board.scalar("knn", result["knn"], step)
 
     def start(self, step: int, record: Mapping[str, Any], text: str) -> None:

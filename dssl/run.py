@@ -1,6 +1,5 @@
 """A run's folder (it refuses what is not ours, holds the lock, keeps what a person looks at), and how a run opens."""
 
-import dataclasses
 import errno
 import fcntl
 import hashlib
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dssl import config_io
 from dssl.distributed import World, join_world
@@ -29,7 +28,6 @@ EVALUATION_FILE, EVALUATION_PAGE = "evaluation.json", "evaluation.html"
 """What `dssl evaluate` and `dssl evaluate-coco` write."""
 Resumed = tuple[Path, Checkpoint, list[str]]
 """A checkpoint to resume from, its path, and a complaint about each newer one that is damaged."""
-T = TypeVar("T", bound=config_io.Settings)
 
 
 class RunFolder:
@@ -93,7 +91,7 @@ class RunFolder:
             raise DsslError(
                 f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
             ) from None
-        if not isinstance(plain, dict) or "config" not in plain:
+        if not isinstance(plain, dict) or not isinstance(plain.get("config"), dict):
             raise DsslError(f"{self.config_file} is not the configuration of a dssl run; name another --out")
         return plain
 
@@ -171,18 +169,65 @@ class RunFolder:
             os.close(handle)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """A run that may start or resume: its folder is checked and locked, its processes have met."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that may start or resume: its processes have met, its folder is checked and locked."""
 
-    folder: RunFolder
     world: World
-    kept: dict[str, Any] | None
+    folder: RunFolder | None = None
+    """None for a training that leaves no files."""
+    kept: dict[str, Any] | None = None
     """What config.json says; None in a new run."""
-    resumed: Resumed | None
+    resumed: Resumed | None = None
     """The newest checkpoint that can be trusted."""
     by_content: tuple[str, ...] = ()
     """Settings that name files: a resumed run may give them another name, and compares what they hold."""
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, out: Path, config: config_io.Settings, *, task: str | None = None, by_content: tuple[str, ...] = ()
+    ) -> Iterator["Run"]:
+        """Join the other processes; the first one checks and locks the folder before any of them reads it.
+
+        ``task`` is None for pretraining, whose config.json names none.
+        """
+        folder = RunFolder(out)
+
+        def changes(kept: dict[str, Any]) -> list[str]:
+            if kept.get("task") != task:
+                other = kept.get("task", "pretraining")
+                raise DsslError(f"{folder.path} holds a run of another kind ({other}); name another --out")
+            return config_io.difference(kept["config"], config, ignoring=by_content)
+
+        with join_world(config.device, batch_size=config.batch_size) as world, ExitStack() as held:
+
+            def take() -> None:
+                folder.check(changes)  # before the lock, which creates the folder
+                held.enter_context(folder.locked())
+                folder.check(changes)  # what another process did before it let the lock go
+
+            world.all_or_error(lambda: take() if world.first else None)
+            yield cls.find(folder, world, by_content=by_content)
+
+    @classmethod
+    def find(cls, folder: RunFolder, world: World, *, by_content: tuple[str, ...] = ()) -> "Run":
+        """What an earlier start left, the same on all processes: if a node sees another disk, all of them stop with a line."""
+        kept = world.all_or_error(lambda: folder.read_config() if folder.has_run else None)
+        resumed = world.all_or_error(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
+        newest, started = "no checkpoint", "no run"
+        if resumed is not None:
+            header = resumed[1].header
+            newest = f"step {header.get('step')} ({header['sha256'][:12]})"
+        if kept is not None:
+            started = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+        world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": newest})
+        return cls(world=world, folder=folder, kept=kept, resumed=resumed, by_content=by_content)
+
+    @property
+    def first_step(self) -> int:
+        """A header without a step is rejected when the state is restored."""
+        return 0 if self.resumed is None else int(self.resumed[1].header.get("step", 0))
 
     def describe(self, plain: dict[str, Any], *, earlier_fingerprints: Sequence[str] = ()) -> None:
         """The first process writes config.json, again only if the images have moved; the others wait for it.
@@ -190,6 +235,7 @@ class OpenRun:
         The fingerprint decides whether the images are those of the run: earlier versions may have had another for them.
         """
         folder, world, kept = self.folder, self.world, self.kept
+        assert folder is not None
         if kept is not None and kept["fingerprint"] not in (plain["fingerprint"], *earlier_fingerprints):
             raise DsslError(
                 f"the images of {plain['config']['data']} are not those that {folder.path} was trained on (fingerprint "
@@ -206,55 +252,6 @@ class OpenRun:
                 folder.write_config(kept | {"config": plain["config"]})
 
         world.all_or_error(lambda: write() if world.first else None)
-
-
-@contextmanager
-def open_run(
-    folder: RunFolder,
-    config: T,
-    *,
-    default: Callable[[], T],
-    task: str | None = None,
-    device: str,
-    batch_size: int,
-    by_content: tuple[str, ...] = (),
-) -> Iterator[OpenRun]:
-    """Join the other processes; the first one checks and locks the folder before any of them reads it.
-
-    ``default()`` has the settings that the configuration of an earlier start may lack. ``task`` is None for pretraining, whose
-    config.json names none. Of the settings ``by_content`` the caller compares what they name.
-    """
-
-    def changes(kept: dict[str, Any]) -> list[str]:
-        if kept.get("task") != task:
-            other = kept.get("task", "pretraining")
-            raise DsslError(f"{folder.path} holds a run of another kind ({other}); name another --out")
-        before = config_io.read(kept["config"], default=default(), where=str(folder.config_file))
-        return config_io.difference(before, config, ignoring=by_content)
-
-    with join_world(device, batch_size=batch_size) as world, ExitStack() as held:
-
-        def take() -> None:
-            folder.check(changes)  # before the lock, which creates the folder
-            held.enter_context(folder.locked())
-            folder.check(changes)  # what another process did before it let the lock go
-
-        world.all_or_error(lambda: take() if world.first else None)
-        yield dataclasses.replace(found_run(folder, world), by_content=by_content)
-
-
-def found_run(folder: RunFolder, world: World) -> OpenRun:
-    """What an earlier start left, the same on all processes: where a node sees another disk, all of them stop with a line."""
-    kept = world.all_or_error(lambda: folder.read_config() if folder.has_run else None)
-    resumed = world.all_or_error(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
-    found, started = "no checkpoint", "no run"
-    if resumed is not None:
-        header = resumed[1].header
-        found = f"step {header.get('step')} ({header['sha256'][:12]})"
-    if kept is not None:
-        started = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-    world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": found})
-    return OpenRun(folder, world, kept, resumed)
 
 
 def _numbers(value: Any) -> Any:

@@ -78,7 +78,7 @@ class HealthCheck:
 
 
 class Monitor(Protocol[Report_contra]):
-    """Looks at a run every few steps and judges it; its memory is saved in the checkpoint."""
+    """Checks a run every few steps and judges it; its memory is saved in the checkpoint."""
 
     verdict: Verdict
 
@@ -200,12 +200,12 @@ class Checkpointer:
         self.warnings: list[str] = []
         self._saved_at = time.monotonic()
 
-    def restore(self, resumed: Resumed, *, data: str) -> None:
+    def restore(self, resumed: Resumed) -> None:
         path, saved, warnings = resumed
         fingerprint = self.header["fingerprint"]
         if saved.header["fingerprint"] != fingerprint:
             raise DsslError(
-                f"the images of {data} are not those that {path} was trained on "
+                f"the images are not those that {path} was trained on "
                 f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): restore them, or name another --out"
             )
         self.state.load(saved)

@@ -37,7 +37,7 @@ from dssl.models import feature_dim
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder
-from dssl.training.prepare import build_method, open_data, open_test_data, prepare
+from dssl.training.prepare import open_data, open_test_data, untrained_encoder
 from dssl.training.pretrain import train
 from dssl.version import VERSION
 from dssl.weights.load import LoadedEncoder, open_weights
@@ -163,15 +163,15 @@ def _baseline(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _untrained(config: RunConfig, *, pixels: bool) -> LoadedEncoder:
     """The encoder of a run before its first step; or one that returns the pixels of an image."""
-    parts = prepare(config, build_method(config), normalization=None, new=True)
-    encoder = nn.Flatten() if pixels else parts.method.encoder
+    untrained, data = untrained_encoder(config)
+    encoder = nn.Flatten() if pixels else untrained
     name = "raw pixels" if pixels else config.encoder
     return LoadedEncoder(
         encoder=encoder.eval(),
         name=name,
         image_size=config.image_size,
         channels=config.channels,
-        normalization=parts.normalization,
+        normalization=data.normalization,
         path=Path(name),
         sha256=weights_hash(encoder),
         report=MatchReport(path=Path(name), prefix="", names="untrained", loaded=0, total=0, ignored=()),

@@ -11,17 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import cast
 
 from torch import nn
 
 from dssl.config import RunConfig
-from dssl.methods import Method, SimSiamConfig
+from dssl.methods import SimSiamConfig
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
 from dssl.training.knn import OnlineKnn
-from dssl.training.prepare import build_method, prepare
+from dssl.training.prepare import untrained_encoder
 
 IMAGES, EPOCHS = 5_000, 16
 HEAVY = "ra(2,5)"
@@ -54,14 +52,11 @@ def settings(graph: str, *, seed: int = 0) -> RunConfig:
 
 def untrained_accuracies(config: RunConfig) -> dict[str, float]:
     """kNN accuracy in percent of raw pixels and of the run's encoder before its first step, measured as in the run."""
-    parts = prepare(config, build_method(config), normalization=None, new=True)
-    found = {}
-    for name, encoder in (("raw pixels", nn.Flatten()), ("untrained encoder", parts.method.encoder)):
-        method = cast(Method, SimpleNamespace(encoder=encoder))
-        found[name] = float(
-            OnlineKnn(config, dataclasses.replace(parts, method=method), autocast=None).measure()["knn"]
-        )
-    return found
+    encoder, data = untrained_encoder(config)
+    return {
+        name: float(OnlineKnn(config, data, network).measure()["knn"])
+        for name, network in (("raw pixels", nn.Flatten()), ("untrained encoder", encoder))
+    }
 
 
 @contextmanager

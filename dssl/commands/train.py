@@ -15,7 +15,7 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
 from dssl.methods import METHODS, declaration_of
-from dssl.recipes import RECIPES, recipe
+from dssl.recipes import HEAVY_POLICIES, RECIPES, recipe
 
 logger = logging.getLogger("dssl")
 
@@ -39,7 +39,7 @@ class Arguments:
 
 def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Take recipe, --config and --method out of the words: they decide which settings exist, and their defaults."""
-    rest = list(words)
+    rest = [word.replace("--adapt.most-drift", "--adapt.max-drift") for word in words]  # its earlier name
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
     from dssl.data.source import expanded
 
@@ -100,10 +100,8 @@ def run(arguments: Arguments) -> int:
 
 def _chosen_in_vain(config: RunConfig) -> bool:
     """Whether a heavy policy was named, other than that of a recipe, and no view uses it."""
-    from dssl.presets import named_graph
-
-    used = any(re.search(r"\bheavy\b", view.policy) for view in named_graph(config.graph).made)
-    return not used and config.heavy not in {recipe(name).heavy for name in RECIPES}
+    used = any(re.search(r"\bheavy\b", view.policy) for view in config.view_graph.made)
+    return not used and config.heavy not in HEAVY_POLICIES
 
 
 def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:

@@ -30,7 +30,7 @@ from dssl.evaluation.result import frozen, weights_hash
 from dssl.evaluation.store import FeatureStore
 from dssl.graph import View
 from dssl.optim import build_optimizer, peak_rate
-from dssl.run import RunFolder
+from dssl.run import Run, RunFolder
 from dssl.state import Loss, LossMonitor, RunLength
 from dssl.weights import checkpoint
 
@@ -167,6 +167,11 @@ class _Fitting(loop.Task[Batch]):
             self.module, optimizer_of(training, peak=self.peak), nesterov=training.nesterov
         )
         self.monitor = LossMonitor()
+        self.length = RunLength(
+            total=self.total, steps_per_epoch=self.steps_per_epoch, round=self.steps_per_epoch, counted="epoch"
+        )
+        self.batch_size, self.checkpoint = training.batch_size, CheckpointConfig(keep=1)
+        self.precision = "bf16" if store.autocast is torch.bfloat16 else "fp32"
         self.labels = torch.from_numpy(labels)
         shown = {name: getattr(store.loaded, name) for name in ("image_size", "channels")}
         shown["normalization"] = dataclasses.asdict(store.loaded.normalization)
@@ -189,7 +194,7 @@ class _Fitting(loop.Task[Batch]):
             start_step=start, threads=self.store.threads, pinned=self.feed.as_bytes, labels=self.labels.numpy(),
         )  # fmt: skip
 
-    def place(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def to_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.feed.place(batch)["train"], self.labels[batch.indices].to(self.device)
 
     def rate(self, step: int) -> float:
@@ -201,28 +206,15 @@ class _Fitting(loop.Task[Batch]):
 
 
 def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> None:
-    settings = loop.LoopSettings(
-        length=RunLength(
-            total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"
-        ),
-        batch_size=task.training.batch_size,
-        data=task.source.name,
-        precision="bf16" if task.store.autocast is torch.bfloat16 else "fp32",
-        seed=task.seed,
-        checkpoint=CheckpointConfig(keep=1),
-        look_every=20,
-    )
     world = World(0, 1, task.device)
     if folder is None:
-        ending = loop.run(task, settings, world=world)
+        ending = loop.run(task, Run(world=world))
     else:
         # a training that is there may have other weights or images: the name distinguishes them
         kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
         with kept.locked():
             kept.checkpoints.mkdir(exist_ok=True)
-            ending = loop.run(
-                task, settings, folder=kept, world=world, resumed=checkpoint.newest_good(kept.checkpoints)
-            )
+            ending = loop.run(task, Run(world=world, folder=kept, resumed=checkpoint.newest_good(kept.checkpoints)))
         if ending.verdict.status == "diverged":
             shutil.rmtree(kept.path)
         elif ending.signal is None:

@@ -139,9 +139,8 @@ class RunData:
             status = "healthy" if status == "below where it started" else status
         if status in ("healthy", "too early"):
             return Verdict(status, step)
-        changed = next(
-            (check for check in reversed(self.checks) if check["verdict"] == status and "reason" in check), {}
-        )
+        logged = [check for check in self.checks if check["verdict"] == status and "reason" in check]
+        changed: dict[str, Any] = logged[-1] if logged else {}
         return Verdict(
             status,
             int(changed.get("step", step)),

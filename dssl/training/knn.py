@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from dssl import rng
 from dssl.config import RunConfig
@@ -14,27 +15,39 @@ from dssl.errors import DsslError
 from dssl.evaluation.features import compute_features
 from dssl.evaluation.knn import knn_accuracy
 from dssl.evaluation.runner import aligned_labels
+from dssl.log import Log
+from dssl.loop import Hook
 from dssl.models import device_of
-from dssl.training.prepare import Parts, evaluation_size, open_test_data
+from dssl.training.prepare import TrainingData, evaluation_size, open_test_data
 
 BANK, QUERIES = 20_000, 10_000
 """Upper limits of training and test images: the curve is for monitoring, `dssl evaluate` for the record."""
 NEIGHBOURS, TEMPERATURE = 200, 0.1
 
 
-class OnlineKnn:
-    """Measures the encoder as it is; says nothing where the data has no labels or no test split."""
+class OnlineKnn(Hook):
+    """Measures the encoder as it is; says nothing if the data has no labels or no test split."""
 
-    def __init__(self, config: RunConfig, parts: Parts, *, autocast: torch.dtype | None) -> None:
-        self.config, self.parts, self.autocast = config, parts, autocast
-        self.last: float | None = None
+    def __init__(
+        self,
+        config: RunConfig,
+        data: TrainingData,
+        encoder: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
+        steps_per_epoch: int = 1,
+        at_start: bool = False,
+    ) -> None:
+        """``at_start`` also measures before the first step: of weights from elsewhere."""
+        self.config, self.data, self.encoder, self.autocast = config, data, encoder, autocast
+        self._steps_per_epoch, self._at_start = steps_per_epoch, at_start
         self._bank: Source | None = None
         self._queries: Source | None = None
         self.obstacle = ""
         """Why there is no curve, where labels and a test split seem to be there: no reason to refuse a run."""
-        if config.knn_every and parts.source.labels is not None:
+        if config.knn_every and data.source.labels is not None:
             try:
-                self._open(config, parts.source)
+                self._open(config, data.source)
             except DsslError as error:
                 self.obstacle = f"no kNN accuracy while training: {error}"
 
@@ -47,6 +60,16 @@ class OnlineKnn:
             self._bank = source if len(bank) == len(source) else Subset(source, bank)
             self._queries = test if len(queries) == len(test) else Subset(test, queries)
 
+    def begin(self, log: Log) -> None:
+        if self.obstacle:
+            log.say(self.obstacle)
+        if self._at_start and self.due(0):
+            log.knn(0, self.measure())
+
+    def after_round(self, step: int, log: Log) -> None:
+        if self.due(step // self._steps_per_epoch):
+            log.knn(step, self.measure())
+
     def due(self, epoch: int) -> bool:
         return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
 
@@ -56,10 +79,10 @@ class OnlineKnn:
         assert self._queries is not None
         bank, queries = (
             compute_features(
-                self.parts.method.encoder,
+                self.encoder,
                 source,
                 image_size=evaluation_size(self.config),
-                normalization=self.parts.normalization,
+                normalization=self.data.normalization,
                 channels=self.config.channels,
                 autocast=self.autocast,
                 threads=self.config.threads,
@@ -76,9 +99,8 @@ class OnlineKnn:
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=len(self._classes),
-            device=device_of(self.parts.method.encoder),
+            device=device_of(self.encoder),
         )
-        self.last = accuracy
         return {
             "knn": accuracy,
             "knn_protocol": {

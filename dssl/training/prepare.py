@@ -1,30 +1,31 @@
-"""From a configuration to the parts of a run: data, views, method and objective."""
+"""From a configuration to what a run is made of: data, views and method."""
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, Normalization, SizedViewMaker, ViewMaker
-from dssl.config import RunConfig
+from dssl.config import AdaptConfig, RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.loader import EvaluationBatches, Maker
 from dssl.data.order import require_shards
-from dssl.data.scale import Range, parse_range
+from dssl.data.scale import Range, as_range, parse_range
 from dssl.data.source import range_of
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
 from dssl.methods import Method, Teacher, declaration_of
 from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
+from dssl.models.blocks import blocks
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
-from dssl.presets import named_graph
-from dssl.training.adaptation import keep_most
 from dssl.weights.load import load_weights_into, stated_normalization
 from dssl.weights.pretrained import is_imagenet, load_imagenet
 from dssl.weights.published import imagenet_normalization
@@ -128,7 +129,7 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
         keep_most(method, config.adapt)
     if config.teacher is not None:
         method.add_module("teacher", _teacher(config, config.teacher, method))
-    Objective(method, named_graph(config.graph))  # refuses what the method cannot do, before anything is written
+    Objective(method, config.view_graph)  # refuses what the method cannot do, before anything is written
     return method
 
 
@@ -136,7 +137,7 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
     from dssl.weights.load import open_weights
 
-    graph = named_graph(config.graph)
+    graph = config.view_graph
     try:
         loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
         widths = {}  # by the size of a view; refuses one that it cannot see
@@ -168,7 +169,7 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
 
     Also one that cannot see whole images at the size at which it is measured.
     """
-    graph = named_graph(config.graph)
+    graph = config.view_graph
     if (whole := evaluation_size(config)) != config.image_size:
         try:
             found = feature_dim(encoder, image_size=whole, channels=config.channels)
@@ -196,41 +197,73 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything that a run needs and that does not change while it runs."""
+class TrainingData:
+    """The images that a run trains on, and how their pixels are normalised."""
 
-    graph: ViewGraph
     source: Source
     normalization: Normalization
-    method: Method
 
 
-def prepare(
-    config: RunConfig,
-    method: Method,
-    *,
-    normalization: Normalization | None,
-    value_range: Range | None = None,
-    new: bool,
-    world: World | None = None,
-) -> Parts:
-    """Open the data and put the parts together; a resumed run hands in the normalisation and the range that it started with.
+def training_data(
+    config: RunConfig, *, kept: Mapping[str, Any] | None = None, world: World | None = None
+) -> TrainingData:
+    """Open the images; a resumed run keeps the normalisation and the range that it started with.
 
-    In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
-    several processes one scans and measures, and the others use its result.
+    Of several processes one scans and measures, and the others use its result.
     """
     world = world or World(0, 1, torch.device("cpu"))
+    value_range = as_range((kept or {}).get("range"))
     wanted = parse_range(config.range, channels=config.channels)
     if value_range is None and wanted is not None and wanted.percent:
         value_range = world.from_first(lambda: range_of(open_data(config)))
     source = world.in_turn(lambda: open_data(config, value_range=value_range))
-    normalization = normalization or world.from_first(lambda: normalization_of(config, source))
+    if kept is not None:
+        return TrainingData(source, Normalization.of(kept["normalization"]))
+    return TrainingData(source, world.from_first(lambda: normalization_of(config, source)))
+
+
+def fit_to_data(
+    config: RunConfig, method: Method, data: TrainingData, *, new: bool, world: World | None = None
+) -> None:
+    """Tell the method about the images: encoders that whiten measure their filters in a ``new`` run, and a teacher converts.
+
+    A run is new that has neither a checkpoint nor weights from elsewhere.
+    """
+    world = world or World(0, 1, torch.device("cpu"))
     assert isinstance(method, nn.Module)
     whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
     if new and whitened:
-        images = world.all_or_error(lambda: images_to_whiten(config, source, normalization))
+        images = world.all_or_error(lambda: images_to_whiten(config, data.source, data.normalization))
         for encoder in whitened:
             whiten(encoder, images)
     if isinstance(teacher := getattr(method, "teacher", None), Teacher):
-        teacher.expect(normalization)
-    return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)
+        teacher.expect(data.normalization)
+
+
+def untrained_encoder(config: RunConfig) -> tuple[nn.Module, TrainingData]:
+    """The encoder of a run before its first step, and the run's images."""
+    method, data = build_method(config), training_data(config)
+    fit_to_data(config, method, data, new=True)
+    return method.encoder, data
+
+
+def keep_most(method: nn.Module, config: AdaptConfig) -> None:
+    """Freeze all but the last blocks of the encoder, and keep it in evaluation mode, without dropout.
+
+    BatchNorm then normalises by the statistics that came with the weights. Those of a small batch of crops would be worse, and
+    the frozen layers behind would see other inputs than those that they were trained on.
+    """
+    encoder = method.encoder
+    assert isinstance(encoder, nn.Module)
+    trained = {name for names in trained_blocks(encoder, config) for name in names}
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for part in method.children():
+        if type(part) is type(encoder):  # BYOL's second one, too
+            part.eval()
+
+
+def trained_blocks(encoder: nn.Module, config: AdaptConfig) -> tuple[tuple[str, ...], ...]:
+    """The names of the parameters that learn, by block."""
+    names = blocks(encoder)
+    return names if config.trained_blocks is None else names[-config.trained_blocks :]

@@ -74,7 +74,7 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class(store: FeatureStore
     seen = set()
     with task.batches(0) as batches:
         for batch in batches:
-            pixels, told = task.place(batch)
+            pixels, told = task.to_device(batch)
             colours = pixels[:, 0, 0, 0] * CIFAR10.std[0] + CIFAR10.mean[0]
             assert (colours * 255 / 60).round().long().tolist() == told.tolist()
             seen |= set(batch.indices.tolist())

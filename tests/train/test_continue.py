@@ -19,7 +19,7 @@ from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_data import read_run
-from dssl.run import RunFolder, found_run
+from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
 from dssl.training import prepare
 from dssl.training import pretrain as loop
@@ -69,7 +69,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
         out.mkdir()
-        loop._run(config, found_run(RunFolder(out), World(rank, 1, torch.device("cpu"))), None)
+        loop.pretrain(config, Run.find(RunFolder(out), World(rank, 1, torch.device("cpu"))))
 
     return run
 

@@ -11,6 +11,7 @@ import sys
 import termios
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -111,6 +112,35 @@ def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> N
     assert measured == [1, 2, 4]
     assert [int(re.search(r"epoch (\d+)", line)[1]) for line in lines] == measured  # type: ignore[index]
     assert "step/s" in shown.decode()
+
+
+def _counted(words: list[str]) -> None:
+    """How often a run is validated and a graph parsed, by the calls of the interpreter."""
+    from dssl.graph.text import parse
+
+    counts = {RunConfig.__post_init__.__code__: 0, parse.__code__: 0}
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in counts:
+            counts[frame.f_code] += 1
+
+    sys.setprofile(count)
+    code = main(words)
+    sys.setprofile(None)
+    print(json.dumps([*counts.values()]))
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("recipe", ["shapes", "folder"])
+def test_a_run_is_validated_and_its_graph_parsed_at_most_twice(recipe: str, tmp_path: Path) -> None:
+    words = command("simclr", tmp_path / "run", "--epochs", "1")[3:]
+    words = [recipe if word == "shapes" else word for word in words]
+    for attempt in ("new", "resumed"):
+        child = fork(_counted, words, log=tmp_path / attempt)
+        assert child.wait() in (0, 3), child.said()
+        validated, parsed = json.loads(child.said().splitlines()[-1])
+        assert 1 <= validated <= 2
+        assert 1 <= parsed <= 2
 
 
 @pytest.mark.parametrize("layout", ["one class", "a class that train lacks"])
