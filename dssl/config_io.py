@@ -181,7 +181,7 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
     for given, value in values.items():
         name = _RENAMED.get(prefix + given, prefix + given).removeprefix(prefix)
         if name not in known:
-            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + one for one in known))}")
+            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in known))}")
         if hints[name] is MethodSettings:
             changes[name] = _method(value, base.get(name), where)
         elif (table := _table(hints[name])) is not None and isinstance(value, Mapping):

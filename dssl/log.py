@@ -175,7 +175,7 @@ class Log:
 def _numbers(value: Any) -> Any:
     """The same with None in place of NaN and infinity, which JSON lacks."""
     if isinstance(value, Mapping):
-        return {name: _numbers(one) for name, one in value.items()}
+        return {name: _numbers(entry) for name, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -254,8 +254,8 @@ def _say_ending(
         reasons = verdict.lines() if verdict.status != log.status else []
         log.say(*reasons, f"stopped at step {step} of {total}: {checkpointer.last_healthy_line()}")
     elif signal is not None:
-        kept = "" if checkpointer.folder is None else " and saved; the same command resumes it"
-        log.say(f"stopped at step {step} of {total}{kept}")
+        saved = "" if checkpointer.folder is None else " and saved; the same command resumes it"
+        log.say(f"stopped at step {step} of {total}{saved}")
     elif verdict.status in ("collapsed", "partial collapse"):
         log.say(f"finished, but {verdict.status}: {checkpointer.last_healthy_line()}")
     elif verdict.status == "below where it started":  # judged after the last check, which has not said it

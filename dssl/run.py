@@ -1,4 +1,4 @@
-"""A run's folder (it refuses what is not ours, holds the lock, keeps what a person looks at), and how a run opens."""
+"""A run's folder (it rejects what is not ours, holds the lock, keeps what a person reads), and how a run opens."""
 
 import errno
 import fcntl
@@ -122,9 +122,9 @@ class RunFolder:
         """A resumed run repeats the steps after its checkpoint, so their old lines are dropped."""
         if not self.metrics_file.is_file():
             return
-        kept = [line + "\n" for line, record in self._lines() if record["step"] <= step]
+        lines = [line + "\n" for line, record in self._lines() if record["step"] <= step]
         with _naming(self.metrics_file):
-            write_text(self.metrics_file, "".join(kept))
+            write_text(self.metrics_file, "".join(lines))
 
     def set_metrics_aside(self) -> Path | None:
         """A run that starts again begins a new file; the old one, if it has lines, gets the first free name of a number."""
@@ -256,7 +256,7 @@ class Run:
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _numbers(one) for name, one in value.items()}
+        return {name: _numbers(entry) for name, entry in value.items()}
     return math.nan if value is None else value
 
 

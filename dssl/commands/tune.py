@@ -76,8 +76,8 @@ def run(arguments: Arguments) -> int:
     config = configuration(arguments)
     if config.graph == "dssl":
         print(
-            "graph dssl: in runs this short its direction protects the encoder from a bad policy, so that few policies can be "
-            "told apart; --graph heavy tells more of them apart"
+            "graph dssl: in runs this short its direction protects the encoder from a bad policy, so that most policies are "
+            "inconclusive; --graph heavy tells more of them apart"
         )
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     try:

@@ -134,7 +134,7 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
     caption = (
         "Each line is a run. Spread is 1 when the embeddings fill the sphere and 0 when they are one point; the effective "
         "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
-        f"partly ({PARTIAL:g}) and wholly ({COLLAPSED:g}) collapsed."
+        f"partially ({PARTIAL:g}) and fully ({COLLAPSED:g}) collapsed."
     )
     if any(run.starts and run.curve("knn") for run in runs):
         caption += " In the curve of kNN a dashed line is the start of its run."

@@ -57,9 +57,9 @@ def interpolate(
     for share in (*SHARES, 0.0):
         for name, value in end.items():
             parameters[name].copy_(torch.lerp(start[name].to(value), value, share))
-        found = drift() if share else 0.0
-        if found <= most:
-            return share, found
+        moved = drift() if share else 0.0
+        if moved <= most:
+            return share, moved
     raise AssertionError("not moving at all is always possible")
 
 

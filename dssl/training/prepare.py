@@ -64,8 +64,8 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     if config.normalization == "imagenet" and config.init is not None:
         stated = None if is_imagenet(config.init) else stated_normalization(config.init, channels=config.channels)
         return stated or imagenet_normalization(config.encoder, channels=config.channels)
-    known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
-    return known.gray() if config.channels == 1 else known
+    constants = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
+    return constants.gray() if config.channels == 1 else constants
 
 
 def evaluation_size(config: RunConfig) -> int:
@@ -148,9 +148,9 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
         raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
     features, *more = set(widths.values())
     if more:
-        found = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
+        both = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
         raise DsslError(
-            f"the teacher {path} makes {found}: let it see views of one size, or name one that ends in pooling"
+            f"the teacher {path} makes {both}: let it see views of one size, or name one that ends in pooling"
         )
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
@@ -172,10 +172,10 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
     graph = config.view_graph
     if (whole := evaluation_size(config)) != config.image_size:
         try:
-            found = feature_dim(encoder, image_size=whole, channels=config.channels)
+            width = feature_dim(encoder, image_size=whole, channels=config.channels)
         except DsslError:
-            found = None
-        if found != dim:
+            width = None
+        if width != dim:
             raise DsslError(
                 f"the encoder {config.encoder} cannot see views of {config.image_size} px and whole images of {whole} px: "
                 f"give them one size, such as --adapt.evaluation-size {config.image_size}"
@@ -184,14 +184,14 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
         if (size := graph.size(name)) is None:
             continue
         try:
-            found = feature_dim(encoder, image_size=size, channels=config.channels)
+            width = feature_dim(encoder, image_size=size, channels=config.channels)
         except DsslError as error:
             raise DsslError(
                 f"view {name} has {size} px, which the encoder {config.encoder} cannot process: {error}"
             ) from None
-        if found != dim:
+        if width != dim:
             raise DsslError(
-                f"view {name} has {size} px, where the encoder {config.encoder} gives {found} features instead of the {dim} at "
+                f"view {name} has {size} px, where the encoder {config.encoder} gives {width} features instead of the {dim} at "
                 f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
             )
 

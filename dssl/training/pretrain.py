@@ -227,8 +227,8 @@ def _check_init(config: RunConfig, run: Run) -> None:
     before = run.kept["config"].get("init")
     if config.init is not None and before is not None and folder.start_file.is_file():
         encoder = starting_encoder(config, init=config.init)
-        kept = checkpoint.read(folder.start_file).part("method.encoder")
-        if all(torch.equal(value.double(), kept[name].double()) for name, value in encoder.state_dict().items()):
+        started = checkpoint.read(folder.start_file).part("method.encoder")
+        if all(torch.equal(value.double(), started[name].double()) for name, value in encoder.state_dict().items()):
             return
     raise DsslError(
         f"{folder.path} holds a run with another configuration (init: {before} -> {config.init}): "

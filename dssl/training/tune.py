@@ -148,7 +148,7 @@ class _Tuning:
             if policy is None:  # nothing is left to try
                 wanted = len(trials)
                 break
-            if trials and sum(one.seconds for one in self.kept) + slowest > 60 * minutes:
+            if trials and sum(trial.seconds for trial in self.kept) + slowest > 60 * minutes:
                 break
             self.began = self.clock()
             now = self._trial(policy, saved, plan)
@@ -182,7 +182,7 @@ class _Tuning:
             self._describe(plan)
             return plan
         if steps is None:
-            pair, graph = (self._seconds_per_step(one) for one in (self.first, self.config))
+            pair, graph = (self._seconds_per_step(settings) for settings in (self.first, self.config))
             plan = plan_for(minutes, pair=pair, graph=graph)
             self.say(
                 f"shared start: {plan.start} steps, about {duration(plan.start * pair)}; "
@@ -245,7 +245,7 @@ class _Tuning:
         seconds = self.clock() - self.began
         trial = Trial(policy=policy, verdict=verdict.status, reason=verdict.reason, seconds=seconds, **measured)
         self.kept.append(trial)
-        write_text(self.file, "".join(json.dumps(asdict(one)) + "\n" for one in self.kept))
+        write_text(self.file, "".join(json.dumps(asdict(trial)) + "\n" for trial in self.kept))
         return trial
 
     def _measure(self, encoder: nn.Module) -> dict[str, float]:
@@ -261,10 +261,10 @@ class _Tuning:
             Turned(encoder), judges, image_size=config.image_size, normalization=normalization, channels=config.channels,
             autocast=half, threads=config.threads, quarantine=quarantine,
         ).values  # fmt: skip
-        found = retrieval(*views)
+        score = retrieval(*views)
         return {
-            "retrieval": found,
-            "error": math.sqrt(found * (1 - found) / len(views[0])),
+            "retrieval": score,
+            "error": math.sqrt(score * (1 - score) / len(views[0])),
             "rotation": rotation_accuracy(turned),
             "rank": effective_rank(turned[:, : turned.shape[1] // 4]),
         }
