@@ -141,7 +141,7 @@ def test_two_processes_average_their_gradients_and_share_the_scoring(tmp_path: P
 def test_trained_batchnorm_sees_the_batch_of_all_processes(tmp_path: Path, processes: int, kind: type) -> None:
     config = tiny(tmp_path, norm="sync")
     world = World(0, processes, torch.device("cpu"))
-    task = Finetuning(config, [], build_detector(config, classes=3)[0], world=world, header={})
+    task = Finetuning(config, [], build_detector(config, classes=3)[0], world=world, header={}, precision="fp32")
     norms = [module for module in task.module.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(norms) == 20
     assert all(type(norm) is kind for norm in norms)
