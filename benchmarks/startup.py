@@ -37,16 +37,17 @@ from dssl.training import pretrain as loop
 part("import the rest of the loop")
 from dssl.recipes import recipe
 from dssl.precision import choose_precision
-from dssl.training.prepare import build_method, prepare, view_maker
+from dssl.training.prepare import build_method, fit_to_data, training_data, view_maker
 config = recipe("shapes", epochs=2)
 method = build_method(config)
 part("build the method")
-parts = prepare(config, method, normalization=None, new=True)
+data = training_data(config)
+fit_to_data(config, method, data, new=True)
 part("open the data")
 choose_precision(method.encoder, image_size=config.image_size, channels=config.channels, device=torch.device("cpu"))
 part("measure the precision")
 from dssl.optim import build_optimizer
-build_optimizer(parts.method, config.optimizer)
+build_optimizer(method, config.optimizer)
 part("build the optimiser")
 from torch.utils.tensorboard.summary import scalar
 part("import TensorBoard")
@@ -54,7 +55,7 @@ from dssl.augment.kernels.program import load_kernels
 load_kernels()
 part("load the compiled kernels")
 from dssl.data.loader import Batches
-batches = Batches(parts.source, view_maker(config, parts.graph, parts.normalization), batch_size=256, seed=0, steps=10)
+batches = Batches(data.source, view_maker(config, config.view_graph, data.normalization), batch_size=256, seed=0, steps=10)
 batches.at(0)
 batches.close()
 part("first batch")

@@ -33,10 +33,9 @@ from dssl.graph import View
 from dssl.methods.losses import effective_rank, nt_xent
 from dssl.models import evaluating, forward
 from dssl.models.for_cpus import WhitenedEncoder, whiten
-from dssl.presets import named_graph
-from dssl.run import RunFolder
+from dssl.run import Run, RunFolder
 from dssl.text import markdown
-from dssl.training.prepare import Parts, build_method, images_to_whiten
+from dssl.training.prepare import TrainingData, build_method, images_to_whiten
 from dssl.training.tune import continued, short_run
 from dssl.weights import checkpoint
 from dssl.weights.encoder import Encoder
@@ -101,14 +100,13 @@ def run(options: argparse.Namespace) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(options.work / f"start-{options.start}-{options.seed}")
     method = build_method(config)
-    parts = Parts(graph=named_graph("standard"), source=source, normalization=CIFAR10, method=method)
+    data = TrainingData(source, CIFAR10)
     header = {"fingerprint": source.fingerprint}
     if (found := checkpoint.newest_good(folder.checkpoints)) is None:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         whiten_all(method, images_to_whiten(config, source, CIFAR10))
-        short_run(
-            config, parts, steps=options.start, precision="fp32", world=world, folder=folder, header=header, kept=True
-        )
+        run = Run(world=world, folder=folder)
+        short_run(config, data, method, steps=options.start, precision="fp32", run=run, header=header)
         found = checkpoint.newest_good(folder.checkpoints)
     assert found is not None
     file = options.work / "scores.jsonl"
@@ -121,12 +119,12 @@ def run(options: argparse.Namespace) -> None:
             continue
         began = time.process_time()
         graph, heavy = ("standard2", "identity") if policy == NONE else (options.graph, policy)
-        trial, its = continued(dataclasses.replace(config, graph=graph, heavy=heavy), parts, found[1])
-        ending = short_run(trial, its, steps=options.steps, precision="fp32", world=world, folder=folder, header=header)
+        trial, its = continued(dataclasses.replace(config, graph=graph, heavy=heavy), found[1])
+        ending = short_run(trial, data, its, steps=options.steps, precision="fp32", run=Run(world=world), header=header)
         trained = time.process_time()
         row: dict[str, Any] = {**about, "verdict": ending.verdict.status, "cpu_seconds": round(trained - began)}
-        row |= scores(its.method, judges, heavy=policy)
-        row |= score(its.method.encoder, images, bank, held_out)
+        row |= scores(its, judges, heavy=policy)
+        row |= score(its.encoder, images, bank, held_out)
         row["score_seconds"] = round(time.process_time() - trained)
         with file.open("a") as lines:
             lines.write(json.dumps(row) + "\n")

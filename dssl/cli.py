@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dssl.commands import COMMANDS, module_name
@@ -109,8 +110,19 @@ def _one_line(mistake: Exception) -> str:
     return " ".join(str(mistake).split())
 
 
+def _open_closed_streams() -> None:
+    """Give a program that was started with a closed stdin, stdout or stderr an empty one: a file of ours would get its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # a new descriptor has the lowest free number
+        continue
+    os.close(descriptor)
+    nothing = Path(os.devnull)
+    sys.stdin, sys.stdout = sys.stdin or nothing.open(), sys.stdout or nothing.open("w")
+    sys.stderr = sys.stderr or nothing.open("w")
+
+
 def entry() -> None:
     """What the installed command calls."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of another encoding shows an escape, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

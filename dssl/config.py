@@ -4,12 +4,16 @@
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.errors import DsslError
 from dssl.methods import MethodSettings, SimSiamConfig
 from dssl.settings import LARGEST, between, finite, require
+
+if TYPE_CHECKING:
+    from dssl.graph import ViewGraph
 
 Precision = Literal["auto", "bf16", "fp16", "fp32", "fp64"]
 
@@ -92,7 +96,7 @@ class AdaptConfig:
     """Layer-wise decay: the rate of a block is this times the rate of the next block towards the output."""
     average: float = 0.25
     """Average the encoder over this final fraction of the steps in which it learns; 0 takes the last weights."""
-    most_drift: float | None = 0.2
+    max_drift: float | None = 0.2
     """Move from the start towards the average only until features drift by this much (1 - mean cosine); None: all the way."""
     evaluation_size: int = 128
     """Size at which whole images are measured and embedded; larger than the views, because crops enlarge what they show.
@@ -105,8 +109,8 @@ class AdaptConfig:
         finite("adapt.encoder_rate", self.encoder_rate, strictly=True)
         require(0 < self.layer_decay <= 1, "adapt.layer_decay", self.layer_decay, "a number above 0 and at most 1")
         require(0 <= self.average <= 1, "adapt.average", self.average, "a number from 0 to 1")
-        if self.most_drift is not None:
-            finite("adapt.most_drift", self.most_drift, strictly=True)
+        if self.max_drift is not None:
+            finite("adapt.max_drift", self.max_drift, strictly=True)
         between("adapt.evaluation_size", self.evaluation_size, LARGEST["image_size"])
 
 
@@ -192,6 +196,13 @@ class RunConfig:
     adapt: AdaptConfig | None = None
     """How an encoder that starts from weights is adapted; the recipe adapt has it."""
 
+    @cached_property
+    def view_graph(self) -> "ViewGraph":
+        """The graph that the text stands for."""
+        from dssl.presets import named_graph
+
+        return named_graph(self.graph)
+
     @property
     def head_epochs(self) -> int:
         """Epochs at the beginning in which the encoder does not learn."""
@@ -200,7 +211,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         from dssl.augment import check_channels, meanings_of, parse
         from dssl.data.scale import MAX_CHANNELS, parse_range
-        from dssl.presets import named_graph
 
         for name in ("image_size", "epochs"):
             between(name, getattr(self, name), LARGEST[name])
@@ -220,7 +230,7 @@ class RunConfig:
         )  # fmt: skip
         if self.compile and self.checkpoint_activations:
             raise DsslError("compile and checkpoint_activations are both on, and do not work together: choose one")
-        graph = named_graph(self.graph)
+        graph = self.view_graph
         taught = next((edge.name for edge in graph.active_edges if edge.is_taught), None)
         if taught is not None and self.teacher is None:
             raise DsslError(f"the graph has the edge {taught}: name the teacher's weights with --teacher")

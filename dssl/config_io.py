@@ -9,7 +9,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -18,8 +18,8 @@ from dssl.errors import DsslError, choices
 from dssl.methods import METHODS, MethodSettings
 
 Plain = dict[str, Any]
-_REMOVED: Plain = {"accumulate": 1}
-"""Settings of earlier versions that had a single value: old files may still state it."""
+_RENAMED = {"adapt.most_drift": "adapt.max_drift", "method.regularise": "method.regularize"}
+"""Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _ADDED: Plain = {
     "method.guard": 0.0,
     "teacher": None,
@@ -31,8 +31,6 @@ _ADDED: Plain = {
     "range": None,
 }
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
-_RENAMED = {"method.regularise": "method.regularize"}
-"""Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
 
@@ -41,6 +39,12 @@ class Settings(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     HARMLESS: ClassVar[tuple[str, ...]]
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def batch_size(self) -> int: ...
 
 
 T = TypeVar("T", bound=Settings)
@@ -58,15 +62,14 @@ def to_dict(config: Settings) -> Plain:
 
 def from_dict(plain: Mapping[str, Any], *, where: str = "configuration") -> RunConfig:
     """The configuration of a run; a missing field has its default, an unknown one is refused."""
-    return read(plain, default=RunConfig(), where=where)
+    return build(RunConfig, plain, where=where)
 
 
-def read(plain: Mapping[str, Any], *, default: T, where: str) -> T:
-    """Settings of the default's kind from plain data."""
+def build(kind: type[T], plain: Mapping[str, Any], *, base: Mapping[str, Any] | None = None, where: str) -> T:
+    """Settings of this kind from plain data; what they do not say is as in ``base``, or has its default."""
     if not isinstance(plain, Mapping):
         raise DsslError(f"{where} holds {type(plain).__name__}, expected a table of settings")
-    values = {name: value for name, value in plain.items() if not _is_removed(name, value)}
-    return typing.cast(T, _build(type(default), values, default, where, ""))
+    return typing.cast(T, _build(kind, plain, base or {}, where, ""))
 
 
 def load(path: Path) -> RunConfig:
@@ -87,10 +90,6 @@ def load(path: Path) -> RunConfig:
     return from_dict(plain, where=str(path))
 
 
-def _is_removed(name: str, value: Any) -> bool:
-    return name in _REMOVED and type(value) is type(_REMOVED[name]) and value == _REMOVED[name]
-
-
 def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
     """A JSON object; the parser alone would let the last of two equal names win silently, which TOML forbids."""
     plain: Plain = {}
@@ -103,22 +102,50 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
 
 def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    told = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
-    told = {key: value for key, value in told.items() if key not in _ADDED or value != _ADDED[key]}
-    earlier = {new: old for old, new in _RENAMED.items()}
-    told = {earlier.get(key, key): value for key, value in told.items()}
-    text = json.dumps(told | _REMOVED, sort_keys=True)  # as earlier versions wrote it: results keep their names
+    values = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
+    values = {key: value for key, value in values.items() if key not in _ADDED or value != _ADDED[key]}
+    earlier = {new: old for old, new in _RENAMED.items()}  # results keep their names
+    text = json.dumps(
+        {earlier.get(key, key): value for key, value in values.items()} | {"accumulate": 1}, sort_keys=True
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def difference(old: T, new: T) -> list[str]:
-    """What differs in a way that can change a result: ``epochs: 100 -> 200``."""
-    before, after = flat(to_dict(old)), flat(to_dict(new))
+def difference(old: Mapping[str, Any], new: Settings, *, ignoring: Sequence[str] = ()) -> list[str]:
+    """What differs from the plain settings of an earlier start in a way that can change a result: ``epochs: 100 -> 200``.
+
+    A setting that it does not have, since it came later, had its default then.
+    """
+    before = {_RENAMED.get(key, key): value for key, value in flat(old).items()}
+    after = flat(to_dict(new))
+    if any(key not in before for key in after):
+        before = flat(_defaults(type(new))) | before
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted({*before, *after})
-        if before.get(key) != after.get(key) and not is_harmless(key, new)
+        if before.get(key) != after.get(key) and key not in ignoring and not is_harmless(key, new)
     ]
+
+
+def _defaults(kind: type[Settings]) -> Plain:
+    """Plain defaults of the fields that have one, without those of a method, which its name decides."""
+    values = {
+        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        for field in dataclasses.fields(kind)
+    }
+    plain: Plain = json.loads(
+        json.dumps(
+            {
+                name: dataclasses.asdict(value)
+                if dataclasses.is_dataclass(value) and not isinstance(value, type)
+                else value
+                for name, value in values.items()
+                if value is not dataclasses.MISSING and not isinstance(value, MethodSettings)
+            },
+            default=str,
+        )
+    )
+    return plain
 
 
 def is_harmless(key: str, config: Settings) -> bool:
@@ -134,36 +161,35 @@ def flat(plain: Mapping[Any, Any], prefix: str = "") -> Plain:
     return found
 
 
-def _method(value: Any, base: MethodSettings, where: str) -> Any:
+def _method(value: Any, base: MethodSettings | None, where: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if not isinstance(value, Mapping):
         raise DsslError(f"{where}: method is {value!r}, expected a name or a table with a name")
     settings = dict(value)
-    name = settings.pop("name", base.name)
+    name = settings.pop("name", "simsiam" if base is None else base.name)
     if not isinstance(name, str) or name not in METHODS:
         raise choices("method", str(name), METHODS)
     kind = METHODS[name]
-    default = base if isinstance(base, kind) else kind()
-    return _build(kind, settings, default, where, "method.")
+    return _build(kind, settings, vars(base) if isinstance(base, kind) else {}, where, "method.")
 
 
-def _build(kind: type, values: Mapping[str, Any], default: Any, where: str, prefix: str) -> Any:
+def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where: str, prefix: str) -> Any:
     hints = typing.get_type_hints(kind)
     known = {field.name for field in dataclasses.fields(kind)}
     changes: dict[str, Any] = {}
     for given, value in values.items():
-        name = _RENAMED.get(prefix + given, given).removeprefix(prefix)
+        name = _RENAMED.get(prefix + given, prefix + given).removeprefix(prefix)
         if name not in known:
-            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + one for one in known))}")
+            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in known))}")
         if hints[name] is MethodSettings:
-            changes[name] = _method(value, getattr(default, name), where)
+            changes[name] = _method(value, base.get(name), where)
         elif (table := _table(hints[name])) is not None and isinstance(value, Mapping):
-            before = getattr(default, name)
-            changes[name] = _build(table, value, table() if before is None else before, where, f"{prefix}{name}.")
+            before = base.get(name)
+            changes[name] = _build(table, value, {} if before is None else vars(before), where, f"{prefix}{name}.")
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
-    return dataclasses.replace(default, **changes)
+    return kind(**{**base, **changes})
 
 
 def _table(hint: Any) -> type | None:

@@ -22,7 +22,7 @@ _LAUNCH = "start several processes with torchrun, and one with WORLD_SIZE unset"
 _PATIENCE = datetime.timedelta(minutes=30)
 """How long a rank waits for the others: the first one measures kNN while they wait."""
 _POLL = 0.02
-"""Seconds between looks for processes that have started."""
+"""Seconds between checks for processes that have started."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -57,7 +57,7 @@ class World:
 
     def first_found(self, value: T | None) -> T | None:
         """What the first process that has something has, on all of them."""
-        return next((one for one in self._gather(value) if one is not None), None) if self.size > 1 else value
+        return next((other for other in self._gather(value) if other is not None), None) if self.size > 1 else value
 
     def wait(self) -> None:
         if self.size > 1:

@@ -1,8 +1,10 @@
 """Where derived files live, and how files are written so that no reader ever sees half of one."""
 
+import errno
 import fcntl
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -31,8 +33,17 @@ def cache_folder() -> Path | None:
 def replacing(path: Path) -> Iterator[Path]:
     """A new file that takes the place of ``path`` at the end: after a crash there is the old file or the new one, complete.
 
-    Everything in this program that replaces a file does it through this.
+    Everything in this program that replaces a file does it through this. A link keeps pointing to its file, which is replaced;
+    a device or a pipe, such as /dev/stdout, is written into.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / path.name
+            yield temporary
+            with temporary.open("rb") as content, path.open("wb") as device:
+                shutil.copyfileobj(content, device)
+        return
+    path = path.resolve()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_PARTIAL)
     os.close(descriptor)
     temporary = Path(name)
@@ -70,10 +81,13 @@ def is_partial(path: Path, *, of: str) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder durable."""
+    """Make a rename in this folder durable, if its file system can (vboxsf and some of FUSE cannot)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 

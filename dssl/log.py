@@ -44,6 +44,7 @@ class Log:
         self._waited = 0.0
         self.status = ""
         """The last status that was logged."""
+        self.last_knn: float | None = None
         self._measured = ""
         self._seen: HealthCheck | None = None
         if not active:
@@ -56,7 +57,7 @@ class Log:
             initial=start,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=sys.stderr is None or not sys.stderr.isatty(),
             smoothing=0.05,
         )
 
@@ -74,7 +75,7 @@ class Log:
         self._since += time.perf_counter() - began
 
     def check(self, now: HealthCheck, *, rate: float) -> None:
-        """Record what was seen, and print a changed verdict."""
+        """Record what was measured; of a verdict that has changed also its reason and its remedies, which are printed, too."""
         seconds = time.perf_counter() - self._since
         steps = now.step + 1 - self._since_step
         images = steps * self.batch_size / max(seconds, 1e-9)
@@ -83,13 +84,18 @@ class Log:
         if not self.active:
             return
         self._seen = now
-        status = now.verdict.status
+        verdict, status = now.verdict, now.verdict.status
         measured = {"loss": now.loss, "rate": rate, "images_per_second": images, "data_share": data}
         self.write(
             now.record
             | {"step": now.step + 1, "epoch": (now.step + 1) / self.length.steps_per_epoch}
             | measured
             | {"verdict": status}
+            | (
+                {"reason": verdict.reason, "remedies": verdict.remedies}
+                if status != self.status and verdict.reason
+                else {}
+            )
         )
         for name, value in measured.items():
             self._board.scalar(name, value, now.step + 1)
@@ -98,16 +104,16 @@ class Log:
                 self._board.scalar(f"{group}/{name}", value, now.step + 1)
         self._board.flush()
         self._bar.set_postfix_str(
-            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}{self._measured}, "
+            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}, "
             f"data {data:.0%} / compute {1 - data:.0%}"
         )
-        if status != self.status and now.verdict.reason:
-            self.say(*now.verdict.lines())
+        if status != self.status and verdict.reason:
+            self.say(*verdict.lines())
         self.status = status
 
     def round(self, step: int, status: str) -> None:
-        """One line per round, unless there is a progress bar."""
-        if self.active and self._bar.disable and (now := self._seen) is not None:
+        """One line per round; beside a progress bar only if something was measured."""
+        if self.active and (self._bar.disable or self._measured) and (now := self._seen) is not None:
             where = self.length.position(step)
             self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {status}{self._measured}")
             self._measured = ""  # of this round; the next line shows it only if it is measured again
@@ -116,7 +122,8 @@ class Log:
         if not self.active:
             return
         self.write({"step": step, "epoch": step / self.length.steps_per_epoch, **result})
-        self._measured = f", kNN {result['knn']:.1f} %"
+        self.last_knn = float(result["knn"])
+        self._measured = f", kNN {self.last_knn:.1f} %"
         self._board.scalar("knn", result["knn"], step)
 
     def start(self, step: int, record: Mapping[str, Any], text: str) -> None:
@@ -168,7 +175,7 @@ class Log:
 def _numbers(value: Any) -> Any:
     """The same with None in place of NaN and infinity, which JSON lacks."""
     if isinstance(value, Mapping):
-        return {name: _numbers(one) for name, one in value.items()}
+        return {name: _numbers(entry) for name, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,6 +1,6 @@
 """The one training loop, of pretraining, COCO, fine-tuning and the linear protocols.
 
-A task says what is trained, on which inputs, and who watches it. The loop owns the steps, looks, saves and stops. Nothing here
+A task says what is trained, on which inputs, and who monitors it. The loop owns the steps, checks, saves and stops. Nothing here
 remembers how a run got to a step: inputs, learning rate and random numbers are functions of the step's number, so resuming is
 "start at step k".
 """
@@ -24,11 +24,11 @@ from dssl.log import Log
 from dssl.objective import Objective
 from dssl.optim import set_learning_rate
 from dssl.precision import autocast, loss_scaler
-from dssl.run import Resumed, RunFolder
+from dssl.run import Run
 from dssl.state import Checkpointer, Monitor, RunLength, StopSignals, TrainState, Verdict
 
 _VOTE_EVERY = 32
-"""The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a look."""
+"""The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a check."""
 
 Inputs_co = TypeVar("Inputs_co", covariant=True)
 Inputs = TypeVar("Inputs")
@@ -40,7 +40,20 @@ class InputsByStep(Protocol[Inputs_co]):
     def at(self, step: int) -> Inputs_co: ...
 
 
-class Task(Generic[Inputs]):
+class Hook:
+    """Something beside the task that is called as the loop goes, on every process."""
+
+    def begin(self, log: Log) -> None:
+        """Called before the first step."""
+
+    def after_step(self, step: int) -> None:
+        """Called once the weights have moved."""
+
+    def after_round(self, step: int, log: Log) -> None:
+        """Called when ``step`` steps are done and a round is complete."""
+
+
+class Task(Hook, Generic[Inputs]):
     """What differs between one training and another."""
 
     name: str
@@ -55,6 +68,18 @@ class Task(Generic[Inputs]):
     """What every checkpoint records about the run: its configuration and the fingerprint of its data."""
     fixed_rate: float = 0.0
     """The learning rate of parameter groups that do not follow the schedule."""
+    length: RunLength
+    batch_size: int
+    precision: Precision
+    seed: int
+    """Of what the network draws while it trains: dropout, stochastic depth."""
+    checkpoint: CheckpointConfig
+    check_every: int = 20
+    """Steps between two health checks."""
+    stop_collapsed: bool = False
+    clip: float | None = None
+    hooks: Sequence[Hook] = ()
+    """Called after the task itself, in this order."""
 
     def batches(self, start: int) -> AbstractContextManager[InputsByStep[Inputs]]:
         """The inputs from this step on; their threads end with the context."""
@@ -68,32 +93,6 @@ class Task(Generic[Inputs]):
         """The learning rate of a step."""
         raise NotImplementedError
 
-    def after_step(self, step: int) -> None:
-        """What the weights need once they have moved: a moving average."""
-
-    def begin(self, log: Log) -> None:
-        """Called before the first step."""
-
-    def after_round(self, step: int, log: Log) -> None:
-        """Called on every process when ``step`` steps are done and a round is complete."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """How the loop goes about a task; it knows no configuration."""
-
-    length: RunLength
-    batch_size: int
-    data: str
-    """The name of the data in an error."""
-    precision: Precision
-    seed: int
-    """Of what the network draws while it trains: dropout, stochastic depth."""
-    checkpoint: CheckpointConfig
-    look_every: int
-    stop_collapsed: bool = False
-    clip: float | None = None
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -105,6 +104,8 @@ class Ending:
     checkpoint: Path | None
     signal: int | None = None
     """The signal that stopped it, if one did."""
+    knn: float | None = None
+    """The last kNN accuracy in percent that this process has measured since its start."""
 
     @property
     def exit_code(self) -> int:
@@ -115,43 +116,38 @@ class Ending:
         return codes.get(self.verdict.status, 0)
 
 
-def run(
-    task: Task[Inputs],
-    settings: LoopSettings,
-    *,
-    world: World,
-    folder: RunFolder | None = None,
-    resumed: Resumed | None = None,
-    intro: Sequence[str] = (),
-) -> Ending:
-    """Train from the first step, or from a checkpoint, to the last step, a signal or a bad end.
-
-    Without a folder nothing is written.
-    """
+def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending:
+    """Train from the first step, or from a checkpoint, to the last step, a signal or a bad end."""
     # -- the start: weights, optimiser, step and the monitor's memory are all that a checkpoint holds
-    length, total, optimizer, monitor = settings.length, settings.length.total, task.optimizer, task.monitor
-    scaler = loss_scaler(world.device, settings.precision)
+    world, folder, length, total = opened.world, opened.folder, task.length, task.length.total
+    optimizer, monitor, hooks = task.optimizer, task.monitor, (task, *task.hooks)
+    scaler = loss_scaler(world.device, task.precision)
     state = TrainState(task.name, task.module, optimizer, monitor, scaler)
-    checkpointer = Checkpointer(folder, settings.checkpoint, state, length=length, header=task.header)
-    if resumed is not None:
-        checkpointer.restore(resumed, data=settings.data)
+    checkpointer = Checkpointer(folder, task.checkpoint, state, length=length, header=task.header)
+    if opened.resumed is not None:
+        checkpointer.restore(opened.resumed)
     if world.first and folder is not None:
-        # the steps after the checkpoint are made again, and so are their lines; without one, all of them
-        folder.drop_metrics_after(-1 if resumed is None else state.step)
+        if opened.resumed is not None:
+            folder.drop_metrics_after(state.step)
+        elif (old := folder.set_metrics_aside()) is not None:
+            intro = [*intro, f"no checkpoint of this run exists: it starts again; its old metrics are kept as {old}"]
     wrapped = task.objective
     if world.size > 1:
-        # BatchNorm across ranks keeps the buffers equal everywhere; where it is off, those of rank 0 are saved
-        wrapped = DistributedDataParallel(task.objective, broadcast_buffers=False, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(task.objective, gradient_as_bucket_view=True)
+        # BatchNorm across ranks keeps the buffers equal everywhere; if it is off, those of rank 0 are saved. Set here, because
+        # as an argument it has another name in newer versions of torch, which warn of the old one
+        wrapped.broadcast_buffers = False
     # the first step whose loss is not a number, kept on the device: asking after every step would make the host wait
     bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
     with (
         task.batches(state.step) as batches,
-        Log(folder, start=state.step, length=length, batch_size=settings.batch_size, active=world.first) as log,
-        StopSignals() as stop,
+        Log(folder, start=state.step, length=length, batch_size=task.batch_size, active=world.first) as log,
+        StopSignals(alone=world.size == 1) as stop,
     ):
         log.say(*checkpointer.warnings, *intro, *_where(state.step, total))
         with log.aside():
-            task.begin(log)
+            for hook in hooks:
+                hook.begin(log)
         for step in range(state.step, total):
             # -- the step
             started = time.perf_counter()
@@ -161,23 +157,24 @@ def run(
             rate = task.rate(step)
             set_learning_rate(optimizer, rate, fixed=task.fixed_rate, step=step)
             # dropout draws from a generator that no checkpoint holds: seeded like this, a resumed run draws the same
-            torch.manual_seed(rng.key(settings.seed, "forward", step, world.rank) % 2**63)
+            torch.manual_seed(rng.key(task.seed, "forward", step, world.rank) % 2**63)
             loss = take_step(
                 task.objective, inputs, optimizer, scaler, progress=step / max(total - 1, 1), through=wrapped,
-                device=world.device, precision=settings.precision, clip=settings.clip,
+                device=world.device, precision=task.precision, clip=task.clip,
             )  # fmt: skip
-            task.after_step(step)
+            for hook in hooks:
+                hook.after_step(step)
             state.step = step + 1
             bad_step = torch.where((bad_step < 0) & ~torch.isfinite(loss.total.detach()), step, bad_step)
             log.step(waited)
 
-            # -- the look: reads numbers from the device, which waits for it, so it is rare
+            # -- the health check: reads numbers from the device, which waits for it, so it is rare
             last = step + 1 == total
             round_ends = last or (step + 1) % length.round == 0
-            if step % settings.look_every == 0 or round_ends:
+            if step % task.check_every == 0 or round_ends:
                 check = monitor.check(step, loss, first_bad=int(bad_step))
                 status = check.verdict.status
-                hopeless = status == "diverged" or (settings.stop_collapsed and status == "collapsed")
+                hopeless = status == "diverged" or (task.stop_collapsed and status == "collapsed")
                 # each rank sees its own part of the batch: one that stopped alone would hang the rest, and what it saw
                 # is the verdict of all
                 stops = world.any(hopeless)
@@ -189,16 +186,17 @@ def run(
                     break
             if round_ends:
                 with log.aside():
-                    task.after_round(step + 1, log)
+                    for hook in hooks:
+                        hook.after_round(step + 1, log)
                 log.round(step + 1, monitor.verdict.status)
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
-            leaving = _should_stop(stop, step, world, every=min(settings.look_every, _VOTE_EVERY))
+            leaving = _should_stop(stop, step, world, every=min(task.check_every, _VOTE_EVERY))
             if checkpointer.due(round_ends=round_ends, last=last, leaving=leaving):
                 if not state.is_finite():
-                    # not saved, or a resumed run would start from it; the next look stops all processes together
+                    # not saved, or a resumed run would start from it; the next check stops all processes together
                     monitor.divergence(step, loss, first_bad=int(bad_step))
-                    if last:  # there is no next look, and the metrics would end on the verdict of this one
+                    if last:  # there is no next check, and the metrics would end on the verdict of this one
                         log.check(dataclasses.replace(check, verdict=monitor.verdict), rate=rate)
                 elif world.first:
                     with log.aside():
@@ -212,7 +210,7 @@ def run(
         signal = world.first_found(stop.signal)  # one node may be preempted and the others not
         _say_ending(log, checkpointer, monitor.verdict, state.step, total, signal)
     world.wait()  # for the last save: a process that ends takes the others with it
-    return Ending(state.step, total, monitor.verdict, checkpointer.newest(), signal)
+    return Ending(state.step, total, monitor.verdict, checkpointer.newest(), signal, log.last_knn)
 
 
 def take_step(
@@ -256,9 +254,9 @@ def _say_ending(
         reasons = verdict.lines() if verdict.status != log.status else []
         log.say(*reasons, f"stopped at step {step} of {total}: {checkpointer.last_healthy_line()}")
     elif signal is not None:
-        kept = "" if checkpointer.folder is None else " and saved; the same command resumes it"
-        log.say(f"stopped at step {step} of {total}{kept}")
+        saved = "" if checkpointer.folder is None else " and saved; the same command resumes it"
+        log.say(f"stopped at step {step} of {total}{saved}")
     elif verdict.status in ("collapsed", "partial collapse"):
         log.say(f"finished, but {verdict.status}: {checkpointer.last_healthy_line()}")
-    elif verdict.status == "below where it started":  # judged after the last look, which has not said it
+    elif verdict.status == "below where it started":  # judged after the last check, which has not said it
         log.say(*verdict.lines())

@@ -1,31 +1,33 @@
-"""A run's folder (it refuses what is not ours, holds the lock, keeps what a person looks at), and how a run opens."""
+"""A run's folder (it rejects what is not ours, holds the lock, keeps what a person reads), and how a run opens."""
 
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dssl import config_io
 from dssl.distributed import World, join_world
 from dssl.errors import DsslError
-from dssl.files import is_partial, write_text
+from dssl.files import is_partial, printable, write_text
 from dssl.version import VERSION
 from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
 _OURS = "config.json"
+_OF_THE_SYSTEM = (".DS_Store", "Thumbs.db", "desktop.ini")
+"""What file managers leave in any folder that they show."""
 EVALUATION_FILE, EVALUATION_PAGE = "evaluation.json", "evaluation.html"
 """What `dssl evaluate` and `dssl evaluate-coco` write."""
 Resumed = tuple[Path, Checkpoint, list[str]]
 """A checkpoint to resume from, its path, and a complaint about each newer one that is damaged."""
-T = TypeVar("T", bound=config_io.Settings)
 
 
 class RunFolder:
@@ -53,17 +55,19 @@ class RunFolder:
 
         ``changes`` gets what config.json says and returns what is asked for now that differs from it.
         """
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise DsslError(
+                f"--out is {printable(str(self.path))}, whose name is not UTF-8, and safetensors could not read its checkpoints: "
+                "name another folder"
+            ) from None
         if self.path.exists() and not self.path.is_dir():
             raise DsslError(f"--out is {self.path}, which is a file; name a new or empty folder")
         if not self.has_run:
             entries = self.path.iterdir() if self.path.is_dir() else ()
             # what a run that was refused or killed before it began may have left
-            left = (
-                ".lock",
-                self.quarantine_file.name,
-                self.checkpoints.name,
-                "config.tmp",
-            )  # the last: earlier versions
+            left = (".lock", self.quarantine_file.name, self.checkpoints.name, *_OF_THE_SYSTEM)
             others = [entry.name for entry in entries if entry.name not in left and not is_partial(entry, of=_OURS)]
             if self.checkpoints.is_dir():
                 others += [f"{self.checkpoints.name}/{entry.name}" for entry in self.checkpoints.iterdir()]
@@ -87,14 +91,13 @@ class RunFolder:
             raise DsslError(
                 f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
             ) from None
-        if not isinstance(plain, dict) or "config" not in plain:
+        if not isinstance(plain, dict) or not isinstance(plain.get("config"), dict):
             raise DsslError(f"{self.config_file} is not the configuration of a dssl run; name another --out")
         return plain
 
     def write_config(self, plain: dict[str, Any]) -> None:
         """Written once, whole or not at all: from then on the folder is a run."""
         with _naming(self.config_file):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
             for leftover in self.path.glob(f".{_OURS}.*"):  # of a start that was killed; we hold the lock
                 leftover.unlink()
             write_text(self.config_file, json.dumps(plain, indent=2) + "\n")
@@ -119,18 +122,33 @@ class RunFolder:
         """A resumed run repeats the steps after its checkpoint, so their old lines are dropped."""
         if not self.metrics_file.is_file():
             return
-        kept = [line + "\n" for line, record in self._lines() if record["step"] <= step]
+        lines = [line + "\n" for line, record in self._lines() if record["step"] <= step]
         with _naming(self.metrics_file):
-            write_text(self.metrics_file, "".join(kept))
+            write_text(self.metrics_file, "".join(lines))
+
+    def set_metrics_aside(self) -> Path | None:
+        """A run that starts again begins a new file; the old one, if it has lines, gets the first free name of a number."""
+        if not self.metrics():
+            return None
+        numbers = itertools.count(1)
+        path = next(path for number in numbers if not (path := self.path / f"metrics.{number}.jsonl").exists())
+        return self.metrics_file.rename(path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process per folder. The system releases the lock when the process dies, so locks are never stale."""
+        """One process per folder. The system releases the lock when the process dies, so locks are never stale.
+
+        A run that is rejected before it begins leaves nothing behind.
+        """
+        new = [path for path in (self.path, *self.path.parents) if not path.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = self.path / ".lock"
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(handle).st_nlink:  # its last holder has just deleted it
+                    raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     raise DsslError(
@@ -139,75 +157,106 @@ class RunFolder:
                 raise DsslError(
                     f"{self.path} is in use by another dssl process; wait for it, stop it, or name another --out"
                 ) from None
-            yield
+            try:
+                yield
+            finally:
+                if not self.has_run:
+                    with suppress(OSError):
+                        lock.unlink()
+                        for folder in new:
+                            folder.rmdir()
         finally:
             os.close(handle)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """A run that may start or resume: its folder is checked and locked, its processes have met."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that may start or resume: its processes have met, its folder is checked and locked."""
 
-    folder: RunFolder
     world: World
-    kept: dict[str, Any] | None
+    folder: RunFolder | None = None
+    """None for a training that leaves no files."""
+    kept: dict[str, Any] | None = None
     """What config.json says; None in a new run."""
-    resumed: Resumed | None
+    resumed: Resumed | None = None
     """The newest checkpoint that can be trusted."""
+    by_content: tuple[str, ...] = ()
+    """Settings that name files: a resumed run may give them another name, and compares what they hold."""
 
-    def describe(self, plain: dict[str, Any]) -> None:
-        """The first process writes config.json, once; the others wait for it."""
-        folder, world = self.folder, self.world
+    @classmethod
+    @contextmanager
+    def open(
+        cls, out: Path, config: config_io.Settings, *, task: str | None = None, by_content: tuple[str, ...] = ()
+    ) -> Iterator["Run"]:
+        """Join the other processes; the first one checks and locks the folder before any of them reads it.
+
+        ``task`` is None for pretraining, whose config.json names none.
+        """
+        folder = RunFolder(out)
+
+        def changes(kept: dict[str, Any]) -> list[str]:
+            if kept.get("task") != task:
+                other = kept.get("task", "pretraining")
+                raise DsslError(f"{folder.path} holds a run of another kind ({other}); name another --out")
+            return config_io.difference(kept["config"], config, ignoring=by_content)
+
+        with join_world(config.device, batch_size=config.batch_size) as world, ExitStack() as held:
+
+            def take() -> None:
+                folder.check(changes)  # before the lock, which creates the folder
+                held.enter_context(folder.locked())
+                folder.check(changes)  # what another process did before it let the lock go
+
+            world.all_or_error(lambda: take() if world.first else None)
+            yield cls.find(folder, world, by_content=by_content)
+
+    @classmethod
+    def find(cls, folder: RunFolder, world: World, *, by_content: tuple[str, ...] = ()) -> "Run":
+        """What an earlier start left, the same on all processes: if a node sees another disk, all of them stop with a line."""
+        kept = world.all_or_error(lambda: folder.read_config() if folder.has_run else None)
+        resumed = world.all_or_error(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
+        newest, started = "no checkpoint", "no run"
+        if resumed is not None:
+            header = resumed[1].header
+            newest = f"step {header.get('step')} ({header['sha256'][:12]})"
+        if kept is not None:
+            started = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+        world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": newest})
+        return cls(world=world, folder=folder, kept=kept, resumed=resumed, by_content=by_content)
+
+    @property
+    def first_step(self) -> int:
+        """A header without a step is rejected when the state is restored."""
+        return 0 if self.resumed is None else int(self.resumed[1].header.get("step", 0))
+
+    def describe(self, plain: dict[str, Any], *, earlier_fingerprints: Sequence[str] = ()) -> None:
+        """The first process writes config.json, again only if the images have moved; the others wait for it.
+
+        The fingerprint decides whether the images are those of the run: earlier versions may have had another for them.
+        """
+        folder, world, kept = self.folder, self.world, self.kept
+        assert folder is not None
+        if kept is not None and kept["fingerprint"] not in (plain["fingerprint"], *earlier_fingerprints):
+            raise DsslError(
+                f"the images of {plain['config']['data']} are not those that {folder.path} was trained on (fingerprint "
+                f"{plain['fingerprint'][:12]}, then {kept['fingerprint'][:12]}): restore them, or name another --out"
+            )
         world.agree({"images with the fingerprint": str(plain["fingerprint"])[:12]})
-        world.all_or_error(lambda: folder.write_config(plain) if world.first and not folder.has_run else None)
 
+        def write() -> None:
+            with _naming(folder.checkpoints):
+                folder.checkpoints.mkdir(parents=True, exist_ok=True)  # also if somebody moved it away
+            if kept is None:
+                folder.write_config(plain)
+            elif any(kept["config"].get(name) != plain["config"][name] for name in self.by_content):
+                folder.write_config(kept | {"config": plain["config"]})
 
-@contextmanager
-def open_run(
-    folder: RunFolder, config: T, *, default: Callable[[], T], task: str | None = None, device: str, batch_size: int
-) -> Iterator[OpenRun]:
-    """Join the other processes; the first one checks and locks the folder before any of them reads it.
-
-    ``default()`` has the settings that the configuration of an earlier start may lack. ``task`` is None for pretraining, whose
-    config.json names none.
-    """
-
-    def changes(kept: dict[str, Any]) -> list[str]:
-        if kept.get("task") != task:
-            other = kept.get("task", "pretraining")
-            raise DsslError(f"{folder.path} holds a run of another kind ({other}); name another --out")
-        return config_io.difference(
-            config_io.read(kept["config"], default=default(), where=str(folder.config_file)), config
-        )
-
-    with join_world(device, batch_size=batch_size) as world, ExitStack() as held:
-
-        def take() -> None:
-            folder.check(changes)  # before the lock, which creates the folder
-            held.enter_context(folder.locked())
-            folder.check(changes)  # what another process did before it let the lock go
-
-        world.all_or_error(lambda: take() if world.first else None)
-        yield found_run(folder, world)
-
-
-def found_run(folder: RunFolder, world: World) -> OpenRun:
-    """What an earlier start left, the same on all processes: where a node sees another disk, all of them stop with a line."""
-    kept = world.all_or_error(lambda: folder.read_config() if folder.has_run else None)
-    resumed = world.all_or_error(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
-    found, started = "no checkpoint", "no run"
-    if resumed is not None:
-        header = resumed[1].header
-        found = f"step {header.get('step')} ({header['sha256'][:12]})"
-    if kept is not None:
-        started = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-    world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": found})
-    return OpenRun(folder, world, kept, resumed)
+        world.all_or_error(lambda: write() if world.first else None)
 
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _numbers(one) for name, one in value.items()}
+        return {name: _numbers(entry) for name, entry in value.items()}
     return math.nan if value is None else value
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -22,6 +22,8 @@ from dssl.weights import checkpoint
 from dssl.weights.checkpoint import Checkpoint
 
 Status = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
+_HURRY = 1.0
+"""Seconds after which a second Ctrl-C is one of a person in a hurry, and not the first one again."""
 Report_contra = TypeVar("Report_contra", contravariant=True)
 
 
@@ -76,7 +78,7 @@ class HealthCheck:
 
 
 class Monitor(Protocol[Report_contra]):
-    """Looks at a run every few steps and judges it; its memory is saved in the checkpoint."""
+    """Checks a run every few steps and judges it; its memory is saved in the checkpoint."""
 
     verdict: Verdict
 
@@ -198,12 +200,12 @@ class Checkpointer:
         self.warnings: list[str] = []
         self._saved_at = time.monotonic()
 
-    def restore(self, resumed: Resumed, *, data: str) -> None:
+    def restore(self, resumed: Resumed) -> None:
         path, saved, warnings = resumed
         fingerprint = self.header["fingerprint"]
         if saved.header["fingerprint"] != fingerprint:
             raise DsslError(
-                f"the images of {data} are not those that {path} was trained on "
+                f"the images are not those that {path} was trained on "
                 f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): restore them, or name another --out"
             )
         self.state.load(saved)
@@ -279,12 +281,15 @@ class Checkpointer:
 class StopSignals:
     """SIGTERM, SIGINT and SIGUSR1 (from batch systems) end a run after it has saved; a second signal ends it at once.
 
-    The same SIGTERM or SIGUSR1 again is no second signal: Slurm sends it to every process, and torchrun hands on its own.
+    The same signal again is no second one: Slurm sends it to every process, and torchrun hands on its own. A second Ctrl-C
+    counts only for a process that is ``alone``, and only a second or more after the first.
     Within the ``with`` block, ``signal`` is the number of the first one, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self.signal: int | None = None
+        self._alone, self._clock = alone, clock
+        self._since = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -300,8 +305,9 @@ class StopSignals:
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave, it takes
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal == number != signal.SIGINT:
-            return
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal, self._since = number, self._clock()
+        elif self.signal != number or (
+            number == signal.SIGINT and self._alone and self._clock() - self._since >= _HURRY
+        ):
             os._exit(128 + number)
-        self.signal = number

@@ -19,7 +19,7 @@ from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.optim import build_optimizer
 from dssl.precision import autocast, precision_of
-from dssl.run import EVALUATION_FILE, OpenRun, RunFolder, open_run
+from dssl.run import EVALUATION_FILE, Run, RunFolder
 from dssl.state import LossMonitor, RunLength
 from dssl.version import VERSION
 from dssl.weights import checkpoint
@@ -68,19 +68,13 @@ class CocoResult:
 def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
     """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split."""
     require_pycocotools()
-    with open_run(
-        RunFolder(Path(out)),
-        config,
-        default=lambda: config,
-        task=TASK,
-        device=config.device,
-        batch_size=config.batch_size,
-    ) as opened:
+    with Run.open(Path(out), config, task=TASK) as opened:
         return _run(config, opened)
 
 
-def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
+def _run(config: CocoConfig, opened: Run) -> CocoResult:
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
+    assert folder is not None
     train, test = _data(config)
     known = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
     detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
@@ -100,20 +94,9 @@ def _run(config: CocoConfig, opened: OpenRun) -> CocoResult:
     images = train.trainable()
     about = {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
     opened.describe(header | about)
-    per_epoch = len(images) / config.batch_size
-    settings = loop.LoopSettings(
-        length=RunLength(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step"),
-        batch_size=config.batch_size,
-        data=f"{config.data} {config.train}",
-        precision=precision,
-        seed=config.seed,
-        checkpoint=config.checkpoint,
-        look_every=config.look_every,
-        clip=config.clip,
-    )
-    task = Finetuning(config, images, detector, world=world, header=header)
+    task = Finetuning(config, images, detector, world=world, header=header, precision=precision)
     intro = [origin.text, *_greeting(config, train, test, world, why), COMPARABLE]
-    ending = loop.run(task, settings, folder=folder, world=world, resumed=resumed, intro=intro)
+    ending = loop.run(task, opened, intro=intro)
     if ending.step < ending.total or ending.signal is not None or ending.verdict.status == "diverged":
         return CocoResult(ending=ending)
     with autocast(world.device, precision):
@@ -142,8 +125,13 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
         *,
         world: World,
         header: Mapping[str, Any],
+        precision: Precision,
     ) -> None:
         self.config, self.images, self.world, self.header = config, images, world, header
+        per_epoch = len(images) / config.batch_size
+        self.length = RunLength(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step")
+        self.batch_size, self.precision, self.seed = config.batch_size, precision, config.seed
+        self.checkpoint, self.check_every, self.clip = config.checkpoint, config.look_every, config.clip
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
         self.module = self.objective = detector.to(world.device).train()

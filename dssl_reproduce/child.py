@@ -20,24 +20,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dssl.evaluation.runner import aligned_labels, evaluate
+from torch import nn
 
 from dssl import config_io
 from dssl.config import RunConfig
 from dssl.distributed import pick_device
 from dssl.errors import DsslError, Stopped
+from dssl.evaluation import classifier
 from dssl.evaluation.classifier import Training
-from dssl.evaluation.protocols import Benchmark, evaluate, supervised
-from dssl.evaluation.result import Result
+from dssl.evaluation.protocols import Task
+from dssl.evaluation.result import Result, count_correct, weights_hash
 from dssl.evaluation.store import FeatureStore
 from dssl.log import show_messages
+from dssl.models import feature_dim
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder
-from dssl.training.prepare import build_method, encoder_of, open_data, open_test_data, prepare
+from dssl.training.prepare import open_data, open_test_data, untrained_encoder
 from dssl.training.pretrain import train
 from dssl.version import VERSION
-from dssl.weights.encoder import Encoder
-from dssl.weights.load import open_weights
+from dssl.weights.load import LoadedEncoder, open_weights
+from dssl.weights.match import MatchReport
 from dssl_reproduce.outcome import Measured, Outcome
 from dssl_reproduce.scales import Job
 
@@ -117,7 +121,7 @@ def _pretrained(spec: Mapping[str, Any]) -> dict[str, Any] | int:
     run, about = read_run(folder), RunFolder(folder).read_config()
     accuracies = {}
     if ended.verdict.status != "diverged":
-        accuracies = _measure(_benchmark(config, open_weights(folder), labels=spec["labels"]), spec["protocols"])
+        accuracies = _measure(_task(config, open_weights(folder), labels=spec["labels"]), spec["protocols"])
     return {
         "verdict": ended.verdict.status,
         "reason": run.verdict.reason,
@@ -136,17 +140,15 @@ def _pretrained(spec: Mapping[str, Any]) -> dict[str, Any] | int:
 
 def _baseline(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Raw pixels, the encoder before its first step, or that encoder trained with labels, from the start each time."""
-    config, start, with_labels = config_io.from_dict(spec["config"]), time.monotonic(), spec["kind"] == "supervised"
-    encoder = encoder_of(config, prepare(config, build_method(config), normalization=None, new=True))
-    if spec["kind"] == "pixels":
-        encoder = encoder.raw_pixels()
-    benchmark = _benchmark(config, encoder, labels=config.limit if with_labels else spec["labels"])
+    config, start, supervised = config_io.from_dict(spec["config"]), time.monotonic(), spec["kind"] == "supervised"
+    loaded = _untrained(config, pixels=spec["kind"] == "pixels")
+    task = _task(config, loaded, labels=config.limit if supervised else spec["labels"])
     steps = 0
-    if with_labels:
-        result, steps = _train_supervised(benchmark, Training(**spec["training"]), folder=Path(spec["run"]))
+    if supervised:
+        result, steps = _train_supervised(task, Training(**spec["training"]), folder=Path(spec["run"]))
         accuracies = {"supervised": _measured(result)}
     else:
-        accuracies = _measure(benchmark, spec["protocols"])
+        accuracies = _measure(task, spec["protocols"])
     return {
         "verdict": spec["kind"],
         "reason": "",
@@ -155,41 +157,75 @@ def _baseline(spec: Mapping[str, Any]) -> dict[str, Any]:
         "steps": steps,
         "seconds": round(time.monotonic() - start, 1),
         "precision": "fp32",
-        "data": {"images": len(benchmark.train), "fingerprint": benchmark.train.fingerprint},
+        "data": {"images": len(task.train), "fingerprint": task.train.fingerprint},
     }
 
 
-def _benchmark(config: RunConfig, encoder: Encoder, *, labels: int | None) -> Benchmark:
+def _untrained(config: RunConfig, *, pixels: bool) -> LoadedEncoder:
+    """The encoder of a run before its first step; or one that returns the pixels of an image."""
+    untrained, data = untrained_encoder(config)
+    encoder = nn.Flatten() if pixels else untrained
+    name = "raw pixels" if pixels else config.encoder
+    return LoadedEncoder(
+        encoder=encoder.eval(),
+        name=name,
+        image_size=config.image_size,
+        channels=config.channels,
+        normalization=data.normalization,
+        path=Path(name),
+        sha256=weights_hash(encoder),
+        report=MatchReport(path=Path(name), prefix="", names="untrained", loaded=0, total=0, ignored=()),
+        header={},
+    )
+
+
+def _task(config: RunConfig, loaded: LoadedEncoder, *, labels: int | None) -> Task:
     """The encoder with both splits; ``labels`` limits the labelled training images."""
-    encoder.network.to(pick_device(config.device))
+    loaded.encoder.to(pick_device(config.device))
     train, test = open_data(dataclasses.replace(config, limit=labels)), open_test_data(config)
     if test is None:
         raise DsslError(f"{config.data} has no labelled test images, so nothing can be measured on it")
-    store = FeatureStore(dataclasses.replace(encoder, threads=config.threads))
-    return Benchmark.of(store, train, test, seed=config.seed)
+    train_labels, test_labels, classes = aligned_labels(train, test)
+    return Task(
+        store=FeatureStore(loaded, threads=config.threads), train=train, test=test,
+        train_labels=train_labels, test_labels=test_labels, classes=classes, seed=config.seed,
+    )  # fmt: skip
 
 
-def _measure(benchmark: Benchmark, protocols: list[str]) -> dict[str, Measured]:
+def _measure(task: Task, protocols: list[str]) -> dict[str, Measured]:
     """One accuracy of each kind: of several kNN results the one with the fewest neighbours, k = 20."""
     found: dict[str, Measured] = {}
-    for result in evaluate(benchmark, protocols).results:
+    for result in evaluate(task, protocols).results:
         found.setdefault(str(result.protocol["kind"]), _measured(result))
     return found
 
 
-def _train_supervised(benchmark: Benchmark, training: Training, *, folder: Path) -> tuple[Result, int]:
+def _train_supervised(task: Task, training: Training, *, folder: Path) -> tuple[Result, int]:
     """Accuracy on the whole test set after the last epoch, and the number of steps."""
     folder.mkdir(parents=True, exist_ok=True)
-    steps = 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal steps
-        steps = done
         if done % 20 == 0 or done == total:
             (folder / PROGRESS_FILE).write_text(json.dumps({"step": done, "total": total}), encoding="utf-8")
 
-    network = benchmark.encoder.network
-    return supervised(benchmark, network=network, training=training, progress=progress)[0], steps
+    encoder = task.loaded.encoder
+    dim = feature_dim(encoder, image_size=task.loaded.image_size, channels=task.loaded.channels)
+    head = classifier.new_head(dim, len(task.classes), seed=task.seed)
+    used = classifier.train_classifier(
+        encoder, head, task.train, labels=task.train_labels, training=training, store=task.store, seed=task.seed,
+        freeze=False, progress=progress,
+    )  # fmt: skip
+    predicted = classifier.predict_features(head, task.store.compute(task.test).values)
+    protocol = {
+        "kind": "supervised",
+        "train_images": len(task.train),
+        "test_images": len(task.test),
+        "seed": task.seed,
+        **{name: getattr(used, name) for name in ("epochs", "batch_size", "rate", "weight_decay", "policy")},
+    }
+    correct = count_correct(predicted, torch.from_numpy(task.test_labels))
+    result = Result(name="supervised from scratch", correct=correct, total=len(task.test), protocol=protocol)
+    return result, used.epochs * (len(task.train) // used.batch_size)
 
 
 def _measured(result: Result) -> Measured:

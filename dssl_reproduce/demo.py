@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch import nn
+
 from dssl.config import RunConfig
 from dssl.methods import SimSiamConfig
 from dssl.recipes import recipe
 from dssl.report.run_data import RunData
 from dssl.training.knn import OnlineKnn
-from dssl.training.prepare import build_method, encoder_of, prepare
+from dssl.training.prepare import untrained_encoder
 
 IMAGES, EPOCHS = 5_000, 16
 HEAVY = "ra(2,5)"
@@ -50,11 +52,10 @@ def settings(graph: str, *, seed: int = 0) -> RunConfig:
 
 def untrained_accuracies(config: RunConfig) -> dict[str, float]:
     """kNN accuracy in percent of raw pixels and of the run's encoder before its first step, measured as in the run."""
-    parts = prepare(config, build_method(config), normalization=None, new=True)
-    knn, encoder = OnlineKnn(config, parts, autocast=None), encoder_of(config, parts)
+    encoder, data = untrained_encoder(config)
     return {
-        "raw pixels": float(knn.measure(encoder.raw_pixels())["knn"]),
-        "untrained encoder": float(knn.measure(encoder)["knn"]),
+        name: float(OnlineKnn(config, data, network).measure()["knn"])
+        for name, network in (("raw pixels", nn.Flatten()), ("untrained encoder", encoder))
     }
 
 

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from dssl import recipe
-from dssl.training import RunResult, train
+from dssl.loop import Ending
+from dssl.training import train
 
 
-def summary(result: RunResult) -> str:
+def summary(result: Ending) -> str:
     accuracy = "" if result.knn is None else f", kNN {result.knn:.1f} %"  # where the data has labels and a test split
     return f"{result.verdict.status}{accuracy}: {result.checkpoint}"
 

@@ -1,6 +1,7 @@
 """The command line as a real process: help, one-line errors, exit codes."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,23 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     result = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout == "s1<->"
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize(("words", "code"), [("graph dssl", 0), ("graph nothing", 2)])
+def test_closed_streams_are_no_error(closed: tuple[int, ...], words: str, code: int) -> None:
+    """And no file that the program opens gets the number of one of them."""
+    test = (
+        "import os, sys, tempfile; from dssl import cli\n"
+        "ran = cli.main\n"
+        "cli.main = lambda: ran(sys.argv[1:]) if tempfile.TemporaryFile().fileno() > 2 else 1\n"
+        "cli.entry()"
+    )
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    command = f"{sys.executable} -c {shlex.quote(test)} {words} {redirections}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_a_terminal_of_another_encoding_gets_an_escape() -> None:

@@ -16,7 +16,7 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError, memory_for
 from dssl.files import write_text
 from dssl.methods import METHODS
-from dssl.recipes import RECIPES, recipe
+from dssl.recipes import HEAVY_POLICIES, RECIPES, recipe
 
 logger = logging.getLogger("dssl")
 
@@ -40,7 +40,7 @@ class Arguments:
 
 def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     """Take recipe, --config and --method out of the words: they decide which settings exist, and their defaults."""
-    rest = list(words)
+    rest = [word.replace("--adapt.most-drift", "--adapt.max-drift") for word in words]  # its earlier name
     name = rest.pop(0) if rest and not rest[0].startswith("-") else None
     from dssl.data.source import expanded
 
@@ -53,8 +53,9 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / Path(file).stem
     elif name is not None:
-        config = recipe(name, method=method, **_channels(rest))
         out = Path("runs") / name
+        kept = _method_in(Path(expanded(_take([*rest], "--out") or str(out)))) if method is None else None
+        config = recipe(name, method=method or kept, **_channels(rest))
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:
@@ -101,10 +102,8 @@ def run(arguments: Arguments) -> int:
 
 def _chosen_in_vain(config: RunConfig) -> bool:
     """Whether a heavy policy was named, other than that of a recipe, and no view uses it."""
-    from dssl.presets import named_graph
-
-    used = any(re.search(r"\bheavy\b", view.policy) for view in named_graph(config.graph).made)
-    return not used and config.heavy not in {recipe(name).heavy for name in RECIPES}
+    used = any(re.search(r"\bheavy\b", view.policy) for view in config.view_graph.made)
+    return not used and config.heavy not in HEAVY_POLICIES
 
 
 def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
@@ -114,6 +113,17 @@ def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
         *others, last = having
         those = f"{', '.join(others)} and {last} have" if others else f"{last} has"
         raise DsslError(f"{given}: {config.method.name} has no {setting}, {those} one; leave it out")
+
+
+def _method_in(out: Path) -> str | None:
+    """The method of the run in this folder: without --method it stays, whatever the recipe's own is now."""
+    from dssl.run import RunFolder
+
+    folder = RunFolder(out)
+    if not folder.has_run:
+        return None
+    name = config_io.flat(folder.read_config()).get("config.method.name")
+    return name if name in METHODS else None
 
 
 def _channels(words: Sequence[str]) -> dict[str, int]:

@@ -74,6 +74,11 @@ def run(arguments: Arguments) -> int:
     from dssl.training.tune import tune
 
     config = configuration(arguments)
+    if config.graph == "dssl":
+        print(
+            "graph dssl: in runs this short its direction protects the encoder from a bad policy, so that most policies are "
+            "inconclusive; --graph heavy tells more of them apart"
+        )
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     try:
         with memory_for(needed, "lower one of them; finished trials are kept"):

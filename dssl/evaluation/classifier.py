@@ -28,7 +28,7 @@ from dssl.errors import DsslError, Stopped
 from dssl.evaluation.result import frozen
 from dssl.graph import View
 from dssl.optim import build_optimizer, peak_rate
-from dssl.run import RunFolder
+from dssl.run import Run, RunFolder
 from dssl.state import Loss, LossMonitor, RunLength
 from dssl.weights import checkpoint
 from dssl.weights.encoder import Encoder, Progress, weights_hash
@@ -161,6 +161,11 @@ class _Fitting(loop.Task[Batch]):
             self.module, optimizer_of(training, peak=self.peak), nesterov=training.nesterov
         )
         self.monitor = LossMonitor()
+        self.length = RunLength(
+            total=self.total, steps_per_epoch=self.steps_per_epoch, round=self.steps_per_epoch, counted="epoch"
+        )
+        self.batch_size, self.checkpoint = training.batch_size, CheckpointConfig(keep=1)
+        self.precision = "bf16" if encoder.autocast is torch.bfloat16 else "fp32"
         self.labels = torch.from_numpy(labels)
         run = {
             "image_size": encoder.image_size, "channels": encoder.channels,
@@ -196,30 +201,19 @@ class _Fitting(loop.Task[Batch]):
 
 
 def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> None:
-    settings = loop.LoopSettings(
-        length=RunLength(
-            total=task.total, steps_per_epoch=task.steps_per_epoch, round=task.steps_per_epoch, counted="epoch"
-        ),
-        batch_size=task.training.batch_size,
-        data=task.source.name,
-        precision="bf16" if task.encoder.autocast is torch.bfloat16 else "fp32",
-        seed=task.seed,
-        checkpoint=CheckpointConfig(keep=1),
-        look_every=20,
-    )
     world = World(0, 1, task.device)
     if folder is None:
-        ending = loop.run(task, settings, world=world)
+        ending = loop.run(task, Run(world=world))
     else:
         # a training that is there may have other weights or images: the name distinguishes them
-        run = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
-        with run.locked():
-            run.checkpoints.mkdir(exist_ok=True)
-            ending = loop.run(task, settings, folder=run, world=world, resumed=checkpoint.newest_good(run.checkpoints))
+        kept = RunFolder(folder / f"training-{task.header['fingerprint'][:16]}")
+        with kept.locked():
+            kept.checkpoints.mkdir(exist_ok=True)
+            ending = loop.run(task, Run(world=world, folder=kept, resumed=checkpoint.newest_good(kept.checkpoints)))
         if ending.verdict.status == "diverged":
-            shutil.rmtree(run.path)
+            shutil.rmtree(kept.path)
         elif ending.signal is None:
-            ended(run.path)
+            ended(kept.path)
     if ending.verdict.status == "diverged":
         raise DsslError(
             f"the classifier's loss is not a number at step {ending.verdict.step}: its base rate {task.training.rate:g} "

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from dssl.errors import DsslError
 from dssl.presets import named_graph
 from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Verdict
-from dssl.training.health import SAMPLE, WINDOW, HealthMonitor, Observation, lower_spread
+from dssl.training.health import WINDOW, lower_spread
 
 logger = logging.getLogger("dssl")
 Curve = Literal["loss", "knn", "spread", "rank"]
@@ -33,7 +32,7 @@ class RunData:
     images: int
     """How many images it trains on."""
     precision: str
-    looks: tuple[dict[str, Any], ...]
+    checks: tuple[dict[str, Any], ...]
     """Records of metrics.jsonl with the state of the embeddings, by step."""
     knns: tuple[dict[str, Any], ...]
     starts: tuple[dict[str, Any], ...] = ()
@@ -46,7 +45,7 @@ class RunData:
     @property
     def steps(self) -> int:
         """Steps done."""
-        return int(self.looks[-1]["step"]) if self.looks else 0
+        return int(self.checks[-1]["step"]) if self.checks else 0
 
     @property
     def total(self) -> int:
@@ -59,7 +58,7 @@ class RunData:
 
     def curve(self, name: Curve) -> _Curve:
         """(epoch, value) where the value is finite; the lowest of the views, because one collapsed view is enough."""
-        records = self.knns if name == "knn" else self.looks
+        records = self.knns if name == "knn" else self.checks
         points = [(float(record["epoch"]), self._value(record, name)) for record in records]
         return [(epoch, value) for epoch, value in points if math.isfinite(value)]
 
@@ -88,18 +87,18 @@ class RunData:
 
     @property
     def spread(self) -> float | None:
-        """Spread of the worst view, the median of the last looks, as the verdict sees it."""
+        """Spread of the worst view, the median of the last checks, as the verdict sees it."""
         return self._recent("spread")
 
     @property
     def rank(self) -> float | None:
-        """Effective rank of the worst view as a share of the largest possible, the median of the last looks."""
+        """Effective rank of the worst view as a share of the largest possible, the median of the last checks."""
         return self._recent("rank")
 
     @property
     def images_per_second(self) -> float | None:
-        """The median over the run without the first look, which includes compilation."""
-        rates = [float(look["images_per_second"]) for look in self.looks[1:] or self.looks]
+        """The median over the run without the first check, which includes compilation."""
+        rates = [float(check["images_per_second"]) for check in self.checks[1:] or self.checks]
         return median(rates) if rates else None
 
     @property
@@ -110,50 +109,48 @@ class RunData:
     @property
     def data_share(self) -> float | None:
         """The share of the time in which steps waited for images."""
-        shares = [float(look["data_share"]) for look in self.looks[1:] or self.looks]
+        shares = [float(check["data_share"]) for check in self.checks[1:] or self.checks]
         return sum(shares) / len(shares) if shares else None
 
     @property
     def seconds(self) -> float:
         """Training time over all sessions, from the logged rates."""
         total, before = 0.0, 0
-        for look in self.looks:
-            images = (int(look["step"]) - before) * self.config.batch_size
-            total += images / max(float(look["images_per_second"]), 1e-9)
-            before = int(look["step"])
+        for check in self.checks:
+            images = (int(check["step"]) - before) * self.config.batch_size
+            total += images / max(float(check["images_per_second"]), 1e-9)
+            before = int(check["step"])
         return total
 
-    @cached_property
+    @property
     def verdict(self) -> Verdict:
-        """The run's verdict with its reasons, which are not logged: the health check judges the looks again."""
-        if not self.looks:
+        """The run's verdict; its reason was logged when its status became what it is."""
+        if not self.checks:
             return Verdict("too early", 0)
-        last = self.looks[-1]
-        fine = last["verdict"] in ("healthy", "too early", "below where it started")
+        last = self.checks[-1]
+        status, step = last["verdict"], int(last["step"])
+        fine = status in ("healthy", "too early", "below where it started")
         if fine and self.starts and (below := self.starts[-1]["start"].get("below")):
             reason, remedies = below["reason"], tuple(below["remedies"])
             return Verdict("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
-        if fine and self.starts and int(self.starts[-1]["step"]) >= int(last["step"]):
-            # a look at the end of an epoch comes before the start is compared, which here found the run no longer below it
-            return Verdict(
-                "healthy" if last["verdict"] == "below where it started" else last["verdict"], int(last["step"])
-            )
-        if last["verdict"] in ("healthy", "too early"):
-            return Verdict(last["verdict"], int(last["step"]))
-        # it remembers a collapse, so it sees every look, and begins to judge where the run's own did
-        first = next(int(look["step"]) for look in self.looks if look["verdict"] != "too early")
-        judged_from = self.config.method.predictions_checked_from
-        health = HealthMonitor(named_graph(self.config.graph), patience=first, predictions_from=judged_from)
-        for record in self.looks:
-            verdict = health.judge(_look(record))
-        if last["verdict"] == "diverged":
-            verdict = health.note_divergence(_look(last), first=-1)
-        return verdict if verdict.status == last["verdict"] else Verdict(last["verdict"], int(last["step"]))
+        if fine and self.starts and int(self.starts[-1]["step"]) >= step:
+            # a check at the end of an epoch comes before the comparison with the start: the run is no longer below it
+            status = "healthy" if status == "below where it started" else status
+        if status in ("healthy", "too early"):
+            return Verdict(status, step)
+        logged = [check for check in self.checks if check["verdict"] == status and "reason" in check]
+        changed: dict[str, Any] = logged[-1] if logged else {}
+        return Verdict(
+            status,
+            int(changed.get("step", step)),
+            reason=changed.get("reason", "the reason is not recorded"),
+            remedies=tuple(changed.get("remedies", ())),
+        )
 
     def _recent(self, name: Literal["spread", "rank"]) -> float | None:
         by_view: dict[str, list[float]] = {}
-        for look in self.looks[-WINDOW:]:
-            for view, value in self._by_view(look, name).items():
+        for check in self.checks[-WINDOW:]:
+            for view, value in self._by_view(check, name).items():
                 by_view.setdefault(view, []).append(value)
         medians = [median(values) for values in by_view.values()]
         finite = [value for value in medians if math.isfinite(value)]
@@ -188,10 +185,10 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     except (KeyError, TypeError, ValueError) as error:
         raise DsslError(f"{folder.config_file} is not the configuration of a dssl run ({error})") from None
     records = [record for record in folder.metrics() if "epoch" in record]
-    looks = tuple(record for record in records if "loss" in record and "spread" in record)
+    checks = tuple(record for record in records if "loss" in record and "spread" in record)
     knns = tuple(record for record in records if "knn" in record)
     starts = tuple(record for record in records if "start" in record)
-    return RunData(name or path.name, path, config, images, precision, looks, knns, starts)
+    return RunData(name or path.name, path, config, images, precision, checks, knns, starts)
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
@@ -233,16 +230,3 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in absolute]
-
-
-def _look(record: Mapping[str, Any]) -> Observation:
-    return Observation(
-        step=int(record["step"]) - 1,
-        loss=record["loss"],
-        edges=record["edges"],
-        spread=record["spread"],
-        rank=record["rank"],
-        source=record["source"],
-        target=record["target"],
-        rows=record.get("rows", SAMPLE),
-    )

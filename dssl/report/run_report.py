@@ -134,7 +134,7 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
     caption = (
         "Each line is a run. Spread is 1 when the embeddings fill the sphere and 0 when they are one point; the effective "
         "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
-        f"partly ({PARTIAL:g}) and wholly ({COLLAPSED:g}) collapsed."
+        f"partially ({PARTIAL:g}) and fully ({COLLAPSED:g}) collapsed."
     )
     if any(run.starts and run.curve("knn") for run in runs):
         caption += " In the curve of kNN a dashed line is the start of its run."
@@ -258,7 +258,7 @@ def _swatch(number: int) -> Markup:
 
 
 def _statement(run: RunData) -> str:
-    if not run.looks:
+    if not run.checks:
         return "Nothing has been logged yet."
     reason = run.verdict.reason.replace("->", "→")  # a line break cannot split this one
     text = f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.verdict.status][1]

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dssl.training.pretrain import RunResult, train
+    from dssl.training.pretrain import train
 
-__all__ = ["RunResult", "train"]
+__all__ = ["train"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,37 +1,24 @@
-"""Continued pretraining that keeps what is there: what is frozen, how fast the rest learns, and how far the result goes."""
+"""Continued pretraining that keeps what is there: how fast the encoder learns, its comparison with the start, the result."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dssl.config import AdaptConfig
-from dssl.methods.method import Method
-from dssl.models.blocks import blocks
+from dssl.config import AdaptConfig, RunConfig
+from dssl.errors import DsslError
+from dssl.log import Log
+from dssl.loop import Hook
+from dssl.run import Run
+from dssl.state import Verdict
+from dssl.training.baseline import CLOSE, Baseline
+from dssl.training.health import HealthMonitor
+from dssl.training.prepare import TrainingData, trained_blocks
+from dssl.weights import checkpoint
 
 SHARES = (0.5, 0.35, 0.25, 0.18, 0.12)
 """How far from the start to the average of the last weights the result may lie, tried from far to near."""
-
-
-def keep_most(method: Method, config: AdaptConfig) -> None:
-    """Freeze all but the last blocks of the encoder, and keep it in evaluation mode, without dropout.
-
-    BatchNorm then normalises by the statistics that came with the weights. Those of a small batch of crops would be worse, and
-    the frozen layers behind would see other inputs than those that they were trained on.
-    """
-    encoder = method.encoder
-    trained = {name for names in trained_blocks(encoder, config) for name in names}
-    for name, parameter in encoder.named_parameters():
-        parameter.requires_grad_(name in trained)
-    for part in method.children():
-        if type(part) is type(encoder):  # BYOL's second one, too
-            part.eval()
-
-
-def trained_blocks(encoder: nn.Module, config: AdaptConfig) -> tuple[tuple[str, ...], ...]:
-    """The names of the parameters that learn, by block."""
-    found = blocks(encoder)
-    return found if config.trained_blocks is None else found[-config.trained_blocks :]
 
 
 def rate_shares(encoder: nn.Module, config: AdaptConfig) -> dict[str, float]:
@@ -70,7 +57,121 @@ def interpolate(
     for share in (*SHARES, 0.0):
         for name, value in end.items():
             parameters[name].copy_(torch.lerp(start[name].to(value), value, share))
-        found = drift() if share else 0.0
-        if found <= most:
-            return share, found
+        moved = drift() if share else 0.0
+        if moved <= most:
+            return share, moved
     raise AssertionError("not moving at all is always possible")
+
+
+class ComparedWithStart(Hook):
+    """Measures the encoder of a run with ``init`` beside the weights that it started from."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: TrainingData,
+        encoder: nn.Module,
+        monitor: HealthMonitor,
+        *,
+        run: Run,
+        header: Mapping[str, Any],
+        head_steps: int,
+        total: int,
+    ) -> None:
+        assert run.folder is not None
+        self.config, self.encoder, self.monitor, self.run = config, encoder, monitor, run
+        self.folder, self.head_steps, self.total = run.folder, head_steps, total
+        self.baseline: Baseline | None = None
+        """Of the first process, until the run is finished."""
+        new = run.first_step == 0
+        if run.first_step >= total:
+            return
+        if not new and not self.folder.start_file.is_file():
+            if config.adapt is not None:
+                raise DsslError(
+                    f"{self.folder.start_file} is missing: the result of this run lies between these weights and the last ones; "
+                    "put the file back, or start again with another --out"
+                )
+        elif run.world.first:
+            self.baseline = Baseline(config, data, encoder, self.folder, header=header, new=new)
+
+    def begin(self, log: Log) -> None:
+        if (baseline := self.baseline) is None or self.run.first_step:
+            return
+        log.start(0, baseline.record(None), baseline.text())
+        log.say(f"the start: {baseline.text()}")
+        if self.config.adapt is not None and self.config.adapt.max_drift is not None:
+            log.say("on the way the encoder may be below its start; the result lies between the two")
+
+    def after_step(self, step: int) -> None:
+        self.monitor.near_start = False  # until it is measured
+
+    def after_round(self, step: int, log: Log) -> None:
+        self.monitor.compare_with_start(self.run.world.from_first(lambda: self._compare(step, log)))
+
+    def _compare(self, step: int, log: Log) -> Verdict | None:
+        """The verdict if the encoder fell below the weights that it started from."""
+        if (baseline := self.baseline) is None or step <= self.head_steps:  # it has not moved yet
+            return None
+        drift = baseline.measure(self.encoder).drift
+        self.monitor.near_start = drift <= CLOSE
+        verdict = None
+        if self.config.adapt is None or step == self.total:  # else the run ends on weights between these and the start
+            verdict = baseline.judge(step, self._instead())
+        log.start(step, baseline.record(verdict), baseline.text())
+        return verdict
+
+    def _instead(self) -> str:
+        """What to take if the run is below its start, chosen without labels."""
+        start = f"the weights of the start: {self.folder.start_file}"
+        if (step := self.monitor.last_near_start) is None:
+            return f"take {start}; no checkpoint stayed within a drift of {CLOSE:g}"
+        last = checkpoint.path_at(self.folder.checkpoints, step)
+        return f"take {last}, the last checkpoint with a drift of at most {CLOSE:g}, or {start}"
+
+
+class Averaged(Hook):
+    """Averages the last weights of the encoder; at the end it moves from the start towards the average, as the drift allows."""
+
+    def __init__(
+        self,
+        config: AdaptConfig,
+        encoder: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        compared: ComparedWithStart,
+    ) -> None:
+        self.config, self.encoder, self.optimizer, self.compared = config, encoder, optimizer, compared
+        self.head_steps, self.total = compared.head_steps, compared.total
+
+    def after_step(self, step: int) -> None:
+        if step + 1 == self.head_steps:
+            self.optimizer.state.clear()  # the moments of gradients that random heads gave
+        averaged = max(1, round(self.config.average * (self.total - self.head_steps)))
+        if self.config.average and (count := step + 1 - (self.total - averaged)) >= 1:
+            add_to_average(self.optimizer, self._trained().values(), count=count)
+
+    def after_round(self, step: int, log: Log) -> None:
+        if step < self.total or (baseline := self.compared.baseline) is None:  # only the first process saves
+            return
+        encoder, most = self.encoder, self.config.max_drift
+        end = {
+            name: self.optimizer.state[value].get("average", value).clone() for name, value in self._trained().items()
+        }
+        if most is None:
+            encoder.load_state_dict(end, strict=False)
+            return
+        share, drift = interpolate(
+            encoder, start=baseline.weights, end=end, drift=lambda: baseline.drift(encoder), most=most
+        )
+        if share:
+            log.say(
+                f"the result is {share:.0%} of the way from the start to the average of the last weights: drift {drift:.2f}"
+            )
+        else:
+            log.say(
+                f"the result is the start, unchanged: even {SHARES[-1]:.0%} of the way to the average drifts by more than "
+                f"{most:g}; to let it move, use --adapt.trained-blocks 1, a lower rate, or a larger --adapt.max-drift"
+            )
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: value for name, value in self.encoder.named_parameters() if value.requires_grad}

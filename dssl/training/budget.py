@@ -18,7 +18,6 @@ from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer
 from dssl.precision import half_type
-from dssl.presets import named_graph
 from dssl.training.prepare import build_method
 
 ON_TOP = 0.1
@@ -117,7 +116,7 @@ def step_budget(config: RunConfig, *, gpus: int = 1, precision: Precision = "bf1
     method = build_method(config)
     if config.checkpoint_activations:
         checkpoint_activations(method.encoder)
-    graph = named_graph(config.graph)
+    graph = config.view_graph
     half = half_type(precision)
     with FakeTensorMode(), Counted("cpu") as counted:
         _without_memory(method)

@@ -19,7 +19,6 @@ from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, optimizer_tensors
 from dssl.precision import loss_scaler, precision_of
-from dssl.presets import named_graph
 from dssl.training.prepare import build_method, normalization_of, view_maker
 
 _SMALL, _PHOTOS = 64, 64
@@ -52,7 +51,7 @@ def loader_rate(
             data = held
         source = open_source(data or f"shapes:{_PHOTOS}", channels=config.channels, value_range=config.range)
         batch = min(config.batch_size, len(source), _PHOTOS)
-        maker = view_maker(config, named_graph(config.graph), None)
+        maker = view_maker(config, config.view_graph, None)
         with Batches(source, maker, batch_size=batch, seed=0, steps=10**9, threads=config.threads) as batches:
             for step in range(2):  # the threads start, and the kernels are loaded
                 batches.at(step)
@@ -87,7 +86,7 @@ def measure_speed(
 ) -> Speed:
     """Steps of the real objective for some seconds, and the rate at which one process makes the views."""
     batch = batch_size or min(config.batch_size, 64 if device.type == "cpu" else config.batch_size)
-    graph = named_graph(config.graph)
+    graph = config.view_graph
     noise = _Noise(config, batch)
     known = (
         normalization_of(replace(config, init=None, adapt=None), None) if config.normalization != "measure" else None

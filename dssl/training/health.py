@@ -24,15 +24,15 @@ from dssl.objective import LossReport
 from dssl.state import HealthCheck, Status, Verdict
 
 PARTIAL, COLLAPSED = 0.35, 0.2
-"""Below these the median spread of a view, of its projections or its predictions, counts as partly and as wholly collapsed."""
+"""Below these the median spread of a view, of its projections or its predictions, counts as partially and as fully collapsed."""
 RANK_SHARE = 0.04
-"""Below this share of the largest possible effective rank a view counts as partly collapsed, whatever its spread."""
+"""Below this share of the largest possible effective rank a view counts as partially collapsed, whatever its spread."""
 LEAST_RANK = 1.28
 """Below this effective rank, too: a rank is 1 at least, which of a few images is a large share of the largest possible."""
 WINDOW = 5
-"""Looks over which the median is taken."""
+"""Checks over which the median is taken."""
 LASTING = 0.25
-"""A run that has recovered still counts as partly collapsed where it was collapsed at this share of all looks or more."""
+"""A run that has recovered still counts as partially collapsed if it was collapsed at this share of all checks or more."""
 SAMPLE = 256
 """Rows used for the effective rank: its cost grows with the cube."""
 
@@ -99,20 +99,19 @@ def observe(step: int, report: LossReport) -> Observation:
 
 @dataclass(slots=True)
 class CollapseEpisode:
-    """The collapse that a run has been through: its looks, from the first to the last, and what was worst at the last."""
+    """The collapse that a run has been through, from the first check that saw it to the last, and what was worst at the last."""
 
     view: str
     edge: str
     since: int
     until: int
     lowest: float
-    looks: int = 1
-    """Health checks."""
+    checks: int = 1
 
 
 @dataclass
 class HealthMonitor:
-    """The loop's watch for collapse (``state.Monitor``); its memory is small and is saved in the checkpoint."""
+    """Checks the run for collapse (``state.Monitor``); its memory is small and is saved in the checkpoint."""
 
     graph: ViewGraph
     patience: int
@@ -123,7 +122,7 @@ class HealthMonitor:
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)
     seen: int = 0
-    """Looks so far."""
+    """Checks so far."""
     episode: CollapseEpisode | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("too early", 0))
     below: Verdict | None = None
@@ -133,7 +132,7 @@ class HealthMonitor:
     last_near_start: int | None = None
 
     def judge(self, now: Observation) -> Verdict:
-        """Take one look into account and judge the run."""
+        """Take one check into account and judge the run."""
         if self.verdict.status == "diverged":  # nothing comes back from there, whatever the loss may say
             return self.verdict
         values = [now.loss, *now.edges.values(), *now.spread.values()]
@@ -209,21 +208,23 @@ class HealthMonitor:
         if before is None:
             self.episode = CollapseEpisode(view, edge, step, step, spread)
         else:
-            self.episode = CollapseEpisode(view, edge, before.since, step, min(before.lowest, spread), before.looks + 1)
+            self.episode = CollapseEpisode(
+                view, edge, before.since, step, min(before.lowest, spread), before.checks + 1
+            )
 
-    def _remember(self, found: Verdict) -> Verdict:
+    def _remember(self, now: Verdict) -> Verdict:
         """A falling rate lets embeddings spread again at the end of a run, but what they had lost does not come back."""
         episode = self.episode
-        if found.status != "healthy" or episode is None or episode.looks < LASTING * self.seen:
-            return found
+        if now.status != "healthy" or episode is None or episode.checks < LASTING * self.seen:
+            return now
         cause = next(edge for edge in self.graph.active_edges if edge.name == episode.edge)
         reason = (
             f"{self._judged_name(episode.until)} of view {episode.view} have spread again, but they had collapsed "
             f"(spread {episode.lowest:.2f}) between steps {episode.since} and {episode.until}, at "
-            f"{episode.looks / self.seen:.0%} of all checks, and what the encoder knew before may be lost; "
+            f"{episode.checks / self.seen:.0%} of all checks, and what the encoder knew before may be lost; "
             f"likely cause: the edge {episode.edge}"
         )
-        return Verdict("partial collapse", found.step, episode.view, episode.edge, reason, remedies(self.graph, cause))
+        return Verdict("partial collapse", now.step, episode.view, episode.edge, reason, remedies(self.graph, cause))
 
     def _judged_name(self, step: int) -> str:
         return "embeddings" if self.predictions_from is None or step < self.predictions_from else "predictions"
@@ -243,14 +244,19 @@ class HealthMonitor:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
         self.verdict = Verdict(state["verdict"], 0)
-        self.seen = state.get("seen", 0)  # earlier versions kept neither
-        self.episode = CollapseEpisode(**state["spell"]) if "spell" in state else None
+        self.seen = state["seen"]
+        if episode := state.get("spell"):
+            self.episode = CollapseEpisode(**_renamed(episode, "looks", "checks"))
         self.last_near_start = state.get("last_close")
         if below := state.get("below"):
-            renamed = {"status" if name == "verdict" else name: value for name, value in below.items()}  # earlier name
-            self.below = Verdict(**(renamed | {"remedies": tuple(below["remedies"])}))
+            self.below = Verdict(**(_renamed(below, "verdict", "status") | {"remedies": tuple(below["remedies"])}))
             if self.verdict.status == self.below.status:
                 self.verdict = self.below
+
+
+def _renamed(table: Mapping[str, Any], earlier: str, name: str) -> dict[str, Any]:
+    """A table of a checkpoint in which earlier versions gave an entry another name."""
+    return {name if key == earlier else key: value for key, value in table.items()}
 
 
 def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:

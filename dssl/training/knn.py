@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from dssl import rng
 from dssl.config import RunConfig
@@ -12,27 +13,38 @@ from dssl.data import Quarantine, Source, Subset
 from dssl.errors import DsslError
 from dssl.evaluation.knn import knn_accuracy
 from dssl.evaluation.protocols import aligned_labels
-from dssl.training.prepare import Parts, encoder_of, open_test_data
-from dssl.weights.encoder import Encoder
+from dssl.log import Log
+from dssl.loop import Hook
+from dssl.training.prepare import TrainingData, encoder_of, open_test_data
 
 BANK, QUERIES = 20_000, 10_000
 """Upper limits of training and test images: the curve is for monitoring, `dssl evaluate` for the record."""
 NEIGHBOURS, TEMPERATURE = 200, 0.1
 
 
-class OnlineKnn:
-    """Measures the encoder as it is; says nothing where the data has no labels or no test split."""
+class OnlineKnn(Hook):
+    """Measures the encoder as it is; says nothing if the data has no labels or no test split."""
 
-    def __init__(self, config: RunConfig, parts: Parts, *, autocast: torch.dtype | None) -> None:
-        self.config, self.parts, self.autocast = config, parts, autocast
-        self.last: float | None = None
+    def __init__(
+        self,
+        config: RunConfig,
+        data: TrainingData,
+        encoder: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
+        steps_per_epoch: int = 1,
+        at_start: bool = False,
+    ) -> None:
+        """``at_start`` also measures before the first step: of weights from elsewhere."""
+        self.config, self.data, self.encoder, self.autocast = config, data, encoder, autocast
+        self._steps_per_epoch, self._at_start = steps_per_epoch, at_start
         self._bank: Source | None = None
         self._queries: Source | None = None
         self.obstacle = ""
         """Why there is no curve, where labels and a test split seem to be there: no reason to refuse a run."""
-        if config.knn_every and parts.source.labels is not None:
+        if config.knn_every and data.source.labels is not None:
             try:
-                self._open(config, parts.source)
+                self._open(config, data.source)
             except DsslError as error:
                 self.obstacle = f"no kNN accuracy while training: {error}"
 
@@ -45,14 +57,24 @@ class OnlineKnn:
             self._bank = source if len(bank) == len(source) else Subset(source, bank)
             self._queries = test if len(queries) == len(test) else Subset(test, queries)
 
+    def begin(self, log: Log) -> None:
+        if self.obstacle:
+            log.say(self.obstacle)
+        if self._at_start and self.due(0):
+            log.knn(0, self.measure())
+
+    def after_round(self, step: int, log: Log) -> None:
+        if self.due(step // self._steps_per_epoch):
+            log.knn(step, self.measure())
+
     def due(self, epoch: int) -> bool:
         return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
 
-    def measure(self, encoder: Encoder | None = None) -> dict[str, Any]:
-        """Accuracy in percent of the run's encoder, or of another one, with its protocol."""
+    def measure(self) -> dict[str, Any]:
+        """Accuracy in percent, with its protocol."""
         assert self._bank is not None
         assert self._queries is not None
-        encoder = encoder or encoder_of(self.config, self.parts, autocast=self.autocast)
+        encoder = encoder_of(self.config, self.encoder, self.data, autocast=self.autocast)
         bank, queries = (
             encoder.features(source, quarantine=Quarantine(source, max_share=1.0))  # a curve is no reason to stop a run
             for source in (self._bank, self._queries)
@@ -68,7 +90,6 @@ class OnlineKnn:
             classes=len(self._classes),
             device=encoder.device,
         )
-        self.last = accuracy
         return {
             "knn": accuracy,
             "knn_protocol": {

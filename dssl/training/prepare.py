@@ -1,29 +1,30 @@
-"""From a configuration to the parts of a run: data, views, method and objective."""
+"""From a configuration to what a run is made of: data, views and method."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dssl import rng
 from dssl.augment import CIFAR10, IMAGENET, BaseViewMaker, Normalization, SizedViewMaker, ViewMaker
-from dssl.config import RunConfig
+from dssl.config import AdaptConfig, RunConfig
 from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_source
 from dssl.data.loader import EvaluationBatches
 from dssl.data.order import require_shards
-from dssl.data.scale import Range, parse_range
+from dssl.data.scale import Range, as_range, parse_range
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
 from dssl.methods.method import Method
 from dssl.methods.teacher import Teacher
 from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
+from dssl.models.blocks import blocks
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
-from dssl.presets import named_graph
-from dssl.training.adaptation import keep_most
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import load_weights_into, stated_normalization
 from dssl.weights.pretrained import is_imagenet, load_imagenet
@@ -63,8 +64,8 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
     if config.normalization == "imagenet" and config.init is not None:
         stated = None if is_imagenet(config.init) else stated_normalization(config.init, channels=config.channels)
         return stated or imagenet_normalization(config.encoder, channels=config.channels)
-    known = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
-    return known.gray() if config.channels == 1 else known
+    constants = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
+    return constants.gray() if config.channels == 1 else constants
 
 
 def evaluation_size(config: RunConfig) -> int:
@@ -104,24 +105,30 @@ def images_to_whiten(config: RunConfig, source: Source, normalization: Normaliza
         return torch.cat([batch.images for batch in batches])
 
 
-def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
-    """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
+def starting_encoder(config: RunConfig, *, init: Path | None = None) -> nn.Module:
+    """The encoder before its first step: its weights depend on the seed, or come from the file ``init``."""
     torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
-    dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
-    if init is not None:  # before the method copies the encoder, as BYOL does
+    if init is not None:
         if is_imagenet(init):
             line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
         else:
             line = load_weights_into(encoder, init).text()
         logger.info(line)
+    return encoder
+
+
+def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
+    """Encoder and heads; their first weights depend on the seed, or the encoder's come from the file ``init``."""
+    encoder = starting_encoder(config, init=init)  # before the method copies the encoder, as BYOL does
+    dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     check_sizes(config, encoder, dim)
     method = Method.of(config.method, encoder, feature_dim=dim)
     if config.adapt is not None:
         keep_most(method, config.adapt)
     if config.teacher is not None:
         method.teacher = _teacher(config, config.teacher, method)
-    Objective(method, named_graph(config.graph))  # refuses what the method cannot do, before anything is written
+    Objective(method, config.view_graph)  # rejects what the method cannot do, before anything is written
     return method
 
 
@@ -129,7 +136,7 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
     from dssl.weights.load import open_weights
 
-    graph = named_graph(config.graph)
+    graph = config.view_graph
     try:
         loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
         widths = {}  # by the size of a view; refuses one that it cannot see
@@ -140,9 +147,9 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
         raise DsslError(f"the teacher: {error}".replace("--encoder", "--teacher-encoder")) from None
     features, *more = set(widths.values())
     if more:
-        found = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
+        both = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
         raise DsslError(
-            f"the teacher {path} makes {found}: let it see views of one size, or name one that ends in pooling"
+            f"the teacher {path} makes {both}: let it see views of one size, or name one that ends in pooling"
         )
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
@@ -160,13 +167,13 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
 
     Also one that cannot see whole images at the size at which it is measured.
     """
-    graph = named_graph(config.graph)
+    graph = config.view_graph
     if (whole := evaluation_size(config)) != config.image_size:
         try:
-            found = feature_dim(encoder, image_size=whole, channels=config.channels)
+            width = feature_dim(encoder, image_size=whole, channels=config.channels)
         except DsslError:
-            found = None
-        if found != dim:
+            width = None
+        if width != dim:
             raise DsslError(
                 f"the encoder {config.encoder} cannot see views of {config.image_size} px and whole images of {whole} px: "
                 f"give them one size, such as --adapt.evaluation-size {config.image_size}"
@@ -175,61 +182,94 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
         if (size := graph.size(name)) is None:
             continue
         try:
-            found = feature_dim(encoder, image_size=size, channels=config.channels)
+            width = feature_dim(encoder, image_size=size, channels=config.channels)
         except DsslError as error:
             raise DsslError(
                 f"view {name} has {size} px, which the encoder {config.encoder} cannot process: {error}"
             ) from None
-        if found != dim:
+        if width != dim:
             raise DsslError(
-                f"view {name} has {size} px, where the encoder {config.encoder} gives {found} features instead of the {dim} at "
+                f"view {name} has {size} px, where the encoder {config.encoder} gives {width} features instead of the {dim} at "
                 f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything that a run needs and that does not change while it runs."""
+class TrainingData:
+    """The images that a run trains on, and how their pixels are normalised."""
 
-    graph: ViewGraph
     source: Source
     normalization: Normalization
-    method: Method
 
 
-def encoder_of(config: RunConfig, parts: Parts, *, autocast: torch.dtype | None = None) -> Encoder:
-    """The encoder of a run as it is now, to be measured on whole images."""
-    return Encoder(
-        network=parts.method.encoder, name=config.encoder, image_size=evaluation_size(config), channels=config.channels,
-        normalization=parts.normalization, autocast=autocast, threads=config.threads,
-    )  # fmt: skip
+def training_data(
+    config: RunConfig, *, kept: Mapping[str, Any] | None = None, world: World | None = None
+) -> TrainingData:
+    """Open the images; a resumed run keeps the normalisation and the range that it started with.
 
-
-def prepare(
-    config: RunConfig,
-    method: Method,
-    *,
-    normalization: Normalization | None,
-    value_range: Range | None = None,
-    new: bool,
-    world: World | None = None,
-) -> Parts:
-    """Open the data and put the parts together; a resumed run hands in the normalisation and the range that it started with.
-
-    In a ``new`` run, one without weights from elsewhere, an encoder that whitens measures its filters on the images. Of
-    several processes one scans and measures, and the others use its result.
+    Of several processes one scans and measures, and the others use its result.
     """
     world = world or World(0, 1, torch.device("cpu"))
+    value_range = as_range((kept or {}).get("range"))
     wanted = parse_range(config.range, channels=config.channels)
     if value_range is None and wanted is not None and wanted.percent:
         value_range = world.from_first(lambda: open_data(config).value_range)
     source = world.in_turn(lambda: open_data(config, value_range=value_range))
-    normalization = normalization or world.from_first(lambda: normalization_of(config, source))
+    if kept is not None:
+        return TrainingData(source, Normalization.of(kept["normalization"]))
+    return TrainingData(source, world.from_first(lambda: normalization_of(config, source)))
+
+
+def fit_to_data(
+    config: RunConfig, method: Method, data: TrainingData, *, new: bool, world: World | None = None
+) -> None:
+    """Tell the method about the images: encoders that whiten measure their filters in a ``new`` run, and a teacher converts.
+
+    A run is new that has neither a checkpoint nor weights from elsewhere.
+    """
+    world = world or World(0, 1, torch.device("cpu"))
     whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
     if new and whitened:
-        images = world.all_or_error(lambda: images_to_whiten(config, source, normalization))
+        images = world.all_or_error(lambda: images_to_whiten(config, data.source, data.normalization))
         for encoder in whitened:
             whiten(encoder, images)
     if method.taught_by is not None:
-        method.taught_by.expect(normalization)
-    return Parts(graph=named_graph(config.graph), source=source, normalization=normalization, method=method)
+        method.taught_by.expect(data.normalization)
+
+
+def encoder_of(
+    config: RunConfig, network: nn.Module, data: TrainingData, *, autocast: torch.dtype | None = None
+) -> Encoder:
+    """The encoder of a run as it is now, to be measured on whole images."""
+    return Encoder(
+        network=network, name=config.encoder, image_size=evaluation_size(config), channels=config.channels,
+        normalization=data.normalization, autocast=autocast, threads=config.threads,
+    )  # fmt: skip
+
+
+def untrained_encoder(config: RunConfig) -> Encoder:
+    """The encoder of a run before its first step."""
+    method, data = build_method(config), training_data(config)
+    fit_to_data(config, method, data, new=True)
+    return encoder_of(config, method.encoder, data)
+
+
+def keep_most(method: Method, config: AdaptConfig) -> None:
+    """Freeze all but the last blocks of the encoder, and keep it in evaluation mode, without dropout.
+
+    BatchNorm then normalises by the statistics that came with the weights. Those of a small batch of crops would be worse, and
+    the frozen layers behind would see other inputs than those that they were trained on.
+    """
+    encoder = method.encoder
+    trained = {name for names in trained_blocks(encoder, config) for name in names}
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for part in method.children():
+        if type(part) is type(encoder):  # BYOL's second one, too
+            part.eval()
+
+
+def trained_blocks(encoder: nn.Module, config: AdaptConfig) -> tuple[tuple[str, ...], ...]:
+    """The names of the parameters that learn, by block."""
+    names = blocks(encoder)
+    return names if config.trained_blocks is None else names[-config.trained_blocks :]

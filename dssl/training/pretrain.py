@@ -2,24 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from dssl import config_io, loop
-from dssl.augment import BaseViewMaker, Normalization
+from dssl.augment import BaseViewMaker
 from dssl.batchnorm import batchnorm_across_ranks
-from dssl.config import RunConfig
+from dssl.config import Precision, RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.device import Batch, DeviceTransfer
 from dssl.data.folder import holds
 from dssl.data.loader import Batches
-from dssl.data.scale import as_range
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
@@ -28,110 +25,87 @@ from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
-from dssl.run import OpenRun, RunFolder, open_run
-from dssl.state import RunLength, Verdict
-from dssl.training.adaptation import SHARES, add_to_average, interpolate, rate_shares
+from dssl.run import Run
+from dssl.state import RunLength
+from dssl.training.adaptation import Averaged, ComparedWithStart, rate_shares
 from dssl.training.health import HealthMonitor, patience
 from dssl.training.knn import OnlineKnn
-from dssl.training.prepare import Parts, build_method, evaluation_size, prepare, view_maker
-from dssl.training.start import CLOSE, Start
+from dssl.training.prepare import (
+    TrainingData,
+    build_method,
+    evaluation_size,
+    fit_to_data,
+    starting_encoder,
+    training_data,
+    view_maker,
+)
 from dssl.types import Images
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult(loop.Ending):
-    """How a pretraining run ended."""
-
-    knn: float | None
-
 
 Gallery = Callable[[Source, BaseViewMaker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
 
-def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> RunResult:
+def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> loop.Ending:
     """Pretrain an encoder in the folder ``out``, or resume the run that is there."""
-    folder = RunFolder(Path(out))
-    if holds(config.data, folder.path):
+    if holds(config.data, Path(out)):
         raise DsslError(
-            f"--out is {folder.path}, inside the images of --data {config.data}: the run's pictures would become part of "
+            f"--out is {out}, inside the images of --data {config.data}: the run's pictures would become part of "
             "the data; name a folder outside it"
         )
-    # before anything is written: an encoder that cannot be built, or cannot see images of this size, is refused here
-    method = build_method(config, init=None if checkpoint.steps_in(folder.checkpoints) else config.init)
-
-    with open_run(folder, config, default=RunConfig, device=config.device, batch_size=config.batch_size) as opened:
-        return _run(config, method, opened, gallery)
+    with Run.open(Path(out), config, by_content=("data", "init", "teacher")) as run:
+        return pretrain(config, run, gallery=gallery)
 
 
-def _run(config: RunConfig, method: Method, opened: OpenRun, gallery: Gallery | None) -> RunResult:
-    folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
-    new = resumed is None and config.init is None
-    parts = prepare(
-        config, method, normalization=None if kept is None else Normalization.of(kept["normalization"]),
-        value_range=as_range((kept or {}).get("range")), new=new, world=world,
-    )  # fmt: skip
-    quarantine = Quarantine(parts.source, path=folder.quarantine_file, max_share=config.bad_share)
+def pretrain(config: RunConfig, run: Run, *, gallery: Gallery | None = None) -> loop.Ending:
+    """Pretrain in an open run."""
+    assert run.folder is not None
+    world, kept = run.world, run.kept
+    # before the images are opened: an encoder that cannot be built, or cannot see images of this size, is rejected here
+    method = world.in_turn(lambda: build_method(config, init=None if run.resumed is not None else config.init))
+    world.all_or_error(lambda: _check_init(config, run))
+    data = training_data(config, kept=kept, world=world)
+    fit_to_data(config, method, data, new=run.resumed is None and config.init is None, world=world)
+    quarantine = Quarantine(data.source, path=run.folder.quarantine_file, max_share=config.bad_share)
     world.all_or_error(
         lambda: (
-            check_sample(parts.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
+            check_sample(data.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
             if world.first
             else None
         )
     )
-    steps_per_epoch = len(parts.source) // config.batch_size
-    if steps_per_epoch < 1:
-        raise DsslError(
-            f"{parts.source.name} has {len(parts.source)} images, fewer than the batch of {config.batch_size}: "
-            "choose a smaller --batch-size or more data"
-        )
     precision, why = precision_of(
         config.precision, kept, world,
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
-    header = _header(config, parts)
+    header = _header(config, data, method)
     if kept is not None and kept.get("teacher") != header.get("teacher"):
         raise DsslError(
             f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
             f"{kept['teacher'][:12]}): restore it, or name another --out"
         )
-    if resumed is not None and resumed[1].header["fingerprint"] in parts.source.earlier_fingerprints():
-        resumed[1].header["fingerprint"] = parts.source.fingerprint
-    opened.describe(header | {"precision": precision, "images": len(parts.source)})
-    settings = loop.LoopSettings(
-        length=RunLength(
-            total=steps_per_epoch * config.epochs,
-            steps_per_epoch=steps_per_epoch,
-            round=steps_per_epoch,
-            counted="epoch",
-        ),
-        batch_size=config.batch_size,
-        data=config.data,
-        precision=precision,
-        seed=config.seed,
-        checkpoint=config.checkpoint,
-        look_every=config.health.every,
-        stop_collapsed=config.health.stop,
-        clip=config.optimizer.clip,
-    )
+    earlier = data.source.earlier_fingerprints()
+    if run.resumed is not None and run.resumed[1].header["fingerprint"] in earlier:
+        run.resumed[1].header["fingerprint"] = data.source.fingerprint
+    length = epochs_of(config, data.source)
+    run.describe(header | {"precision": precision, "images": len(data.source)}, earlier_fingerprints=earlier)
     task = Pretraining(
-        config, parts, settings, folder=folder, world=world, quarantine=quarantine, header=header, gallery=gallery,
-        # a header without a step is refused where the state is restored
-        first_step=0 if resumed is None else int(resumed[1].header.get("step", 0)),
+        config, data, method, run=run, precision=precision, length=length, header=header, quarantine=quarantine,
+        gallery=gallery,
     )  # fmt: skip
-    ending = loop.run(
-        task, settings, folder=folder, world=world, resumed=resumed, intro=[_greeting(config, parts, world, why)]
-    )
-    return RunResult(
-        ending.step,
-        ending.total,
-        ending.verdict,
-        ending.checkpoint,
-        ending.signal,
-        knn=task.knn.last if task.knn is not None else None,
-    )
+    return loop.run(task, run, intro=[_intro(config, data, world, why)])
+
+
+def epochs_of(config: RunConfig, source: Source) -> RunLength:
+    """As many steps in an epoch as there are whole batches."""
+    steps = len(source) // config.batch_size
+    if steps < 1:
+        raise DsslError(
+            f"{source.name} has {len(source)} images, fewer than the batch of {config.batch_size}: "
+            "choose a smaller --batch-size or more data"
+        )
+    return RunLength(total=steps * config.epochs, steps_per_epoch=steps, round=steps, counted="epoch")
 
 
 class Pretraining(loop.Task[Batch]):
@@ -142,57 +116,73 @@ class Pretraining(loop.Task[Batch]):
     def __init__(
         self,
         config: RunConfig,
-        parts: Parts,
-        settings: loop.LoopSettings,
+        data: TrainingData,
+        method: Method,
         *,
-        folder: RunFolder,
-        world: World,
-        quarantine: Quarantine,
+        run: Run,
+        precision: Precision,
+        length: RunLength,
         header: Mapping[str, Any],
-        gallery: Gallery | None,
-        first_step: int,
+        quarantine: Quarantine,
+        gallery: Gallery | None = None,
     ) -> None:
-        method = parts.method
-        precision, length = settings.precision, settings.length
+        self.config, self.data, self.method, self.run, self.header = config, data, method, run, header
+        self.quarantine, self.gallery, self.length, self.precision = quarantine, gallery, length, precision
+        self.batch_size, self.seed, self.checkpoint = config.batch_size, config.seed, config.checkpoint
+        self.check_every, self.stop_collapsed = config.health.every, config.health.stop
+        self.clip = config.optimizer.clip
+        world, steps, self.total = run.world, length.round, length.total
         method.to(world.device, torch.float64 if precision == "fp64" else torch.float32)
         method.to(memory_format=torch.channels_last)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
-        objective: nn.Module = Objective(method, parts.graph)
+        self.module, self.objective = method, Objective(method, config.view_graph)
         if world.size > 1 and config.batchnorm_across_ranks:
-            objective = batchnorm_across_ranks(objective)
-        self.config, self.parts, self.folder, self.world, self.header = config, parts, folder, world, header
-        self.gallery, self.first_step = gallery, first_step
-        self.quarantine, self.precision, self.total = quarantine, precision, length.total
-        self.steps_per_epoch = length.round
+            self.objective = batchnorm_across_ranks(self.objective)
         if config.checkpoint_activations:
-            checkpoint_activations(parts.method.encoder)
+            checkpoint_activations(method.encoder)
         if config.compile:  # part by part: between the passes of the views there are backwards
             for part in method.children():
                 part.compile()
-        self.module, self.objective = method, objective
-        self.head_steps = config.head_epochs * self.steps_per_epoch
-        shares = {} if config.adapt is None else rate_shares(parts.method.encoder, config.adapt)
+        self.head_steps = config.head_epochs * steps
+        shares = {} if config.adapt is None else rate_shares(method.encoder, config.adapt)
         self.optimizer = build_optimizer(method, config.optimizer, shares=shares, first_step=self.head_steps)
         # what autocast would cast the views to in the first layer, kept once instead of twice
         arithmetic = torch.float64 if precision == "fp64" else half_type(precision) or torch.float32
-        self.feed = DeviceTransfer(world.device, normalization=parts.normalization, dtype=arithmetic)
+        self.feed = DeviceTransfer(world.device, normalization=data.normalization, dtype=arithmetic)
         self.monitor: HealthMonitor = HealthMonitor(
-            parts.graph,
-            patience=patience(self.steps_per_epoch),
+            config.view_graph,
+            patience=patience(steps),
             predictions_from=config.method.predictions_checked_from,
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
-        self.warmup = round(config.optimizer.warmup_epochs * self.steps_per_epoch)
-        self.knn = OnlineKnn(config, parts, autocast=half_type(precision)) if world.first else None
-        self.start: Start | None = None
-        """Of the first process, where the run started from weights."""
+        self.warmup = round(config.optimizer.warmup_epochs * steps)
+        self.hooks = self._hooks(steps)
+
+    def _hooks(self, steps_per_epoch: int) -> list[loop.Hook]:
+        """kNN is that of the interpolated weights, and comes before the comparison with the start."""
+        config, encoder, run, hooks = self.config, self.method.encoder, self.run, list[loop.Hook]()
+        if run.world.first:
+            at_start = config.init is not None and run.first_step == 0
+            half = half_type(self.precision)
+            hooks.append(
+                OnlineKnn(config, self.data, encoder, autocast=half, steps_per_epoch=steps_per_epoch, at_start=at_start)
+            )
+        if config.init is not None:
+            compared = ComparedWithStart(
+                config, self.data, encoder, self.monitor,
+                run=run, header=self.header, head_steps=self.head_steps, total=self.total,
+            )  # fmt: skip
+            hooks.append(compared)
+            if config.adapt is not None:
+                hooks.insert(0, Averaged(config.adapt, encoder, self.optimizer, compared))
+        return hooks
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:
-        config, parts, world = self.config, self.parts, self.world
+        config, data, world = self.config, self.data, self.run.world
         return Batches(
-            parts.source,
-            view_maker(config, parts.graph, None if self.feed.as_bytes else parts.normalization),
+            data.source,
+            view_maker(config, config.view_graph, None if self.feed.as_bytes else data.normalization),
             batch_size=config.batch_size,
             seed=config.seed,
             steps=self.total,
@@ -217,110 +207,48 @@ class Pretraining(loop.Task[Batch]):
         return learning_rate(step, peak=self.fixed_rate, total=total, warmup=self.warmup)
 
     def after_step(self, step: int) -> None:
-        self.parts.method.after_step(step, self.total)
-        self.monitor.near_start = False  # until it is measured
-        if (adapt := self.config.adapt) is None:
-            return
-        if step + 1 == self.head_steps:
-            self.optimizer.state.clear()  # the moments of gradients that random heads gave
-        averaged = max(1, round(adapt.average * (self.total - self.head_steps)))
-        if adapt.average and (count := step + 1 - (self.total - averaged)) >= 1:
-            add_to_average(self.optimizer, self._trained().values(), count=count)
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        encoder = self.parts.method.encoder
-        return {name: value for name, value in encoder.named_parameters() if value.requires_grad}
+        self.method.after_step(step, self.total)
 
     def begin(self, log: Log) -> None:
-        new, finished = self.first_step == 0, self.first_step >= self.total
-        if self.knn is not None and self.knn.obstacle:
-            log.say(self.knn.obstacle)
-        # a run of an earlier version did not keep its start
-        known = self.config.init is not None and (new or self.folder.start_file.is_file())
-        if self.config.adapt is not None and not known and not finished:
-            raise DsslError(
-                f"{self.folder.start_file} is missing: the result of this run lies between these weights and the last ones; "
-                "put the file back, or start again with another --out"
-            )
-        if known and self.world.first and not finished:
-            self.start = Start(self.config, self.parts, self.folder, header=self.header, new=new)
-            if new and self.knn is not None and self.knn.due(0):
-                log.knn(0, self.knn.measure())
-            if new:
-                log.start(0, self.start.record(None), self.start.text())
-                log.say(f"the start: {self.start.text()}")
-                if self.config.adapt is not None and self.config.adapt.most_drift is not None:
-                    log.say("on the way the encoder may be below its start; the result lies between the two")
-        if self.gallery is not None and self.world.first and not self.folder.views_file.is_file():
-            maker = view_maker(self.config, self.parts.graph, None)
-            log.gallery(self.gallery(self.parts.source, maker, self.folder.views_file))
+        folder = self.run.folder
+        if self.gallery is not None and folder is not None and self.run.world.first and not folder.views_file.is_file():
+            maker = view_maker(self.config, self.config.view_graph, None)
+            log.gallery(self.gallery(self.data.source, maker, folder.views_file))
 
-    def after_round(self, step: int, log: Log) -> None:
-        if self.config.adapt is not None and step == self.total:
-            self._interpolate(log)
-        if self.knn is not None and self.knn.due(step // self.steps_per_epoch):
-            log.knn(step, self.knn.measure())
-        if self.config.init is not None:
-            self.monitor.compare_with_start(self.world.from_first(lambda: self._against_start(step, log)))
 
-    def _interpolate(self, log: Log) -> None:
-        """The last step: from the start towards the average, as far as the drift allows."""
-        assert self.config.adapt is not None
-        if (start := self.start) is None:  # only the first process saves
+def _check_init(config: RunConfig, run: Run) -> None:
+    """Compare weights that have another name than when the run started with those that the run has kept."""
+    folder = run.folder
+    assert folder is not None
+    if run.kept is None or (None if config.init is None else str(config.init)) == run.kept["config"].get("init"):
+        return
+    before = run.kept["config"].get("init")
+    if config.init is not None and before is not None and folder.start_file.is_file():
+        encoder = starting_encoder(config, init=config.init)
+        started = checkpoint.read(folder.start_file).part("method.encoder")
+        if all(torch.equal(value.double(), started[name].double()) for name, value in encoder.state_dict().items()):
             return
-        encoder, most = self.parts.method.encoder, self.config.adapt.most_drift
-        end = {name: self.optimizer.state[one].get("average", one).clone() for name, one in self._trained().items()}
-        if most is None:
-            encoder.load_state_dict(end, strict=False)
-            return
-        share, drift = interpolate(encoder, start=start.weights, end=end, drift=lambda: start.drift(encoder), most=most)
-        if share:
-            log.say(
-                f"the result is {share:.0%} of the way from the start to the average of the last weights: drift {drift:.2f}"
-            )
-        else:
-            log.say(
-                f"the result is the start, unchanged: even {SHARES[-1]:.0%} of the way to the average drifts by more than "
-                f"{most:g}; to let it move, use --adapt.trained-blocks 1, a lower rate, or a larger --adapt.most-drift"
-            )
-
-    def _against_start(self, step: int, log: Log) -> Verdict | None:
-        """Measure the encoder beside the weights that it started from; the verdict where it fell below them."""
-        if self.start is None or step <= self.head_steps:  # it has not moved yet
-            return None
-        start = self.start
-        start.measure(self.parts.method.encoder)
-        self.monitor.near_start = start.standing.drift <= CLOSE
-        verdict = None
-        if self.config.adapt is None or step == self.total:  # else the run ends on weights between these and the start
-            verdict = start.judge(step, self._instead())
-        log.start(step, start.record(verdict), start.text())
-        return verdict
-
-    def _instead(self) -> str:
-        """What to take where the run is below its start, chosen without labels."""
-        start = f"the weights of the start: {self.folder.start_file}"
-        if (step := self.monitor.last_near_start) is None:
-            return f"take {start}; no checkpoint stayed within a drift of {CLOSE:g}"
-        last = checkpoint.path_at(self.folder.checkpoints, step)
-        return f"take {last}, the last checkpoint with a drift of at most {CLOSE:g}, or {start}"
+    raise DsslError(
+        f"{folder.path} holds a run with another configuration (init: {before} -> {config.init}): "
+        "use the old weights to resume it, or name another --out"
+    )
 
 
-def _header(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    teacher = parts.method.taught_by
+def _header(config: RunConfig, data: TrainingData, method: Method) -> dict[str, Any]:
+    teacher = method.taught_by
     return ({} if teacher is None else {"teacher": teacher.sha256}) | {
         "dssl_version": VERSION,
         "config": config_io.to_dict(config),
-        "normalization": parts.normalization.plain(),
-        "fingerprint": parts.source.fingerprint,
+        "normalization": data.normalization.plain(),
+        "fingerprint": data.source.fingerprint,
         # what became black and white: evaluate, embed and export scale values in the same way
-        **({} if (value_range := parts.source.value_range) is None else {"range": value_range.plain()}),
+        **({} if (value_range := data.source.value_range) is None else {"range": value_range.plain()}),
         # what evaluate, embed and export take images at; without it the size of the views
         **({} if config.adapt is None else {"image_size": evaluation_size(config)}),
     }
 
 
-def _greeting(config: RunConfig, parts: Parts, world: World, why: str) -> str:
+def _intro(config: RunConfig, data: TrainingData, world: World, why: str) -> str:
     processes = f"{world.size} processes on " if world.size > 1 else ""
     where = f"{config.graph} with {config.encoder} on {processes}{world.device}"
-    return f"{parts.source.name}: {len(parts.source):,} images; {where}; {why}"
+    return f"{data.source.name}: {len(data.source):,} images; {where}; {why}"

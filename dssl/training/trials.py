@@ -16,7 +16,7 @@ from dssl.state import Status
 from dssl.version import VERSION
 
 NONE = "none"
-"""In place of a policy: two standard pairs, the same work without heavy views."""
+"""In place of a policy: two standard pairs, equal compute without heavy views."""
 COARSE = (
     NONE, "ra(2,9,monotone14)", "0.9*ra(2,5) | 0.1*jigsaw(4)", "jigsaw(4)", "ra(2,5)", "ra(2,18,monotone14)", "ta",
     "ra(1,9,monotone14)", "jigsaw(2)", "ra(4,9,monotone14)", "ua", "ra(4,18,monotone14)", "ra(1,3,monotone14)",
@@ -175,7 +175,9 @@ def next_policy(trials: Sequence[Trial], *, wanted: int, policies: Sequence[str]
     for policy in COARSE[: max(2, math.ceil(COARSE_SHARE * wanted))]:
         if policy not in tried:
             return policy
-    ranked = sorted((one for one in trials if one.healthy and one.policy != NONE), key=lambda one: -one.score)
+    ranked = sorted(
+        (trial for trial in trials if trial.healthy and trial.policy != NONE), key=lambda trial: -trial.score
+    )
     for trial in ranked:
         for policy in neighbours(trial.policy):
             if policy not in tried:
@@ -185,17 +187,17 @@ def next_policy(trials: Sequence[Trial], *, wanted: int, policies: Sequence[str]
 
 def neighbours(policy: str) -> list[str]:
     """Policies a little milder and a little heavier."""
-    match known := parse(policy):
+    match parsed := parse(policy):
         case RandAugment():
             steps = [(0, 1.5), (0, 1 / 1.5), (1, 1.0), (-1, 1.0)]
-            made = [
+            near = [
                 dataclasses.replace(
-                    known, count=known.count + more, magnitude=min(30, max(1, round(known.magnitude * factor)))
+                    parsed, count=parsed.count + more, magnitude=min(30, max(1, round(parsed.magnitude * factor)))
                 )
                 for more, factor in steps
-                if known.count + more >= 1
+                if parsed.count + more >= 1
             ]
-            return [show(one) for one in made if one != known]
+            return [show(neighbour) for neighbour in near if neighbour != parsed]
         case Jigsaw():
-            return [show(Jigsaw(tiles)) for tiles in (known.tiles + 1, known.tiles - 1) if tiles >= 2]
+            return [show(Jigsaw(tiles)) for tiles in (parsed.tiles + 1, parsed.tiles - 1) if tiles >= 2]
     return []

@@ -21,17 +21,17 @@ from dssl.augment import parse, show
 from dssl.config import Precision, RunConfig
 from dssl.data import Quarantine, Source, Subset, check_sample
 from dssl.data.folder import holds
-from dssl.distributed import World
+from dssl.data.source import earlier_fingerprints
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation.quality import Turned, retrieval, rotation_accuracy, two_views
 from dssl.files import write_text
+from dssl.methods import Method
 from dssl.methods.losses import effective_rank
 from dssl.precision import half_type, precision_of
-from dssl.presets import named_graph
-from dssl.run import OpenRun, Resumed, RunFolder, open_run
+from dssl.run import Run
 from dssl.state import RunLength
 from dssl.text import duration
-from dssl.training.prepare import Parts, build_method, encoder_of, prepare
+from dssl.training.prepare import TrainingData, build_method, encoder_of, fit_to_data, training_data
 from dssl.training.pretrain import Pretraining
 from dssl.training.trials import NONE, Plan, Search, Trial, affordable, next_policy, plan_for
 from dssl.version import VERSION
@@ -60,11 +60,9 @@ def tune(
     ``policies`` are tried instead of those that the search would choose. ``steps`` is the length of a trial, where the minutes
     should not decide it.
     """
-    folder = RunFolder(Path(out))
-    if holds(config.data, folder.path):
-        raise DsslError(f"--out is {folder.path}, inside the images of {config.data}: name a folder outside it")
-    graph = named_graph(config.graph)
-    if not any(view.policy == "heavy" for view in graph.made):
+    if holds(config.data, Path(out)):
+        raise DsslError(f"--out is {out}, inside the images of {config.data}: name a folder outside it")
+    if not any(view.policy == "heavy" for view in config.view_graph.made):
         raise DsslError(
             f"the graph {config.graph} has no view with the policy heavy, so that there is none to choose: use dssl"
         )
@@ -72,12 +70,10 @@ def tune(
         raise DsslError(f"--minutes is {minutes:g}: expected a number of minutes")
     candidates = tuple(dict.fromkeys(text if text == NONE else show(parse(text)) for text in policies))
     build_method(config)  # an encoder that cannot be built is refused before anything is written
-    with open_run(
-        folder, config, default=RunConfig, task=TASK, device=config.device, batch_size=config.batch_size
-    ) as opened:
-        if opened.world.size > 1:
+    with Run.open(Path(out), config, task=TASK, by_content=("data",)) as run:
+        if run.world.size > 1:
             raise DsslError("dssl tune runs in one process: start it without torchrun")
-        return _Tuning(config, opened, say, clock).search(minutes, candidates, steps)
+        return _Tuning(config, run, say, clock).search(minutes, candidates, steps)
 
 
 def _read_trials(file: Path) -> list[Trial]:
@@ -95,46 +91,45 @@ def _read_trials(file: Path) -> list[Trial]:
 class _Tuning:
     """The search in an open folder."""
 
-    def __init__(
-        self, config: RunConfig, opened: OpenRun, say: Callable[[str], None], clock: Callable[[], float]
-    ) -> None:
-        self.config, self.opened, self.say, self.clock = config, opened, say, clock
-        self.file = opened.folder.path / "trials.jsonl"
+    def __init__(self, config: RunConfig, run: Run, say: Callable[[str], None], clock: Callable[[], float]) -> None:
+        assert run.folder is not None
+        self.config, self.run, self.folder, self.say, self.clock = config, run, run.folder, say, clock
+        self.file = run.folder.path / "trials.jsonl"
         self.kept: list[Trial] = []
         """The start, then the trials, in the order in which they were made."""
         if self.file.is_file():
             self.kept = _read_trials(self.file)
         self.began = clock()
         first = dataclasses.replace(config, graph="standard")
-        method = build_method(first)
-        parts = prepare(first, method, normalization=None, new=opened.resumed is None)
-        count = len(parts.source)
+        self.method, data = build_method(first), training_data(first, kept=run.kept)
+        fit_to_data(first, self.method, data, new=run.resumed is None)
+        count = len(data.source)
         order = rng.permutation(rng.key(config.seed, "judges"), count)
         held = min(JUDGES, int(JUDGED_SHARE * count))
         if count - held < config.batch_size or held < 4:
             raise DsslError(
-                f"{parts.source.name} has {count} images, of which {count - held} train and {held} judge: expected at least "
+                f"{data.source.name} has {count} images, of which {count - held} train and {held} judge: expected at least "
                 f"{math.ceil(config.batch_size / (1 - JUDGED_SHARE))} for a batch of {config.batch_size}; "
                 "choose a smaller --batch-size or more data"
             )
         # in random order, as the probe expects
-        self.judges: Source = Subset(parts.source, order[:held])
-        self.parts = dataclasses.replace(parts, source=Subset(parts.source, np.sort(order[held:])))
+        self.judges: Source = Subset(data.source, order[:held])
+        self.data = TrainingData(Subset(data.source, np.sort(order[held:])), data.normalization)
         self.first = first
         check_sample(
-            self.parts.source, seed=config.seed, threads=config.threads,
-            quarantine=Quarantine(self.parts.source, max_share=config.bad_share),
+            self.data.source, seed=config.seed, threads=config.threads,
+            quarantine=Quarantine(self.data.source, max_share=config.bad_share),
         )  # fmt: skip
         self.precision, _ = precision_of(
-            config.precision, opened.kept, opened.world,
-            encoder=method.encoder, image_size=config.image_size, channels=config.channels,
+            config.precision, run.kept, run.world,
+            encoder=self.method.encoder, image_size=config.image_size, channels=config.channels,
         )  # fmt: skip
         self.header: dict[str, Any] = {
             "task": TASK,
             "dssl_version": VERSION,
             "config": config_io.to_dict(config),
-            "normalization": {"mean": list(parts.normalization.mean), "std": list(parts.normalization.std)},
-            "fingerprint": self.parts.source.fingerprint,
+            "normalization": {"mean": list(data.normalization.mean), "std": list(data.normalization.std)},
+            "fingerprint": self.data.source.fingerprint,
         }
 
     def search(self, minutes: float, policies: tuple[str, ...], steps: int | None) -> Search:
@@ -152,7 +147,7 @@ class _Tuning:
             if policy is None:  # nothing is left to try
                 wanted = len(trials)
                 break
-            if trials and sum(one.seconds for one in self.kept) + slowest > 60 * minutes:
+            if trials and sum(trial.seconds for trial in self.kept) + slowest > 60 * minutes:
                 break
             self.began = self.clock()
             now = self._trial(policy, saved, plan)
@@ -163,7 +158,7 @@ class _Tuning:
             )
         return Search(
             config=self.config, plan=plan, start=start, trials=tuple(trials), wanted=wanted,
-            images=len(self.parts.source), judges=self.judges,
+            images=len(self.data.source), judges=self.judges,
         )  # fmt: skip
 
     def _wanted(self, minutes: float, policies: tuple[str, ...]) -> int:
@@ -175,17 +170,18 @@ class _Tuning:
 
     def _plan(self, minutes: float, steps: int | None) -> Plan:
         """The one that the search began with, or one that fits the minutes by the time of a few real steps."""
-        opened = self.opened
-        if opened.kept is not None:
-            plan = Plan(**opened.kept["plan"])
+        run = self.run
+        if run.kept is not None:
+            plan = Plan(**run.kept["plan"])
             if steps is not None and steps != plan.steps:
                 raise DsslError(
-                    f"{opened.folder.path} holds a search with {plan.steps} steps per trial, and --steps is {steps}: "
+                    f"{self.folder.path} holds a search with {plan.steps} steps per trial, and --steps is {steps}: "
                     "leave it out to resume the search, or name another --out"
                 )
+            self._describe(plan)
             return plan
         if steps is None:
-            pair, graph = (self._seconds_per_step(one) for one in (self.first, self.config))
+            pair, graph = (self._seconds_per_step(settings) for settings in (self.first, self.config))
             plan = plan_for(minutes, pair=pair, graph=graph)
             self.say(
                 f"shared start: {plan.start} steps, about {duration(plan.start * pair)}; "
@@ -194,62 +190,63 @@ class _Tuning:
         else:
             plan = Plan(start=2 * steps, steps=steps)
             self.say(f"shared start: {plan.start} steps; then {plan.steps} steps for each policy")
-        opened.describe(
-            self.header | {"precision": self.precision, "images": len(self.parts.source), "plan": asdict(plan)}
-        )
+        self._describe(plan)
         return plan
+
+    def _describe(self, plan: Plan) -> None:
+        self.run.describe(
+            self.header | {"precision": self.precision, "images": len(self.data.source), "plan": asdict(plan)},
+            earlier_fingerprints=earlier_fingerprints(self.data.source),
+        )
 
     def _seconds_per_step(self, config: RunConfig) -> float:
         method = build_method(config)
-        parts = dataclasses.replace(self.parts, graph=named_graph(config.graph), method=method)
-        self._run(config, parts, steps=1)  # compiles kernels and starts threads
+        self._train(config, method, steps=1)  # compiles kernels and starts threads
         began = self.clock()
-        self._run(config, parts, steps=4)
+        self._train(config, method, steps=4)
         return (self.clock() - began) / 4
 
     def _start(self, plan: Plan) -> Checkpoint:
         """The shared start, trained where it is not finished."""
-        folder = self.opened.folder
-        ending = self._run(self.first, self.parts, steps=plan.start, resumed=self.opened.resumed, kept=True)
+        ending = self._train(self.first, self.method, steps=plan.start, kept=True)
         if ending.step < plan.start or ending.verdict.status in ("collapsed", "diverged"):
             raise DsslError(
                 f"the shared start of standard pairs {ending.verdict.status}, so that policies cannot be compared: "
                 "lower --rate by half, or use --method simclr"
             )
-        found = newest_good(folder.checkpoints)
-        assert found is not None
+        newest = newest_good(self.folder.checkpoints)
+        assert newest is not None
         if not self.kept:
-            self._record("", self.parts, ending)
-        return found[1]
+            self._record("", self.method, ending)
+        return newest[1]
 
     def _trial(self, policy: str, saved: Checkpoint, plan: Plan) -> Trial:
         graph, heavy = ("standard2", self.config.heavy) if policy == NONE else (self.config.graph, policy)
-        config, parts = continued(dataclasses.replace(self.config, graph=graph, heavy=heavy), self.parts, saved)
-        ending = self._run(config, parts, steps=plan.steps)
-        return self._record(policy, parts, ending)
+        config, method = continued(dataclasses.replace(self.config, graph=graph, heavy=heavy), saved)
+        ending = self._train(config, method, steps=plan.steps)
+        return self._record(policy, method, ending)
 
-    def _run(
-        self, config: RunConfig, parts: Parts, *, steps: int, resumed: Resumed | None = None, kept: bool = False
-    ) -> loop.Ending:
-        opened = self.opened
+    def _train(self, config: RunConfig, method: Method, *, steps: int, kept: bool = False) -> loop.Ending:
         ending = short_run(
-            config, parts, steps=steps, precision=self.precision, world=opened.world, folder=opened.folder,
-            header=self.header, resumed=resumed, kept=kept,
+            config, self.data, method, steps=steps, precision=self.precision, header=self.header,
+            run=self.run if kept else Run(world=self.run.world),
         )  # fmt: skip
         if ending.signal is not None:
             raise Stopped(ending.signal)
         return ending
 
-    def _record(self, policy: str, parts: Parts, ending: loop.Ending) -> Trial:
+    def _record(self, policy: str, method: Method, ending: loop.Ending) -> Trial:
         """Measure the encoder on the images that judge, and keep the result."""
         verdict = ending.verdict
         measured = dict.fromkeys(("retrieval", "error", "rotation", "rank"), 0.0)
         if verdict.status != "diverged":
-            measured = self._measure(encoder_of(self.config, parts, autocast=half_type(self.precision)))
+            measured = self._measure(
+                encoder_of(self.config, method.encoder, self.data, autocast=half_type(self.precision))
+            )
         seconds = self.clock() - self.began
         trial = Trial(policy=policy, verdict=verdict.status, reason=verdict.reason, seconds=seconds, **measured)
         self.kept.append(trial)
-        write_text(self.file, "".join(json.dumps(asdict(one)) + "\n" for one in self.kept))
+        write_text(self.file, "".join(json.dumps(asdict(trial)) + "\n" for trial in self.kept))
         return trial
 
     def _measure(self, encoder: Encoder) -> dict[str, float]:
@@ -259,10 +256,10 @@ class _Tuning:
         views = two_views(encoder, self.judges, policies=policies, seed=self.config.seed, quarantine=quarantine)
         turning = dataclasses.replace(encoder, network=Turned(encoder.network))
         turned = turning.features(self.judges, quarantine=quarantine).values
-        found = retrieval(*views)
+        score = retrieval(*views)
         return {
-            "retrieval": found,
-            "error": math.sqrt(found * (1 - found) / len(views[0])),
+            "retrieval": score,
+            "error": math.sqrt(score * (1 - score) / len(views[0])),
             "rotation": rotation_accuracy(turned),
             "rank": effective_rank(turned[:, : turned.shape[1] // 4]),
         }
@@ -270,45 +267,32 @@ class _Tuning:
 
 def short_run(
     config: RunConfig,
-    parts: Parts,
+    data: TrainingData,
+    method: Method,
     *,
     steps: int,
     precision: Precision,
-    world: World,
-    folder: RunFolder,
+    run: Run,
     header: dict[str, Any],
-    resumed: Resumed | None = None,
-    kept: bool = False,
 ) -> loop.Ending:
-    """Train the method of the parts for so many steps; only a run that is ``kept`` writes anything."""
-    settings = loop.LoopSettings(
-        length=RunLength(
-            total=steps, steps_per_epoch=len(parts.source) / config.batch_size, round=steps, counted="step"
-        ),
-        batch_size=config.batch_size,
-        data=config.data,
-        precision=precision,
-        seed=config.seed,
-        checkpoint=config.checkpoint,
-        look_every=config.health.every,
-        clip=config.optimizer.clip,
-    )
+    """Train the method for so many steps; a run without a folder leaves no files."""
     task = Pretraining(
-        config, parts, settings, folder=folder, world=world, header=header, gallery=None, first_step=0,
-        quarantine=Quarantine(parts.source, max_share=config.bad_share),
+        config, data, method, run=run, precision=precision, header=header,
+        length=RunLength(total=steps, steps_per_epoch=len(data.source) / config.batch_size, round=steps, counted="step"),
+        quarantine=Quarantine(data.source, max_share=config.bad_share),
     )  # fmt: skip
     task.warmup = steps // 20
-    if not kept:
+    if run.folder is None:
         task.monitor.patience = steps // 2  # the dip of a run's first steps was the start's
-    return loop.run(task, settings, world=world, folder=folder if kept else None, resumed=resumed)
+    return loop.run(task, run)
 
 
-def continued(config: RunConfig, parts: Parts, start: Checkpoint) -> tuple[RunConfig, Parts]:
-    """A trial's configuration, and its parts with the method as the shared start left it.
+def continued(config: RunConfig, start: Checkpoint) -> tuple[RunConfig, Method]:
+    """A trial's configuration, and its method as the shared start left it.
 
     The seed is another than the start's, so that no image comes with the same views again, and the same for all trials.
     """
     config = dataclasses.replace(config, seed=rng.key(config.seed, "trial") % 2**31)
     method = build_method(config)
     method.load_state_dict(start.part("method"), strict=True)
-    return config, dataclasses.replace(parts, graph=named_graph(config.graph), method=method)
+    return config, method

@@ -149,9 +149,9 @@ def prune(folder: Path, *, newest: int, keep: int, protected: Iterable[int]) -> 
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed writes left, ours (``.tmp``: of earlier versions) and those of safetensors, each a checkpoint in size.
+    """Remove what killed writes left, ours and those of safetensors, each a checkpoint in size.
 
     Only the process that holds the run's lock writes here, so none of them is in use.
     """
-    for leftover in (*folder.glob(".step-*.part"), *folder.glob(".step-*.tmp"), *folder.glob(".tmp??????")):
+    for leftover in (*folder.glob(".step-*.part"), *folder.glob(".tmp??????")):
         leftover.unlink(missing_ok=True)

@@ -141,7 +141,7 @@ def test_two_processes_average_their_gradients_and_share_the_scoring(tmp_path: P
 def test_trained_batchnorm_sees_the_batch_of_all_processes(tmp_path: Path, processes: int, kind: type) -> None:
     config = tiny(tmp_path, norm="sync")
     world = World(0, processes, torch.device("cpu"))
-    task = Finetuning(config, [], build_detector(config, classes=3)[0], world=world, header={})
+    task = Finetuning(config, [], build_detector(config, classes=3)[0], world=world, header={}, precision="fp32")
     norms = [module for module in task.module.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(norms) == 20
     assert all(type(norm) is kind for norm in norms)
@@ -214,8 +214,7 @@ def test_settings_and_origin_as_the_first_version_wrote_them_are_read(tmp_path: 
         '"flip": true, "anchors": [8, 16, 32, 64, 96], "proposals": 16, "samples": 8, "seed": 0, "precision": "fp32", '
         '"device": "auto", "threads": 1, "look_every": 1, "round": 2, "save_minutes": 15.0, "keep": 2, "pictures": 2}'
     )
-    default = CocoConfig(weights="other", data=tmp_path)
-    assert config_io.read(json.loads(settings), default=default, where="config.json") == tiny(Path("coco"))
+    assert config_io.build(CocoConfig, json.loads(settings), where="config.json") == tiny(Path("coco"))
     origin = (
         '{"text": "resnet18 from scratch", "encoder": "resnet18", "sha256": null, "normalization": '
         '{"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}, "verified_tensors": 0}'

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+import torchvision
 
 from dssl.distributed import join_world
 from dssl.errors import DsslError
@@ -163,6 +164,46 @@ def test_one_process_lists_the_shards_and_the_other_maps_its_index(
     assert len([*(tmp_path / "cache" / "dssl" / "index").iterdir()]) == 1
 
 
+def _worker_that_counts_downloads(words: list[str], folder: str) -> None:
+    """Gets weights from nowhere, and writes into a file that it asked for them."""
+    os.environ["TORCH_HOME"] = f"{folder}/cache"
+
+    def download(url: str, path: str, **options: object) -> None:
+        Path(folder, f"downloaded-{os.environ['RANK']}").write_text(url)
+        torch.save(torchvision.models.get_model("shufflenet_v2_x0_5").state_dict(), path)
+
+    torch.hub.download_url_to_file = download
+    _worker(words, folder)
+
+
+def test_one_process_of_a_node_downloads_the_weights(tmp_path: Path) -> None:
+    words = [
+        sys.executable, "-m", "dssl", "train", "adapt", "--encoder", "shufflenet_v2_x0_5", "--data", "shapes:16", "--image-size",
+        "32", "--adapt.evaluation-size", "32", "--adapt.head-epochs", "1", "--epochs", "2", "--batch-size", "8", "--threads",
+        "1", "--knn-every", "0", "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    agent = start_agent(words, tmp_path / "log", port=free_port(), worker=_worker_that_counts_downloads)
+    assert agent.wait() == 0, agent.said()
+    assert (tmp_path / "rank-1").exists()
+    assert [path.name for path in tmp_path.glob("downloaded-*")] == ["downloaded-0"]
+
+
+def test_a_ctrl_c_that_arrives_twice_is_one(tmp_path: Path) -> None:
+    """From the terminal, which sends it to every process, and from torchrun, which hands it on."""
+    out = tmp_path / "run"
+    words = command(
+        "simclr", out, "--epochs", "1000", "--checkpoint.every-minutes", "1000", "--checkpoint.every-epochs", "1"
+    )
+    agent = start_agent(words, tmp_path / "log", port=free_port())
+    wait_for_step(out, 6, agent)
+    workers = [int((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    for process in (*workers, agent.pid, *workers):
+        os.kill(process, signal.SIGINT)
+    agent.wait()
+    (step,) = checkpoint.steps_in(out / "checkpoints")[-1:]
+    assert f"stopped at step {step} of" in agent.said()
+
+
 def survive(out: Path, *extra: str) -> int:
     """A run of two processes whose second is killed and that torchrun starts again; its exit code."""
     words = torchrun(command("byol", out, *extra), "--max-restarts", "1")
@@ -184,6 +225,7 @@ def test_two_processes_survive_a_kill_and_end_with_the_weights_of_one(tmp_path: 
     os.kill(int((tmp_path / "rank-1").read_text()), signal.SIGKILL)
     assert agent.wait() == alone.wait() == 0, agent.said()
     assert "resuming at step" in agent.said()
+    assert "Warning" not in agent.said()
     one, two = end(tmp_path / "one"), end(out)
     assert one.keys() == two.keys()
     for name, value in one.items():

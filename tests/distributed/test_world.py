@@ -15,7 +15,7 @@ from PIL import Image
 from dssl.data import index
 from dssl.distributed import World, join_world
 from dssl.errors import DsslError
-from dssl.run import OpenRun, RunFolder
+from dssl.run import Run, RunFolder
 from dssl.training import prepare, train
 from dssl.training.health import HealthMonitor, Observation, Verdict
 from dssl.training.pretrain import Pretraining
@@ -55,8 +55,8 @@ def counted(world: World, folder: Path) -> None:
     index.scan = lambda *a, **k: (scans.append(1), scan(*a, **k))[1]  # type: ignore[assignment]
     prepare.normalization_of = lambda *a: (measured.append(1), normalization_of(*a))[1]  # type: ignore[assignment]
     config = replace(TINY, data=str(folder / "images"), normalization="measure")
-    parts = prepare.prepare(config, prepare.build_method(config), normalization=None, new=True, world=world)
-    print(json.dumps([len(scans), len(measured), len(parts.source), parts.normalization.mean]), flush=True)
+    data = prepare.training_data(config, world=world)
+    print(json.dumps([len(scans), len(measured), len(data.source), data.normalization.mean]), flush=True)
 
 
 def test_the_first_process_scans_and_measures_for_all(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def differing(world: World, folder: Path) -> None:
             world.agree(facts)
         print(caught.value)
     with pytest.raises(DsslError) as caught:
-        OpenRun(RunFolder(folder / "run"), world, None, None).describe({"fingerprint": f"{world.rank}abcdef"})
+        Run(world=world, folder=RunFolder(folder / "run")).describe({"fingerprint": f"{world.rank}abcdef"})
     print(caught.value, flush=True)
 
 

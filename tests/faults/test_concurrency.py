@@ -72,7 +72,6 @@ def test_killed_before_the_folder_is_a_run(untouched: Path, tally: Tally, tmp_pa
         out = tmp_path / "run"
         (out / "checkpoints").mkdir(parents=True)
         (out / ".lock").touch()
-        (out / "config.tmp").write_text('{"config": {"ep')  # of an earlier version
         (out / ".config.json.k1ll3d.part").write_text('{"config": {"ep')
         assert train("simsiam", out) == 0
         assert not (out / ".config.json.k1ll3d.part").exists()

@@ -182,6 +182,21 @@ def test_errors_of_the_disk_while_it_saves(fault: str, untouched: Path, tally: T
         same_end(out, untouched)
 
 
+@needs_strace
+def test_folders_that_cannot_be_synced(untouched: Path, tally: Tally, tmp_path: Path) -> None:
+    """As those of vboxsf and of some file systems in user space; files can."""
+    with tally.trial("EINVAL from fsync of every folder"):
+        out = tmp_path / "run"
+        (out / "checkpoints").mkdir(parents=True)
+        child = launch(command("simsiam", out), tmp_path / "log", held=True)
+        folders = ("-P", str(out), "-P", str(out / "checkpoints"))
+        tracer = under_strace(child, *folders, "-e", "trace=fsync", "-e", "inject=fsync:error=EINVAL")
+        assert child.wait() == 0, child.said()
+        tracer.wait(30)
+        assert "EINVAL" in (tmp_path / "log.strace").read_text()
+        same_end(out, untouched)
+
+
 @pytest.mark.parametrize("form", ["tar", "parquet"])
 def test_a_full_disk_while_shards_are_packed(small_disk: Disk, tally: Tally, tmp_path: Path, form: str) -> None:
     """Room for two shards of four: whole shards stay, an incomplete set is not taken for the whole, the command starts over."""

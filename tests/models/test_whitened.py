@@ -17,7 +17,7 @@ from dssl.methods.method import Method
 from dssl.models.for_cpus import WhitenedEncoder, fixed_filters, whiten
 from dssl.recipes import recipe
 from dssl.training import train
-from dssl.training.prepare import build_method, prepare
+from dssl.training.prepare import build_method, fit_to_data, training_data
 from dssl.weights import checkpoint
 from dssl.weights.formats import export
 from dssl.weights.load import open_weights
@@ -95,7 +95,9 @@ def test_the_mean_of_the_quadrants_is_the_feature_of_the_whole(size: int) -> Non
 
 
 def prepared(config: RunConfig, init: Path | None = None) -> Method:
-    return prepare(config, build_method(config, init=init), normalization=None, new=init is None).method
+    method = build_method(config, init=init)
+    fit_to_data(config, method, training_data(config), new=init is None)
+    return method
 
 
 def test_a_run_measures_by_its_seed_and_not_with_first_weights(tmp_path: Path) -> None:

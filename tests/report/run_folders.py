@@ -36,6 +36,10 @@ def write_run(
     views = [view.name for view in named_graph(graph).made]
     edges = [edge.name for edge in named_graph(graph).active_edges]
     steps_per_epoch, records = 8, []
+    reason = {
+        "reason": f"embeddings of view {views[0]} are one point",
+        "remedies": ["use --graph dssl", "second", "third"],
+    }
     for step in range(4, int(96 * share) + 1, 4):
         done = step / 96
         spread = floor + (0.99 - floor) * math.exp(-6 * done) - 0.1 * math.exp(-(((done - 0.1) / 0.05) ** 2))
@@ -46,6 +50,7 @@ def write_run(
                 "spread": dict.fromkeys(views, spread), "rank": dict.fromkeys(views, 0.6 * spread**3), "source": {},
                 "target": {}, "rate": 0.03, "images_per_second": 640.0 if step > 4 else 80.0, "data_share": 0.04,
                 "verdict": "too early" if done < 0.25 else verdict,
+                **(reason if done == 0.25 and verdict != "healthy" else {}),
             }
         )  # fmt: skip
         if knn is not None and step % 16 == 0:

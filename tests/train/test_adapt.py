@@ -46,7 +46,7 @@ def names_of(tensors: dict[str, torch.Tensor]) -> tuple[set[str], set[str]]:
 def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose result is the average itself."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    result = train(config(weights, adapt={"most_drift": None}), out)
+    result = train(config(weights, adapt={"max_drift": None}), out)
     assert (result.step, result.exit_code) == (EPOCHS * STEPS, 0)
     return out
 
@@ -69,7 +69,7 @@ def test_only_the_last_blocks_move_and_only_after_the_heads(weights: Path, whole
 def test_the_result_is_the_mean_of_the_last_quarter(weights: Path, tmp_path: Path, whole: Path) -> None:
     # 8 steps of the encoder: the last 2; a run that averages nothing saves the weights of both
     plain = tmp_path / "plain"
-    train(config(weights, adapt={"most_drift": None, "average": 0.0}), plain)
+    train(config(weights, adapt={"max_drift": None, "average": 0.0}), plain)
     last = [encoder_at(plain, EPOCHS * STEPS - number) for number in (1, 0)]
     average = encoder_at(whole, EPOCHS * STEPS)
     trained, _ = names_of(average)
@@ -79,7 +79,7 @@ def test_the_result_is_the_mean_of_the_last_quarter(weights: Path, tmp_path: Pat
 
 def test_a_run_ends_between_its_start_and_the_average(weights: Path, tmp_path: Path, whole: Path) -> None:
     start, average = torch.load(weights), encoder_at(whole, EPOCHS * STEPS)
-    train(config(weights, adapt={"most_drift": 2.0}), tmp_path / "run")
+    train(config(weights, adapt={"max_drift": 2.0}), tmp_path / "run")
     end = encoder_at(tmp_path / "run", EPOCHS * STEPS)
     trained, _ = names_of(start)
     for name in trained:
@@ -91,7 +91,7 @@ def test_a_run_that_may_not_drift_returns_its_start_and_says_so(
 ) -> None:
     start = torch.load(weights)
     with caplog.at_level(logging.INFO, logger="dssl"):
-        train(config(weights, adapt={"most_drift": 1e-9}), tmp_path / "run")
+        train(config(weights, adapt={"max_drift": 1e-9}), tmp_path / "run")
     assert "on the way the encoder may be below its start" in caplog.text
     started = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["start"]["held_out"]
     # without a terminal a line for each epoch: what was measured, beside the start
@@ -119,7 +119,7 @@ def test_a_resumed_run_ends_on_the_same_weights(weights: Path, tmp_path: Path, w
     for step in checkpoint.steps_in(broken / "checkpoints"):
         if step > left:
             checkpoint.path_at(broken / "checkpoints", step).unlink()
-    train(config(weights, adapt={"most_drift": None}), broken)
+    train(config(weights, adapt={"max_drift": None}), broken)
     ours, theirs = (checkpoint.read(checkpoint.path_at(run / "checkpoints", EPOCHS * STEPS)) for run in (broken, whole))
     assert ours.header["sha256"] == theirs.header["sha256"]
 
@@ -129,8 +129,21 @@ def test_a_run_whose_start_is_gone_does_not_end_on_other_weights(weights: Path, 
     checkpoint.path_at(tmp_path / "run" / "checkpoints", EPOCHS * STEPS).unlink()
     (tmp_path / "run" / "start.safetensors").unlink()
     with pytest.raises(DsslError, match=r"start\.safetensors is missing: .*; put the file back, or start again"):
-        train(config(weights, adapt={"most_drift": None}), tmp_path / "run")
+        train(config(weights, adapt={"max_drift": None}), tmp_path / "run")
     assert EPOCHS * STEPS not in checkpoint.steps_in(tmp_path / "run" / "checkpoints")
+
+
+def test_weights_that_have_moved_are_the_same_weights(weights: Path, tmp_path: Path, whole: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    checkpoint.path_at(tmp_path / "run" / "checkpoints", EPOCHS * STEPS).unlink()
+    moved, other = tmp_path / "moved.pth", tmp_path / "other.pth"
+    shutil.copyfile(weights, moved)
+    torch.save({name: value * 1.25 for name, value in torch.load(weights).items()}, other)
+    with pytest.raises(DsslError, match=str(other)):
+        train(config(other, adapt={"max_drift": None}), tmp_path / "run")
+    train(config(moved, adapt={"max_drift": None}), tmp_path / "run")
+    ours, theirs = (encoder_at(run, EPOCHS * STEPS) for run in (tmp_path / "run", whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path: Path, whole: Path) -> None:
@@ -143,7 +156,7 @@ def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path:
     left = json.loads((tmp_path / "run" / "config.json").read_text())
     left["config"]["init"] = str(other)
     (tmp_path / "run" / "config.json").write_text(json.dumps(left))
-    train(config(other, adapt={"most_drift": None}), tmp_path / "run")
+    train(config(other, adapt={"max_drift": None}), tmp_path / "run")
     started = open_weights(tmp_path / "run" / "start.safetensors").network.state_dict()
     assert all(torch.equal(value, started[name]) for name, value in torch.load(other).items())
     steps = [record["step"] for record in RunFolder(tmp_path / "run").metrics() if "start" in record]
@@ -194,7 +207,7 @@ def test_knn_on_the_test_split_is_measured_at_the_start_too(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dssl.training.knn.QUERIES", 50)
-    train(config(weights, knn_every=1, epochs=2, adapt={"most_drift": None}), tmp_path / "run")
+    train(config(weights, knn_every=1, epochs=2, adapt={"max_drift": None}), tmp_path / "run")
     run = read_run(tmp_path / "run")
     assert [epoch for epoch, _ in run.curve("knn")] == [0, 1, 2]
     assert run.curve("knn")[0][1] == run.curve("knn")[1][1]  # only the heads have learned
@@ -208,11 +221,11 @@ def test_the_last_knn_is_that_of_the_weights_that_are_saved(
     measured = []
 
     def measure(self: OnlineKnn) -> dict[str, Any]:
-        measured.append({name: value.clone() for name, value in self.parts.method.encoder.state_dict().items()})
+        measured.append({name: value.clone() for name, value in self.encoder.state_dict().items()})
         return {"knn": 50.0, "knn_protocol": {"queries": 1}}
 
     monkeypatch.setattr(OnlineKnn, "measure", measure)
-    train(config(weights, knn_every=1, adapt={"most_drift": 1e-9}), tmp_path / "run")  # it ends on its start
+    train(config(weights, knn_every=1, adapt={"max_drift": 1e-9}), tmp_path / "run")  # it ends on its start
     saved = encoder_at(tmp_path / "run", EPOCHS * STEPS)
     assert all(torch.equal(measured[-1][name], value) for name, value in saved.items())
     assert any(not torch.equal(measured[-2][name], value) for name, value in saved.items())
@@ -255,7 +268,7 @@ def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monke
         ({"head_epochs": -1}, "adapt.head_epochs is -1"),
         ({"trained_blocks": 0}, "adapt.trained_blocks is 0, expected at least 1, or None for all"),
         ({"layer_decay": 0.0}, "adapt.layer_decay"),
-        ({"most_drift": 0.0}, "adapt.most_drift"),
+        ({"max_drift": 0.0}, "adapt.max_drift"),
     ],
 )
 def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:

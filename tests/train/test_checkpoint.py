@@ -135,7 +135,7 @@ def test_a_failed_write_leaves_the_old_one(saved: Path, monkeypatch: pytest.Monk
 def test_pruning_keeps_the_newest_and_the_protected(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 5):
         checkpoint.path_at(tmp_path, step).touch()
-    (tmp_path / ".step-000000006.safetensors.99.tmp").touch()
+    (tmp_path / ".step-000000006.safetensors.99.part").touch()
     (tmp_path / "notes.txt").touch()
     checkpoint.prune(tmp_path, newest=5, keep=2, protected=[1])
     assert checkpoint.steps_in(tmp_path) == [1, 4, 5]

@@ -19,11 +19,10 @@ from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_data import read_run
-from dssl.run import RunFolder, found_run
+from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
 from dssl.training import prepare
 from dssl.training import pretrain as loop
-from dssl.training.prepare import build_method
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from tests.train.running import end_of
@@ -70,7 +69,7 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
         out.mkdir()
-        loop._run(config, build_method(config), found_run(RunFolder(out), World(rank, 1, torch.device("cpu"))), None)
+        loop.pretrain(config, Run.find(RunFolder(out), World(rank, 1, torch.device("cpu"))))
 
     return run
 
@@ -121,7 +120,8 @@ def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
 
 def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     config = replace(TINY, optimizer=OptimizerConfig(rate=1e20, warmup_epochs=0))
-    assert train(config, tmp_path / "run").verdict.status == "diverged"
+    verdict = train(config, tmp_path / "run").verdict
+    assert verdict.status == "diverged"
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -130,8 +130,10 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     records = [json.loads(line, parse_constant=refuse) for line in lines]
     assert any(record.get("loss", 0) is None for record in records)
     run = read_run(tmp_path / "run")
-    assert run.verdict.status == "diverged"
-    assert len(run.curve("loss")) < len(run.looks)  # NaN is not drawn
+    assert (run.verdict.status, run.verdict.reason, run.verdict.remedies) == (
+        "diverged", verdict.reason, verdict.remedies,
+    )  # fmt: skip
+    assert len(run.curve("loss")) < len(run.checks)  # NaN is not drawn
 
 
 @pytest.mark.parametrize(("start", "left"), [(20, [1, 10, 20, 30]), (0, [30])])

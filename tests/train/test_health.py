@@ -260,8 +260,20 @@ def test_a_short_collapse_is_forgiven() -> None:
     assert said[-1] == "healthy"
 
 
-def test_the_memory_of_an_earlier_version_is_read() -> None:
-    state = HealthMonitor(named_graph("heavy"), patience=1).state()
+def test_the_memory_of_commit_a7351d8_is_read() -> None:
     health = HealthMonitor(named_graph("heavy"), patience=1)
-    health.load_state({key: state[key] for key in ("spreads", "ranks", "verdict")})
-    assert health.judge(constant(0.9)).status == "healthy"
+    spell = {"view": "h1", "edge": "h1->h2", "since": 3, "until": 9, "lowest": 0.1, "looks": 4}
+    below = {
+        "verdict": "below where it started",
+        "step": 8,
+        "view": "",
+        "edge": "",
+        "reason": "worse",
+        "remedies": ["a"],
+    }
+    state = {"spreads": {"h1": [0.9]}, "ranks": {"h1": [0.5]}, "verdict": "below where it started", "seen": 12}
+    health.load_state(state | {"spell": spell, "below": below, "last_close": 4})
+    assert health.episode is not None
+    assert (health.episode.checks, health.seen, health.last_near_start) == (4, 12, 4)
+    assert health.verdict is health.below is not None
+    assert (health.verdict.status, health.verdict.remedies) == ("below where it started", ("a",))

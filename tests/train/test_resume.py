@@ -3,12 +3,17 @@
 import io
 import json
 import os
+import shutil
 import signal
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
+from dssl.cli import main
+from dssl.recipes import recipe
 from dssl.state import StopSignals
 from dssl.weights import checkpoint
 from tests.train.running import command, end_of, kill_at, run, start, wait_for_step
@@ -36,8 +41,6 @@ def test_three_kills_change_nothing(method: str, tmp_path: Path) -> None:
 
 
 def test_shards_in_their_own_order_resume_in_the_middle_of_a_window(tmp_path: Path) -> None:
-    from PIL import Image
-
     for shard in range(6):
         with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
             for number in range(8):
@@ -77,21 +80,34 @@ def test_a_polite_signal_saves_and_says_so(number: signal.Signals, code: int, tm
     [
         ((signal.SIGTERM, signal.SIGTERM), None),
         ((signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR1), None),
-        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGINT, signal.SIGINT), None),
         ((signal.SIGUSR1, signal.SIGTERM), 143),
     ],
 )
 def test_a_signal_that_comes_twice(
     numbers: tuple[signal.Signals, ...], code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From Slurm and from torchrun, it is one request to save; from whoever is in a hurry, it ends the run."""
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    with StopSignals() as stop:
+    """From Slurm and from torchrun, it is one request to save."""
+    assert exits_after(numbers, monkeypatch) == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize(("seconds", "alone", "codes"), [(0.5, True, []), (1.5, True, [130]), (60.0, False, [])])
+def test_only_a_later_ctrl_c_of_a_process_that_is_alone_ends_it_at_once(
+    seconds: float, alone: bool, codes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((100.0, 100.0 + seconds))
+    assert exits_after((signal.SIGINT,) * 2, monkeypatch, alone=alone, clock=lambda: next(clock)) == codes
+
+
+def exits_after(numbers: tuple[signal.Signals, ...], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[int]:
+    """The exit codes with which a process would have ended at once."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with StopSignals(**options) as stop:
         for number in numbers:
             os.kill(os.getpid(), number)
-        assert stop.signal is not None
-    assert ended == ([] if code is None else [code])
+        assert stop.signal == numbers[0]
+    return codes
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -111,12 +127,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(tmp_path: Path) 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:
     """The configuration names the same folder, but its images have changed."""
-    from PIL import Image
-
-    images, out = tmp_path / "images", tmp_path / "run"
-    images.mkdir()
-    for number in range(40):
-        Image.effect_noise((40, 40), 60 + number).convert("RGB").save(images / f"{number}.png")
+    images, out = draw(tmp_path / "images", 40), tmp_path / "run"
     words = command("simsiam", out, "--data", str(images), "--epochs", "1")
     first = run(words)
     assert first.returncode in (0, 3), first.stderr
@@ -124,6 +135,63 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     refused = run(words)
     assert refused.returncode == 2
     assert "are not those that" in refused.stderr
+
+
+def draw(images: Path, count: int) -> Path:
+    images.mkdir()
+    for number in range(count):
+        Image.effect_noise((40, 40), 60 + number).convert("RGB").save(images / f"{number}.png")
+    return images
+
+
+def test_images_that_have_moved_are_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, out = draw(tmp_path / "images", 40), tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    words = command("simsiam", out, "--epochs", "2", "--data")
+    assert kill_at([*words, str(images)], out, 2) < 4
+    shutil.copytree(out, tmp_path / "other")
+    images.rename(tmp_path / "moved")
+    resumed = run([*words, f"{tmp_path / 'moved'}/"])
+    assert resumed.returncode in (0, 3), resumed.stderr
+    assert "resuming at step" in resumed.stderr
+    assert json.loads((out / "config.json").read_text())["config"]["data"] == f"{tmp_path / 'moved'}/"
+    # other images are other images, before the first checkpoint, too
+    for path in (tmp_path / "other" / "checkpoints").iterdir():
+        path.unlink()
+    refused = run([*command("simsiam", tmp_path / "other", "--epochs", "2", "--data"), str(draw(images, 39))])
+    assert refused.returncode == 2
+    assert str(images) in refused.stderr
+    assert "--out" in refused.stderr
+
+
+def test_a_run_whose_checkpoints_were_moved_away_starts_again_and_keeps_its_old_metrics(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = command("simsiam", out, "--epochs", "1")
+    assert run(words).returncode in (0, 3)
+    end, metrics = end_of(out), (out / "metrics.jsonl").read_text()
+    (out / "checkpoints").rename(tmp_path / "away")
+    again = run(words)
+    assert again.returncode in (0, 3), again.stderr
+    assert str(out / "metrics.1.jsonl") in again.stderr
+    assert (out / "metrics.1.jsonl").read_text() == metrics
+    assert end_of(out) == end
+    (out / "metrics.1.jsonl").rename(tmp_path / "away" / "metrics.jsonl")
+    assert metrics_of(out) == metrics_of(tmp_path / "away")
+
+
+def test_a_run_keeps_its_method_when_the_recipe_has_another(tmp_path: Path) -> None:
+    """`dssl train folder` began with SimSiam once."""
+    images, out = draw(tmp_path / "images", 40), tmp_path / "run"
+    words = [
+        "train", "folder", "--data", str(images), "--out", str(out), "--encoder", "small", "--image-size", "16", "--epochs", "1",
+        "--batch-size", "16", "--optimizer.warmup-epochs", "0.5", "--precision", "fp32", "--threads", "1",
+    ]  # fmt: skip
+    assert main([*words, "--method", "simsiam"]) in (0, 3)
+    end = end_of(out)
+    assert main(words) in (0, 3)
+    assert end_of(out) == end
+    assert main([*words, "--method", "simclr"]) == 2
+    assert recipe("folder").method == recipe("folder", method="simclr").method
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,16 @@
 
 import json
 import logging
+import os
+import pty
+import re
+import select
 import shutil
+import sys
+import termios
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -26,6 +33,7 @@ from dssl.report.run_data import read_run
 from dssl.training.prepare import open_test_data
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
+from tests.train.running import command, fork
 
 TINY = RunConfig(
     data="shapes:64",
@@ -80,6 +88,61 @@ def test_a_line_of_progress_shows_knn_of_its_own_epoch_alone(tmp_path: Path, cap
     lines = {int(line[6]): line for line in caplog.messages if line.startswith("epoch ")}
     assert set(lines) > measured
     assert {epoch for epoch, line in lines.items() if "kNN" in line} == measured
+
+
+def _on_terminal(path: str, words: list[str]) -> None:
+    terminal = os.open(path, os.O_RDWR)
+    os.dup2(terminal, 2)
+    sys.exit(main(words))
+
+
+def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (50, 250))
+    words = command("simclr", tmp_path / "run", "--knn-every", "2", "--health.every", "1")[3:]
+    child = fork(_on_terminal, os.ttyname(theirs), words, log=tmp_path / "log")
+    shown = b""
+    while child.process.is_alive() or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.1)[0]:
+            shown += os.read(ours, 65536)
+    assert child.wait() in (0, 3), child.said()
+    os.close(ours)
+    os.close(theirs)
+    lines = [line for line in shown.decode().replace("\r", "\n").splitlines() if "kNN" in line]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    measured = [round(record["epoch"]) for record in records if "knn" in record]
+    assert measured == [1, 2, 4]
+    assert [int(re.search(r"epoch (\d+)", line)[1]) for line in lines] == measured  # type: ignore[index]
+    assert "step/s" in shown.decode()
+
+
+def _counted(words: list[str]) -> None:
+    """How often a run is validated and a graph parsed, by the calls of the interpreter."""
+    from dssl.graph.text import parse
+
+    counts = {RunConfig.__post_init__.__code__: 0, parse.__code__: 0}
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in counts:
+            counts[frame.f_code] += 1
+
+    sys.setprofile(count)
+    code = main(words)
+    sys.setprofile(None)
+    print(json.dumps([*counts.values()]))
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("recipe", ["shapes", "folder"])
+def test_a_run_is_validated_and_its_graph_parsed_at_most_twice(recipe: str, tmp_path: Path) -> None:
+    words = command("simclr", tmp_path / "run", "--epochs", "1")[3:]
+    words = [recipe if word == "shapes" else word for word in words]
+    for attempt in ("new", "resumed"):
+        child = fork(_counted, words, log=tmp_path / attempt)
+        assert child.wait() in (0, 3), child.said()
+        validated, parsed = json.loads(child.said().splitlines()[-1])
+        assert 1 <= validated <= 2
+        assert 1 <= parsed <= 2
 
 
 @pytest.mark.parametrize("layout", ["one class", "a class that train lacks"])
@@ -339,6 +402,20 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DsslError, match=r"has other files \(1, such as 'thesis.tex'\) and no run"):
         train(TINY, tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_file_manager_leaves_in_a_new_folder_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").write_bytes(b"\0")
+    assert train(replace(TINY, epochs=1, knn_every=0), tmp_path).step == 4
+    assert (tmp_path / ".DS_Store").exists()
+
+
+def test_a_folder_whose_name_safetensors_cannot_read_is_rejected_at_once(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(DsslError, match="UTF-8") as caught:
+        train(TINY, out)
+    str(caught.value).encode()
+    assert not out.exists()
 
 
 def test_what_cannot_be_written_to_is_named(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_start_that_broke_down_is_one_line(tmp_path: Path, monkeypatch: pytest
 
     def breaking(*arguments: Any, **options: Any) -> loop.Ending:
         ending = real(*arguments, **options)
-        return replace(ending, verdict=Verdict(verdict, 1)) if options["kept"] else ending
+        return replace(ending, verdict=Verdict(verdict, 1)) if options["run"].folder is not None else ending
 
     monkeypatch.setattr(tune, "short_run", breaking)
     with pytest.raises(DsslError, match=f"the shared start of standard pairs {verdict}"):

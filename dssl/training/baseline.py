@@ -24,7 +24,7 @@ from dssl.evaluation.probe import Problem, choose_strength
 from dssl.methods.losses import effective_rank
 from dssl.run import RunFolder
 from dssl.state import Verdict
-from dssl.training.prepare import Parts, encoder_of
+from dssl.training.prepare import TrainingData, encoder_of
 from dssl.weights import checkpoint
 
 SAMPLE = 1_000
@@ -39,7 +39,7 @@ CLOSE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Comparison:
     """The encoder's features at one step, beside those of the start."""
 
     drift: float
@@ -51,18 +51,24 @@ class Standing:
     """McNemar's, against the start; empty at the start."""
 
 
-class Start:
+class Baseline:
     """The features of the weights that a run started from, and what became of them."""
 
     def __init__(
-        self, config: RunConfig, parts: Parts, folder: RunFolder, *, header: Mapping[str, Any], new: bool
+        self,
+        config: RunConfig,
+        data: TrainingData,
+        encoder: nn.Module,
+        folder: RunFolder,
+        *,
+        header: Mapping[str, Any],
+        new: bool,
     ) -> None:
         """Called by a new run before its first step, when the start is written down, and by one that resumes, which finds it.
 
         What a run that was killed before its first checkpoint wrote is not believed: the file of weights may be another now.
         """
-        self.config, self.parts = config, parts
-        encoder = parts.method.encoder
+        self.config, self.data = config, data
         if not new and folder.start_file.is_file():
             encoder = deepcopy(encoder)
             encoder.load_state_dict(checkpoint.read(folder.start_file).part("method.encoder"), strict=True)
@@ -72,7 +78,7 @@ class Start:
         self.weights = {
             name: value.detach().clone() for name, value in encoder.named_parameters() if value.requires_grad
         }
-        source = parts.source
+        source = data.source
         self._rows = np.sort(rng.permutation(rng.key(config.seed, "start"), len(source))[:SAMPLE])
         self._quarantine = Quarantine(source, max_share=1.0)
         self._features, rows = self._of(encoder)
@@ -85,14 +91,14 @@ class Start:
         self._labels = _labels(source, rows)
         self._strength: float | None = None
         self._before = self._predict(self._features)
-        self.standing = self._standing(self._features)
+        self.latest = self._compare(self._features)
 
     def drift(self, encoder: nn.Module) -> float:
         return self._drift(self._as_before(encoder))
 
-    def measure(self, encoder: nn.Module) -> Standing:
-        self.standing = self._standing(self._as_before(encoder))
-        return self.standing
+    def measure(self, encoder: nn.Module) -> Comparison:
+        self.latest = self._compare(self._as_before(encoder))
+        return self.latest
 
     def _as_before(self, encoder: nn.Module) -> Tensor:
         """Features of the same images as at the start; one that can no longer be read counts as unchanged."""
@@ -105,14 +111,14 @@ class Start:
 
     def judge(self, step: int, best: str) -> Verdict | None:
         """Whether the run is below where it started; ``best`` says which weights to take instead."""
-        now = self.standing
+        now = self.latest
         changes = {name: now.held_out[name] - self.before[name] for name in now.p_values}
         sure = {name: changes[name] for name, p in now.p_values.items() if p < SURE}
         if now.held_out:
             if not sure or max(sure.values()) > 0:
                 return None
-            told = ", ".join(f"{name} {self.before[name]:.1f} -> {now.held_out[name]:.1f} %" for name in sure)
-            reason = f"on held-out training images {told}"
+            worse = ", ".join(f"{name} {self.before[name]:.1f} -> {now.held_out[name]:.1f} %" for name in sure)
+            reason = f"on held-out training images {worse}"
         elif now.drift < self.apart:
             return None
         else:
@@ -123,7 +129,7 @@ class Start:
         remedies = (
             "take `dssl train adapt`, which trains the last blocks only and bounds the drift"
             if self.config.adapt is None
-            else "lower --adapt.most-drift or --optimizer.rate by half, or use milder --standard and --heavy policies",
+            else "lower --adapt.max-drift or --optimizer.rate by half, or use milder --standard and --heavy policies",
             "train for fewer epochs, or on more images",
             best,
         )
@@ -137,25 +143,25 @@ class Start:
     def record(self, verdict: Verdict | None) -> dict[str, Any]:
         """For metrics.jsonl."""
         below = {} if verdict is None else {"below": {"reason": verdict.reason, "remedies": verdict.remedies}}
-        return {"start": {**asdict(self.standing), "apart": self.apart, **below}}
+        return {"start": {**asdict(self.latest), "apart": self.apart, **below}}
 
     def text(self) -> str:
         """For the progress line."""
-        now, parts = self.standing, [f"drift {self.standing.drift:.2f}"]
+        now, parts = self.latest, [f"drift {self.latest.drift:.2f}"]
         for name, value in now.held_out.items():
             parts.append(f"{name} {value:.1f} %" + (f" (start {self.before[name]:.1f})" if now.p_values else ""))
         return ", ".join(parts)
 
-    def _standing(self, features: Tensor) -> Standing:
+    def _compare(self, features: Tensor) -> Comparison:
         predicted = self._predict(features)
         p_values = {}
         if self._labels is not None and features is not self._features:
             queries = self._labels.labels[self._labels.queries]
-            for name, one in predicted.items():
-                found = compare(queries, before=self._before[name], after=one, classes=self._labels.classes)
-                assert found.p_value is not None
-                p_values[name] = found.p_value
-        return Standing(
+            for name, answers in predicted.items():
+                paired = compare(queries, before=self._before[name], after=answers, classes=self._labels.classes)
+                assert paired.p_value is not None
+                p_values[name] = paired.p_value
+        return Comparison(
             drift=self._drift(features),
             feature_rank=effective_rank(features),
             held_out=self._accuracies(predicted),
@@ -166,16 +172,16 @@ class Start:
         return max(0.0, 1 - float(F.cosine_similarity(features, self._features).mean()))
 
     def _of(self, encoder: nn.Module) -> tuple[Tensor, NDArray[np.int64]]:
-        measured = replace(encoder_of(self.config, self.parts), network=encoder)
-        features = measured.features(self.parts.source, indices=self._rows, quarantine=self._quarantine)
+        measured = encoder_of(self.config, encoder, self.data)
+        features = measured.features(self.data.source, indices=self._rows, quarantine=self._quarantine)
         return features.values, features.rows
 
     def _predict(self, features: Tensor) -> dict[str, NDArray[np.int64]]:
         """The classes of the held-out images; those of the start that cannot be read are in no measurement."""
-        if (known := self._labels) is None:
+        if (split := self._labels) is None:
             return {}
-        bank, queries = torch.from_numpy(known.bank), torch.from_numpy(known.queries)
-        labels, classes = torch.from_numpy(known.labels)[bank], len(known.classes)
+        bank, queries = torch.from_numpy(split.bank), torch.from_numpy(split.queries)
+        labels, classes = torch.from_numpy(split.labels)[bank], len(split.classes)
         neighbours = knn_predict(
             features[bank], labels, features[queries], k=NEIGHBOURS, temperature=TEMPERATURE, classes=classes
         )
@@ -186,10 +192,10 @@ class Start:
         return {"kNN": neighbours.numpy(), "probe": probe.predict(features[queries]).numpy()}
 
     def _accuracies(self, predicted: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
-        known = self._labels
-        if known is None:
+        split = self._labels
+        if split is None:
             return {}
-        right = known.labels[known.queries]
+        right = split.labels[split.queries]
         return {name: 100 * float((one == right).mean()) for name, one in predicted.items()}
 
 

@@ -15,8 +15,8 @@ from dssl.recipes import recipe
 from dssl.report.run_data import read_run
 from dssl.run import RunFolder
 from dssl.training import train
-from dssl.training.prepare import build_method, prepare
-from dssl.training.start import Standing, Start
+from dssl.training.baseline import Baseline, Comparison
+from dssl.training.prepare import untrained_encoder
 from tests.train.adapting import STEPS, config, write_weights
 
 
@@ -63,19 +63,19 @@ def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
 ) -> None:
     found = iter(drifts)
 
-    def measure(self: Start, _encoder: object) -> Standing:
+    def measure(self: Baseline, _encoder: object) -> Comparison:
         drift = next(found)
         accuracy, p = (70.0, 1.0) if drift < 0.5 else (10.0, 1e-6)
-        self.standing = Standing(
+        self.latest = Comparison(
             drift=drift,
             feature_rank=9.0,
             held_out={"kNN": accuracy, "probe": accuracy},
             p_values={"kNN": p, "probe": p},
         )
-        return self.standing
+        return self.latest
 
-    monkeypatch.setattr(Start, "measure", measure)
-    monkeypatch.setattr(Start, "before", {"kNN": 70.0, "probe": 70.0})
+    monkeypatch.setattr(Baseline, "measure", measure)
+    monkeypatch.setattr(Baseline, "before", {"kNN": 70.0, "probe": 70.0})
     # every step is saved, and of these the newest alone is kept; within an epoch nothing is measured
     plain = replace(config(weights, checkpoint=CheckpointConfig(every_minutes=1e-9, keep=1)), adapt=None)
     result = train(plain, tmp_path / "run")
@@ -89,11 +89,11 @@ def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
     assert read_run(tmp_path / "run").verdict.remedies[-1] == instead  # and so does the report
 
 
-class _Start(Start):
+class _Given(Baseline):
     """Without a run: what was measured is given."""
 
-    def __init__(self, standing: Standing, *, before: dict[str, float], apart: float) -> None:
-        self.standing, self._given, self.apart = standing, before, apart
+    def __init__(self, standing: Comparison, *, before: dict[str, float], apart: float) -> None:
+        self.latest, self._given, self.apart = standing, before, apart
         self.config = recipe("adapt")
 
     @property
@@ -113,8 +113,8 @@ class _Start(Start):
     ],
 )
 def test_the_verdict(now: dict[str, float], p_values: dict[str, float], drift: float, below: bool) -> None:
-    standing = Standing(drift=drift, feature_rank=10.0, held_out=now, p_values=p_values)
-    verdict = _Start(standing, before={"kNN": 75.0, "probe": 75.0}, apart=0.5).judge(7, "take the start")
+    standing = Comparison(drift=drift, feature_rank=10.0, held_out=now, p_values=p_values)
+    verdict = _Given(standing, before={"kNN": 75.0, "probe": 75.0}, apart=0.5).judge(7, "take the start")
     assert (verdict is not None) == below
     if verdict is not None:
         assert verdict.remedies[-1] == "take the start"
@@ -124,16 +124,16 @@ def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(weights)
-    parts = prepare(settings, build_method(settings), normalization=None, new=True)
-    start = Start(settings, parts, RunFolder(tmp_path), header={"fingerprint": ""}, new=True)
-    whole = start.drift(parts.method.encoder)
-    read = parts.source.image
+    encoder, data = untrained_encoder(settings)
+    baseline = Baseline(settings, data, encoder, RunFolder(tmp_path), header={"fingerprint": ""}, new=True)
+    whole = baseline.drift(encoder)
+    read = data.source.image
 
     def image(index: int) -> Any:
         if index == 7:
             raise UnreadableImage("7.png", "it is gone")
         return read(index)
 
-    monkeypatch.setattr(parts.source, "image", image)
-    assert start.drift(parts.method.encoder) == pytest.approx(whole, abs=1e-6)
-    assert start.measure(parts.method.encoder).drift == pytest.approx(whole, abs=1e-6)
+    monkeypatch.setattr(data.source, "image", image)
+    assert baseline.drift(encoder) == pytest.approx(whole, abs=1e-6)
+    assert baseline.measure(encoder).drift == pytest.approx(whole, abs=1e-6)
