@@ -16,8 +16,8 @@ from dssl import config_io
 from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.report.figures import SERIES
-from dssl_reproduce.command import Arguments, run, status_line
-from dssl_reproduce.harness import JobProgress, Status
+from dssl_reproduce.command import Arguments, run
+from dssl_reproduce.harness import status_line
 from dssl_reproduce.outcome import Measured, Outcome
 from dssl_reproduce.paper import targets
 from dssl_reproduce.scales import SCALES, Job, jobs_of, with_our_rows
@@ -175,12 +175,26 @@ def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, caps
 
 
 def test_the_line_of_progress() -> None:
-    one = JobProgress(name="a", share=0.25, words="healthy, kNN 38.1 %")
-    two = JobProgress(name="b")
-    status = Status(done=3, total=9, running=(one, two), seconds_left=2460)
-    assert status_line(status) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
-    assert status_line(Status(done=0, total=9, running=(), seconds_left=4 * 3600)) == "0/9 done, 4.0 h left"
-    assert status_line(Status(done=0, total=9, running=(), seconds_left=None)) == "0/9 done"
+    running = ["a 25%, healthy, kNN 38.1 %", "b starts"]
+    assert status_line(3, 9, 2460, running) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
+    assert status_line(0, 9, 4 * 3600, []) == "0/9 done, 4.0 h left"
+    assert status_line(0, 9, None, []) == "0/9 done"
+
+
+def test_one_row_and_one_part(tmp_path: Path, cifar10: Path, capsys) -> None:
+    """The rows of a table, alone; and the parts of a table, which together are all of its runs, each once."""
+
+    def planned(**options: object) -> list[str]:
+        assert run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "out", plan=True, **options)) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+    everything = planned()
+    rows = with_our_rows(targets()["table5"], SCALES["cpu"]).rows
+    one = planned(rows=(rows[0],))
+    assert 0 < len(one) < len(everything)
+    assert set(one) < set(everything)
+    parts = [planned(part=f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(everything)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +205,10 @@ def test_the_line_of_progress() -> None:
         ({"seeds": (1, 1)}, "distinct numbers"),
         ({"seeds": ()}, "distinct numbers"),
         ({"jobs": 0}, "1 or more"),
+        ({"part": "0/2"}, "2/4"),
+        ({"part": "3/2"}, "2/4"),
+        ({"part": "half"}, "2/4"),
+        ({"rows": ("w/ DSLS",)}, "w/ DSSL"),
         ({"imagenet": Path("nowhere")}, "not a folder"),
         ({}, "dssl data cifar10"),
     ],

@@ -1,4 +1,4 @@
-"""A table of two cells at a scale of seconds, and a program that runs it as ``dssl reproduce`` would."""
+"""A table of two entries at a scale of seconds, and a program that runs it as ``dssl reproduce`` would."""
 
 import dataclasses
 import json
@@ -10,7 +10,8 @@ from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConf
 from dssl.evaluation.classifier import SUPERVISED
 from dssl.methods import SimSiamConfig
 from dssl_reproduce import table, write
-from dssl_reproduce.harness import Place, SessionEnd, finished, run_jobs
+from dssl_reproduce.harness import SessionEnd, run_jobs
+from dssl_reproduce.outcome import Place, finished
 from dssl_reproduce.paper import Experiment, PaperCell, Target
 from dssl_reproduce.scales import Scale, jobs_of
 
@@ -67,6 +68,15 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Sess
     made = table.build(TARGET, SCALE, seeds=(0,), outcomes=finished(jobs, place(folder)))
     (folder / "table.json").write_text(json.dumps(write.plain(made), indent=1))
     return ended
+
+
+def supervised(folder: Path) -> SessionEnd:
+    """Runs a row that is trained with labels, long enough to be stopped."""
+    training = dataclasses.replace(SUPERVISED, epochs=60, batch_size=16)
+    scale = dataclasses.replace(SCALE, training=lambda data: training)
+    cell = PaperCell(row="a", column="b", paper="1", experiment=Experiment(data="cifar10", method="supervised"))
+    jobs = jobs_of([dataclasses.replace(TARGET, cells=(cell,), compare_rows=())], scale, seeds=(0,))
+    return run_jobs(jobs, place(folder), workers=1)
 
 
 if __name__ == "__main__":
