@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from dssl.errors import DsslError
+from dssl.presets import named_graph
 from dssl.report.page import Colour
 from dssl_reproduce import outcome
 from dssl_reproduce.outcome import Outcome
@@ -219,9 +220,20 @@ def _comparisons(
     pairs = [((a, name), (b, name), f"{name}: {a} over {b}") for name in target.columns for a, b in target.compare_rows]
     pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in target.rows for a, b in target.compare_columns]
     experiments = {(cell.row, cell.column): cell.experiment for cell in target.cells}
+
+    def compute(first: tuple[str, str], second: tuple[str, str]) -> str:
+        """A label for a difference between graphs of unequal numbers of views."""
+        pair = [experiments[place] for place in (first, second)]
+        views = [len(named_graph(one.graph).made) for one in pair if one is not None and one.graph]
+        share = views[1] / views[0] if len(views) == 2 else 1.0
+        return "" if share == 1 else f", {share:.2g} times the compute"
+
     return tuple(
         _compare(
-            cells[first], cells[second], where, paired=paired_error(runs[first], runs[second], seed_error=seed_error)
+            cells[first],
+            cells[second],
+            where + compute(first, second),
+            paired=paired_error(runs[first], runs[second], seed_error=seed_error),
         )
         for first, second, where in pairs
         # the baselines that ours adds are the same runs in every column

@@ -101,6 +101,14 @@ def test_rows_that_the_paper_lacks_are_compared_with_each_other() -> None:
     assert not any(one.where.startswith("raw pixels") for one in figure.comparisons)
 
 
+def test_a_difference_of_unequal_compute_says_so() -> None:
+    """SimCLR's heavy views are one pair in the paper: half the views of DSSL."""
+    where = [one.where for one in build(MAIN, SCALE, seeds=(0,), outcomes={}).comparisons]
+    assert "CIFAR-10, SimCLR: w/ DSSL over w/ T^, 0.5 times the compute" in where
+    assert "CIFAR-10, SimSiam: w/ DSSL over w/ T^" in where
+    assert not any(EQUAL_COMPUTE in one and "times" in one for one in where)
+
+
 def test_student_is_exact() -> None:
     freedoms = [*range(1, 201), 1000, 9999]
     assert [student_95(freedom) for freedom in freedoms] == pytest.approx(stats.t.ppf(0.975, freedoms), rel=1e-10)
