@@ -179,12 +179,12 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
     """A PNG of the difference between two columns against steps, with its 95 % interval; None without two points."""
     from matplotlib.figure import Figure
 
-    errors = {one.where: one.error for one in table.comparisons}
+    error_of = {one.where: one.error for one in table.comparisons}
     lines: dict[str, list[tuple[int, float, float]]] = {}
     for first, second in target.compare_columns:
         for row in table.rows:
             ours, theirs = table.cells[row, first].mean, table.cells[row, second].mean
-            error = errors.get(f"{row}: {first} over {second}")
+            error = error_of.get(f"{row}: {first} over {second}")
             if ours is not None and theirs is not None and error is not None:  # run, and not diverged
                 lines.setdefault(first, []).append((runs[row, first][0].steps, ours - theirs, error))
     if max(map(len, lines.values()), default=0) < 2:

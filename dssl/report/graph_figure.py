@@ -22,8 +22,10 @@ def draw_graph(graph: ViewGraph, path: Path) -> None:
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same bytes
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
-    style = {"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}
-    with matplotlib.rc_context(style), replacing(path) as temporary:
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}),
+        replacing(path) as temporary,
+    ):
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=200, metadata=metadata)
 
 
