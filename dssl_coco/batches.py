@@ -74,14 +74,16 @@ def draw_mask(segmentation: Segmentation, *, before: Size, after: Size) -> Tenso
     """
     from pycocotools import mask
 
+    drawn: Tensor
     if isinstance(segmentation, dict):
         plain = isinstance(segmentation["counts"], list)
         runs = mask.frPyObjects(segmentation, *before) if plain else segmentation
-        drawn: Tensor = functional.resize(tv_tensors.Mask(mask.decode(runs)), list(after))
-        return drawn
-    scale = [after[1] / before[1], after[0] / before[0]]
-    polygons = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segmentation]
-    return tv_tensors.Mask(mask.decode(mask.merge(mask.frPyObjects(polygons, *after))))
+        drawn = functional.resize(tv_tensors.Mask(mask.decode(runs)), list(after))
+    else:
+        scale = [after[1] / before[1], after[0] / before[0]]
+        polygons = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segmentation]
+        drawn = tv_tensors.Mask(mask.decode(mask.merge(mask.frPyObjects(polygons, *after))))
+    return drawn
 
 
 def make_sample(image: CocoImage, *, shorter: int, longest: int, mirror: bool) -> Sample:

@@ -86,28 +86,28 @@ def run_jobs(
         try:
             while (waiting or running) and stop.signal is None:
                 while waiting and len(running) < count:
-                    free = [gpu for gpu in gpus if gpu not in [one.gpu for one in running]] or gpus
-                    running.append(_start(waiting.pop(0), place, threads=threads, gpu=free[0] if free else None))
+                    gpu = min(gpus, key=[worker.gpu for worker in running].count, default=None)
+                    running.append(_start(waiting.pop(0), place, threads=threads, gpu=gpu))
                     say(f"{'resuming' if running[-1].begun else 'starting'} {running[-1].job.name}")
-                wait([one.process.sentinel for one in running], timeout=_POLL)
-                for one in [one for one in running if one.process.exitcode is not None]:
-                    running.remove(one)
-                    ended_work += one.job.work * (1 - one.begun)
-                    say(_end(one, place, failed))
-                shares = [progress(one.job, place) for one in running]
+                wait([worker.process.sentinel for worker in running], timeout=_POLL)
+                for worker in [worker for worker in running if worker.process.exitcode is not None]:
+                    running.remove(worker)
+                    ended_work += worker.job.work * (1 - worker.begun)
+                    say(_end(worker, place, failed))
+                shares = [progress(worker.job, place) for worker in running]
                 left = sum(job.work for job in waiting)
                 work = ended_work
-                for one, (share, _) in zip(running, shares, strict=True):
-                    left += one.job.work * (1 - share)
-                    work += one.job.work * (share - one.begun)
+                for worker, (share, _) in zip(running, shares, strict=True):
+                    left += worker.job.work * (1 - share)
+                    work += worker.job.work * (share - worker.begun)
                 seconds = left * (time.monotonic() - start) / work if work > 0 else None
-                texts = [f"{one.job.name} {text}" for one, (_, text) in zip(running, shares, strict=True)]
+                texts = [f"{worker.job.name} {text}" for worker, (_, text) in zip(running, shares, strict=True)]
                 show(status_line(len(jobs) - len(waiting) - len(running), len(jobs), seconds, texts))
         finally:
-            for one in running:
-                one.process.terminate()
-            for one in running:
-                one.process.join()  # until its run has saved itself
+            for worker in running:
+                worker.process.terminate()
+            for worker in running:
+                worker.process.join()  # until its run has saved itself
     return SessionEnd(failed=failed, signal=stop.signal)
 
 
@@ -121,12 +121,12 @@ def _start(job: Job, place: Place, *, threads: int, gpu: str | None) -> _Running
     return _Running(job, process, gpu, begun)
 
 
-def _end(one: _Running, place: Place, failed: dict[str, str]) -> str:
+def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
     """How the job ended, in a line."""
-    job, code, path = one.job, one.process.exitcode, place.log(one.job)
+    job, code, path = worker.job, worker.process.exitcode, place.log(worker.job)
     if code == 0 and place.result(job).is_file():
         result = outcome.read(place.result(job))
-        words = [result.verdict, *(f"{kind} {found.accuracy:.1f} %" for kind, found in result.accuracies.items())]
+        words = [result.verdict, *(f"{kind} {entry.accuracy:.1f} %" for kind, entry in result.accuracies.items())]
         return f"finished {job.name}: {', '.join(words)}, {result.seconds / 60:.1f} min"
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
     reason = (
