@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from dssl.evaluation import protocols
 from dssl.weights import checkpoint
 from dssl_reproduce import outcome
 from dssl_reproduce.child import run_job
-from dssl_reproduce.harness import gpus_here, run_jobs
+from dssl_reproduce.harness import gpus_here, progress, run_jobs
 from dssl_reproduce.outcome import finished
 from dssl_reproduce.paper import Experiment, PaperCell
 from dssl_reproduce.scales import job_of, jobs_of
@@ -161,39 +162,30 @@ def test_a_supervised_row_and_a_failure(tmp_path: Path) -> None:
     assert low < one.accuracies["supervised"].accuracy < high
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
 def test_a_stopped_supervised_row_resumes(tmp_path: Path) -> None:
-    """SIGTERM to the harness while a row trains with labels: it has saved itself, and the result is that of one go."""
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom tests.reproduce import tiny\n"
-        "if __name__ == '__main__':\n    sys.exit(128 + (tiny.supervised(Path(sys.argv[1])).signal or -128))\n"
-    )
-    (tmp_path / "go.py").write_text(script)
-    results = {}
-    for name in ("whole", "stopped"):
-        words = [sys.executable, str(tmp_path / "go.py"), str(tmp_path / name)]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        if name == "stopped":
-            while not any(
-                checkpoint.steps_in(path) for path in (tmp_path / name / "runs").glob("*/training-*/checkpoints")
-            ):
-                assert process.poll() is None, process.communicate()
-                time.sleep(0.01)
-            process.send_signal(signal.SIGTERM)
-            said, _ = process.communicate()
-            assert process.returncode == 128 + signal.SIGTERM, said
-            assert not list((tmp_path / name / "cells").iterdir())
-            ended = tiny.supervised(tmp_path / name)
-            assert (ended.failed, ended.signal) == ({}, None)
-        else:
-            said, _ = process.communicate()
-            assert process.returncode == 0, said
-        (path,) = (tmp_path / name / "cells").iterdir()
-        results[name] = outcome.read(path)
-        (log,) = (tmp_path / name / "runs").glob("*.log")
-        assert ("resuming at step" in log.read_text()) == (name == "stopped")
-    assert results["whole"].accuracies == results["stopped"].accuracies
+    """SIGTERM while a row trains with labels: it has saved itself, and the result is that of one go."""
+    experiment, scale = Experiment(data="cifar10", method="supervised"), tiny.SCALE
+    training = dataclasses.replace(scale.training("cifar10"), epochs=10)
+    job = job_of(experiment, dataclasses.replace(scale, training=lambda data: training), seed=0)
+    whole, stopped = tiny.place(tmp_path / "whole"), tiny.place(tmp_path / "stopped")
+
+    def stop_once_saved() -> None:
+        folder = stopped.runs / job.name
+        while not any(checkpoint.steps_in(path) for path in folder.glob("training-*/checkpoints")):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_once_saved)
+    thread.start()
+    assert run_job(job, stopped) == 128 + signal.SIGTERM
+    thread.join()
+    share, _ = progress(job, stopped)
+    assert 0 < share < 1
+    assert not stopped.result(job).exists()
+    assert run_job(job, stopped) == run_job(job, whole) == 0
+    results = [outcome.read(place.result(job)) for place in (whole, stopped)]
+    assert results[0].accuracies == results[1].accuracies
+    assert results[0].steps == results[1].steps == 30
 
 
 @pytest.mark.parametrize(("kind", "features"), [("untrained", 256), ("pixels", 3 * 16 * 16)])

@@ -70,15 +70,6 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Sess
     return ended
 
 
-def supervised(folder: Path) -> SessionEnd:
-    """Runs a row that is trained with labels, long enough to be stopped."""
-    training = dataclasses.replace(SUPERVISED, epochs=60, batch_size=16)
-    scale = dataclasses.replace(SCALE, training=lambda data: training)
-    cell = PaperCell(row="a", column="b", paper="1", experiment=Experiment(data="cifar10", method="supervised"))
-    jobs = jobs_of([dataclasses.replace(TARGET, cells=(cell,), compare_rows=())], scale, seeds=(0,))
-    return run_jobs(jobs, place(folder), workers=1)
-
-
 if __name__ == "__main__":
     ended = run(Path(sys.argv[1]))
     sys.exit(1 if ended.failed else 128 + ended.signal if ended.signal else 0)
