@@ -14,7 +14,7 @@ from dssl.errors import DsslError
 from dssl.files import printable
 
 THINNEST = 0.01
-"""Pixels of a box's side inside its image: scaled and in float32 a thinner one may have none, which torchvision refuses."""
+"""Pixels of a box's side inside its image: scaled and in float32 a thinner one may have none, which torchvision rejects."""
 
 Segmentation = list[list[float]] | dict[str, Any]
 """Polygons (x, y, x, y, ... in pixels), or a run-length encoding."""
@@ -67,7 +67,7 @@ class CocoData:
 
 def read_split(folder: Path, split: str, *, limit: int | None = None) -> CocoData:
     """Read ``folder/annotations/instances_SPLIT.json`` and find its images in ``folder/SPLIT``; ``limit`` keeps the first
-    images with an object. A fault that would change what is trained or scored is refused, with the file and the id."""
+    images with an object. A fault that would change what is trained or scored is an error with the file and the id."""
     file = folder / "annotations" / f"instances_{split}.json"
     if not file.is_file():
         there = sorted(entry.name for entry in file.parent.glob("instances_*.json")) if file.parent.is_dir() else []
@@ -117,7 +117,10 @@ def read_split(folder: Path, split: str, *, limit: int | None = None) -> CocoDat
 
 
 def run_lengths(text: str | bytes) -> list[int]:
-    """The counts in COCO's compressed text: five bits a character, lowest first; from the fourth count on, differences."""
+    """The counts in COCO's compressed text, to check them: pycocotools fills pixels beyond them with whatever is in memory.
+
+    Five bits a character, lowest first; from the fourth count on, differences.
+    """
     counts: list[int] = []
     value = shift = 0
     for character in text.encode() if isinstance(text, str) else text:
@@ -249,5 +252,5 @@ def _check_ids(entries: list[Any], file: Path, what: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    # JSON's integers have no limit: one that overflows a float is refused, too
+    # JSON's integers have no limit: one that overflows a float is an error, too
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from dssl import rng
 from dssl.data.decode import read_image
 from dssl.data.pipeline import Piped, Pipeline, default_threads
 from dssl.errors import DsslError
-from dssl_coco.annotations import CocoImage, Segmentation, run_lengths
+from dssl_coco.annotations import CocoImage, Segmentation
 from dssl_coco.config import CocoConfig
 
 _AHEAD = 2
@@ -68,17 +67,6 @@ def read_scaled(image: CocoImage, size: Size) -> Tensor:
     return scaled
 
 
-def decode_runs(runs: dict[str, Any]) -> NDArray[np.uint8]:
-    """Height x width, 0 or 1, from run lengths.
-
-    pycocotools decodes as well, but returns uninitialised memory where the runs are too short, and warns with NumPy 2.
-    """
-    height, width = runs["size"]
-    counts = runs["counts"] if isinstance(runs["counts"], list) else run_lengths(runs["counts"])
-    values = np.arange(len(counts), dtype=np.uint8) % 2  # runs alternate, and the first is of zeros
-    return np.ascontiguousarray(np.repeat(values, counts).reshape(width, height).T)  # they follow the columns
-
-
 def draw_mask(segmentation: Segmentation, *, before: Size, after: Size) -> Tensor:
     """An object's pixels (height x width, 0 or 1) in an image that was scaled.
 
@@ -88,11 +76,13 @@ def draw_mask(segmentation: Segmentation, *, before: Size, after: Size) -> Tenso
 
     drawn: Tensor
     if isinstance(segmentation, dict):
-        drawn = functional.resize(tv_tensors.Mask(decode_runs(segmentation)), list(after))
+        plain = isinstance(segmentation["counts"], list)
+        runs = mask.frPyObjects(segmentation, *before) if plain else segmentation
+        drawn = functional.resize(tv_tensors.Mask(mask.decode(runs)), list(after))
     else:
         scale = [after[1] / before[1], after[0] / before[0]]
         polygons = [(np.reshape(polygon, (-1, 2)) * scale).ravel().tolist() for polygon in segmentation]
-        drawn = tv_tensors.Mask(decode_runs(mask.merge(mask.frPyObjects(polygons, *after))))
+        drawn = tv_tensors.Mask(mask.decode(mask.merge(mask.frPyObjects(polygons, *after))))
     return drawn
 
 

@@ -112,10 +112,16 @@ def ground_truth(data: CocoData) -> dict[str, Any]:
 
 def score(data: CocoData, results: Iterable[Detection]) -> Scores:
     """Box and mask AP, AP50 and AP75 over every image of the split, with at most 100 detections per image."""
+    from pycocotools.coco import COCO
+
     found = list(results)
     truth = ground_truth(data)
-    box, box_classes = _evaluate(truth, [_without(one, "segmentation") for one in found], "bbox")
-    mask, mask_classes = _evaluate(truth, [_without(one, "bbox") for one in found], "segm")
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints as it goes
+        expected = _dataset(COCO(), truth)
+        # loadRes cannot read an empty list
+        given = expected.loadRes(found) if found else _dataset(COCO(), {**truth, "annotations": []})
+        box, box_classes = _evaluate(expected, given, "bbox")
+        mask, mask_classes = _evaluate(expected, given, "segm")
     objects = Counter(one.label for image in data.images for one in image.objects)
     return Scores(
         box=box,
@@ -129,20 +135,13 @@ def score(data: CocoData, results: Iterable[Detection]) -> Scores:
     )
 
 
-def _evaluate(
-    truth: dict[str, Any], results: list[Detection], kind: str
-) -> tuple[dict[str, float], list[float | None]]:
-    from pycocotools.coco import COCO
+def _evaluate(expected: Any, given: Any, kind: str) -> tuple[dict[str, float], list[float | None]]:
     from pycocotools.cocoeval import COCOeval
 
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints as it goes
-        expected = _dataset(COCO(), truth)
-        # loadRes cannot read an empty list
-        given = expected.loadRes(results) if results else _dataset(COCO(), {**truth, "annotations": []})
-        evaluation = COCOeval(expected, given, kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
+    evaluation = COCOeval(expected, given, kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
     columns = {name: 100 * float(value) for name, value in zip(COLUMNS, evaluation.stats[:3], strict=True)}
     # IoU thresholds x recalls x categories x areas x detections per image: all areas, at most 100; -1 means "no object"
     precision = np.moveaxis(evaluation.eval["precision"][:, :, :, 0, 2], 2, 0)
@@ -153,8 +152,3 @@ def _dataset(coco: Any, content: dict[str, Any]) -> Any:
     coco.dataset = content
     coco.createIndex()
     return coco
-
-
-def _without(one: Detection, name: str) -> Detection:
-    """loadRes uses the box where there is one, even for masks."""
-    return {key: value for key, value in one.items() if key != name}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,34 +14,37 @@ from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
-    from dssl_reproduce.harness import Place, Status
-    from dssl_reproduce.outcome import Outcome
+    from dssl_reproduce.outcome import Outcome, Place
     from dssl_reproduce.paper import Target
     from dssl_reproduce.scales import Job, Scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Run every cell of a table or figure of the paper, and write it with the paper's numbers beside ours.
+    """Run every entry of a table or figure of the paper, and write it with the paper's numbers beside ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all; and two tables of our own, beyond (each addition to the paper alone) and steps (the gain of DSSL over
-    equal work against the number of steps). Finished runs are skipped and interrupted ones resumed, so it may be stopped at any
-    time.
+    LaTeX labels, or all; and two tables of our own, beyond (each addition to the paper alone) and steps (the gain of DSSL at
+    equal compute against the number of steps). Finished runs are skipped and interrupted ones resumed, so it may be stopped at
+    any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
     """
 
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
     """The table or figure, such as table2 or ablation."""
     scale: Literal["cpu", "cpu-few", "cpu-1000", "hour", "hour-few", "paper"] = "cpu"
-    """cpu: minutes per cell on two cores; hour: up to an hour; -few and -1000: on 5,000 and 1,000 images; paper: the paper's."""
+    """cpu: minutes per run on two cores; hour: up to an hour; -few and -1000: on 5,000 and 1,000 images; paper: the paper's."""
     seeds: tuple[int, ...] = (0,)
     """One run per seed; the table gives mean and standard deviation."""
+    rows: tuple[str, ...] = ()
+    """Run only these rows of the table, such as "w/ DSSL"; all by default."""
+    part: str = "1/1"
+    """Run only the I-th of N parts of the runs, such as 2/4: give each machine another part and the same --out."""
     cifar10: Path = Path("data/cifar10")
-    """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER downloads it."""
+    """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER makes one from the official archive."""
     imagenet: Path | None = None
-    """The folder of ImageNet that contains train and val; without it the cells on ImageNet are skipped."""
+    """The folder of ImageNet that contains train and val; without it the runs on ImageNet are skipped."""
     out: Path = Path("results")
-    """The folder for tables and for cells, one small JSON file per finished run: commit it."""
+    """The folder for tables and, in cells, one small JSON file per finished run: commit it."""
     runs: Path | None = None
     """The folder for the runs themselves with their checkpoints; runs inside --out by default."""
     jobs: int | None = None
@@ -48,19 +52,21 @@ class Arguments:
     plan: bool = False
     """Only list what would be run."""
     emit: Literal["torchrun", "slurm"] | None = None
-    """Only print a cluster script that runs what is not finished; afterwards the same command without --emit measures it."""
+    """Only print a cluster script of the pretraining that is not finished; afterwards the same command without --emit does
+    and measures the rest."""
     gpus: int = 8
     """With --emit: GPUs per node."""
 
 
 def run(arguments: Arguments) -> int:
-    _check(arguments)
-    from dssl_reproduce.harness import Place, cluster_script, finished, run_jobs
+    number, parts = _check(arguments)
+    from dssl_reproduce.harness import cluster_script, run_jobs
+    from dssl_reproduce.outcome import Place, finished
     from dssl_reproduce.scales import jobs_of, named_scale
     from dssl_reproduce.targets import chosen_targets
 
     targets, scale = chosen_targets(arguments.target), named_scale(arguments.scale)
-    jobs = jobs_of(targets, scale, seeds=arguments.seeds)
+    jobs = jobs_of(targets, scale, seeds=arguments.seeds, rows=arguments.rows)
     if not jobs:
         notes = " ".join(text for target in targets for text in target.missing)
         raise DsslError(f"{arguments.target} has nothing to run: {notes}")
@@ -71,12 +77,13 @@ def run(arguments: Arguments) -> int:
     runs = folder / "runs" if arguments.runs is None else arguments.runs / scale.name
     place = Place(data=data, runs=runs, cells=folder / "cells")
     done = finished(jobs, place)
-    here = [job for job in jobs if job.name in done or job.config.data in data]
+    mine = jobs[number - 1 :: parts]
+    here = [job for job in mine if job.name in done or job.config.data in data]
     if arguments.plan:
-        _show_plan(jobs, place, set(done))
+        _show_plan(mine, place, set(done))
         return 0
     if not here:
-        raise DsslError(_no_data(arguments, jobs))
+        raise DsslError(_no_data(arguments, mine) or f"--part {arguments.part}: there are only {len(jobs)} runs")
     if arguments.emit is not None:
         open_jobs = [job for job in here if job.name not in done]
         script = cluster_script(
@@ -88,11 +95,11 @@ def run(arguments: Arguments) -> int:
     show = _Line()
     ended = run_jobs(here, place, workers=arguments.jobs, say=show.say, show=show.status)
     show.clear()
-    outcomes = finished(jobs, place)
+    outcomes = finished(jobs_of(targets, scale, seeds=arguments.seeds), place)
     for target in targets:
         _write_table(arguments, target, scale, outcomes, folder)
-    if skipped := len(jobs) - len(here):
-        print(f"{skipped} runs skipped: {_no_data(arguments, jobs)}")
+    if skipped := len(mine) - len(here):
+        print(f"{skipped} runs skipped: {_no_data(arguments, mine)}")
     for name, reason in ended.failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
     if ended.signal is not None:
@@ -132,12 +139,12 @@ class _Line:
         self.clear()
         print(line, file=sys.stderr, flush=True)
 
-    def status(self, status: "Status") -> None:
+    def status(self, line: str) -> None:
         if not self._live:
             return
         import shutil
 
-        line = status_line(status)[: shutil.get_terminal_size().columns - 1]
+        line = line[: shutil.get_terminal_size().columns - 1]
         print("\r" + line.ljust(self._shown), end="", file=sys.stderr, flush=True)
         self._shown = len(line)
 
@@ -145,21 +152,6 @@ class _Line:
         if self._live and self._shown:
             print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
             self._shown = 0
-
-
-def status_line(status: "Status") -> str:
-    """``3/9 done, 41 min left | simsiam-dssl-seed0 52 %, healthy, kNN 38.1 %``."""
-    left = "" if status.seconds_left is None else f", {_duration(status.seconds_left)} left"
-    parts = [f"{status.done}/{status.total} done{left}"]
-    for one in status.running:
-        share = f"{one.share:.0%}" if one.share else "starts"
-        parts.append(f"{one.name} {share}{', ' if one.words else ''}{one.words}")
-    return " | ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
@@ -183,14 +175,15 @@ def _no_data(arguments: Arguments, jobs: "list[Job]") -> str:
     words = []
     if "cifar10" in wanted and not arguments.cifar10.exists():
         words.append(
-            f"no CIFAR-10 in {arguments.cifar10} (download it: dssl data cifar10 {arguments.cifar10}, or give --cifar10)"
+            f"no CIFAR-10 in {arguments.cifar10} (get it: dssl data cifar10 {arguments.cifar10}; or give --cifar10 FOLDER)"
         )
     if "imagenet" in wanted and arguments.imagenet is None:
         words.append("no ImageNet (give --imagenet FOLDER, which contains train and val)")
     return "; ".join(words)
 
 
-def _check(arguments: Arguments) -> None:
+def _check(arguments: Arguments) -> tuple[int, int]:
+    """Mistakes are found before anything is imported; gives the part and the number of parts."""
     if not arguments.seeds or len(set(arguments.seeds)) != len(arguments.seeds):
         raise DsslError(
             f"--seeds is {' '.join(map(str, arguments.seeds)) or 'empty'}: expected distinct numbers, such as 0 1"
@@ -200,15 +193,18 @@ def _check(arguments: Arguments) -> None:
         raise DsslError(
             f"--imagenet is {arguments.imagenet}, which is not a folder: expected one that contains train and val"
         )
+    if not (match := re.fullmatch(r"(\d+)/(\d+)", arguments.part)) or not 1 <= int(match[1]) <= int(match[2]):
+        raise DsslError(f"--part is {arguments.part!r}: expected I/N with I from 1 to N, such as 2/4")
+    return int(match[1]), int(match[2])
 
 
 def _command(arguments: Arguments) -> str:
     """The command that makes the tables again; where images and results are is up to whoever runs it."""
     default = Path("data/cifar10")
-    told = dataclasses.replace(
+    named = dataclasses.replace(
         arguments,
         cifar10=default if arguments.cifar10 == default else Path("FOLDER"),
         imagenet=None if arguments.imagenet is None else Path("FOLDER"),
     )
-    here = ("out", "runs", "jobs", "plan", "emit", "gpus")
-    return command_line("reproduce", told, always=("scale",), leave_out=here)
+    here = ("rows", "part", "out", "runs", "jobs", "plan", "emit", "gpus")
+    return command_line("reproduce", named, always=("scale",), leave_out=here)

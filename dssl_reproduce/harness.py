@@ -1,75 +1,31 @@
-"""Runs jobs, each in its own process, here or on a cluster; killed runs can be resumed."""
+"""Runs jobs, several at a time, each in a process of its own, here or on a cluster; stopped runs can be resumed."""
 
-import dataclasses
 import json
+import multiprocessing
 import os
 import shlex
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import IO, Literal
+from typing import Any, Literal
 
 from dssl import config_io
-from dssl.config import RunConfig
 from dssl.data.pipeline import default_threads
-from dssl.errors import DsslError
 from dssl.files import write_text
+from dssl.run import RunFolder
 from dssl.state import StopSignals
 from dssl_reproduce import outcome
-from dssl_reproduce.child import PROGRESS_FILE, spec_of
-from dssl_reproduce.outcome import Outcome
+from dssl_reproduce.child import in_own_process
+from dssl_reproduce.outcome import Place, finished
 from dssl_reproduce.scales import Job
 
-_POLL, _LOOK = 0.2, 2.0
-"""Seconds between looks at the processes, and at the folders of their runs."""
+_POLL = 0.5
+"""Seconds between two lines of progress."""
 _CORES_PER_JOB = 2
 _MEMORY_PER_JOB = 2 * 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Locations: images by data set, run folders, results."""
-
-    data: Mapping[str, str]
-    """From the name of a data set to what ``open_source`` takes; jobs on other data sets are not run."""
-    runs: Path
-    cells: Path
-
-    def located(self, job: Job) -> RunConfig:
-        """The job's configuration with the location of its images."""
-        return dataclasses.replace(job.config, data=self.data[job.config.data])
-
-    def result(self, job: Job) -> Path:
-        return self.cells / f"{job.name}.json"
-
-    def log(self, job: Job) -> Path:
-        return self.runs / f"{job.name}.log"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobProgress:
-    """How far a running job is."""
-
-    name: str
-    share: float = 0.0
-    """Of its steps; 0 before the first."""
-    words: str = ""
-    """Status and kNN accuracy, once there are any."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """How far all jobs are."""
-
-    done: int
-    total: int
-    running: tuple[JobProgress, ...]
-    seconds_left: float | None
-    """None until it can be estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,37 +37,28 @@ class SessionEnd:
     signal: int | None
 
 
-@dataclass
-class _Child:
+@dataclass(frozen=True, slots=True)
+class _Running:
     job: Job
-    process: subprocess.Popen[bytes]
-    slot: int
-    log: IO[bytes]
+    process: SpawnProcess
+    gpu: str | None
     begun: float
     """The share that was done before this session."""
-    seen: JobProgress
-    seen_at: float
-
-    def close(self) -> None:
-        self.log.close()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-
-
-def finished(jobs: Sequence[Job], place: Place) -> dict[str, Outcome]:
-    """The results that exist and have exactly the settings of these jobs."""
-    found: dict[str, Outcome] = {}
-    for job in jobs:
-        path = place.result(job)
-        if path.is_file() and (one := outcome.read(path)).fingerprint == job.fingerprint:
-            found[job.name] = one
-    return found
 
 
 def workers_here() -> int:
     """Jobs to run at a time on this machine: one per GPU, or one per two cores as memory allows."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return _gpus() or max(1, min(default_threads() // _CORES_PER_JOB, memory // _MEMORY_PER_JOB))
+    return len(gpus_here()) or max(1, min(default_threads() // _CORES_PER_JOB, memory // _MEMORY_PER_JOB))
+
+
+def gpus_here() -> list[str]:
+    """The GPUs that this process was given, by number, UUID or MIG name."""
+    import torch
+
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return [name.strip() for name in given.split(",")][:count]
 
 
 def run_jobs(
@@ -120,119 +67,113 @@ def run_jobs(
     *,
     workers: int | None = None,
     say: Callable[[str], None] = lambda line: None,
-    show: Callable[[Status], None] = lambda status: None,
+    show: Callable[[str], None] = lambda line: None,
 ) -> SessionEnd:
-    """Run what is not finished; on SIGINT or SIGTERM every run saves itself before this returns."""
+    """Run what is not finished; on SIGINT or SIGTERM every run saves itself before this returns.
+
+    ``say`` gets a line for every start and end, ``show`` one of progress every half second.
+    """
     done = finished(jobs, place)
     waiting = [job for job in jobs if job.name not in done]
-    count = max(1, min(workers or workers_here(), len(waiting)))
-    threads = max(1, default_threads() // count)
-    children: list[_Child] = []
+    count = min(workers or workers_here(), len(jobs))
+    threads, gpus = max(1, default_threads() // max(1, count)), gpus_here()
+    running: list[_Running] = []
     failed: dict[str, str] = {}
     start, ended_work = time.monotonic(), 0.0
+    for folder in (place.runs, place.cells):
+        folder.mkdir(parents=True, exist_ok=True)
     with StopSignals() as stop:
         try:
-            while (waiting or children) and stop.signal is None:
-                while waiting and len(children) < count:
-                    slot = min(set(range(count)) - {child.slot for child in children})
-                    child = _start(waiting.pop(0), place, slot=slot, threads=threads)
-                    say(f"{'resuming' if child.begun else 'starting'} {child.job.name}")
-                    children.append(child)
-                for child in list(children):
-                    if child.process.poll() is not None:
-                        children.remove(child)
-                        ended_work += child.job.work * (1 - child.begun)
-                        say(_end(child, place, failed))
-                    elif time.monotonic() - child.seen_at >= _LOOK:
-                        child.seen, child.seen_at = _progress(child.job, place), time.monotonic()
-                work = ended_work + sum(child.job.work * (child.seen.share - child.begun) for child in children)
-                left = sum(job.work for job in waiting) + sum(
-                    child.job.work * (1 - child.seen.share) for child in children
-                )
-                show(
-                    Status(
-                        done=len(jobs) - len(waiting) - len(children),
-                        total=len(jobs),
-                        running=tuple(child.seen for child in children),
-                        seconds_left=left * (time.monotonic() - start) / work if work > 0 else None,
-                    )
-                )
-                time.sleep(_POLL)
+            while (waiting or running) and stop.signal is None:
+                while waiting and len(running) < count:
+                    gpu = min(gpus, key=[worker.gpu for worker in running].count, default=None)
+                    running.append(_start(waiting.pop(0), place, threads=threads, gpu=gpu))
+                    say(f"{'resuming' if running[-1].begun else 'starting'} {running[-1].job.name}")
+                wait([worker.process.sentinel for worker in running], timeout=_POLL)
+                for worker in [worker for worker in running if worker.process.exitcode is not None]:
+                    running.remove(worker)
+                    ended_work += worker.job.work * (1 - worker.begun)
+                    say(_end(worker, place, failed))
+                shares = [progress(worker.job, place) for worker in running]
+                left = sum(job.work for job in waiting)
+                work = ended_work
+                for worker, (share, _) in zip(running, shares, strict=True):
+                    left += worker.job.work * (1 - share)
+                    work += worker.job.work * (share - worker.begun)
+                seconds = left * (time.monotonic() - start) / work if work > 0 else None
+                texts = [f"{worker.job.name} {text}" for worker, (_, text) in zip(running, shares, strict=True)]
+                show(status_line(len(jobs) - len(waiting) - len(running), len(jobs), seconds, texts))
         finally:
-            for child in children:
-                child.process.terminate()
-            for child in children:
-                child.process.wait()  # until its run has saved itself
-                child.close()
+            for worker in running:
+                worker.process.terminate()
+            for worker in running:
+                worker.process.join()  # until its run has saved itself
     return SessionEnd(failed=failed, signal=stop.signal)
 
 
-def _start(job: Job, place: Place, *, slot: int, threads: int) -> _Child:
-    place.runs.mkdir(parents=True, exist_ok=True)
-    place.cells.mkdir(parents=True, exist_ok=True)
-    config = dataclasses.replace(place.located(job), threads=threads)
-    spec = place.runs / f".{job.name}.spec.json"
-    write_text(spec, json.dumps(spec_of(job, config=config, run=place.runs / job.name, result=place.result(job))))
-    environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
-    if (gpus := _gpus()) > 1:
-        # those that this process was given, by number, UUID or MIG name
-        given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-        environment["CUDA_VISIBLE_DEVICES"] = given.split(",")[slot % gpus].strip()
-    log = place.log(job).open("ab")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dssl_reproduce.child", str(spec), "--watch"],
-        stdin=subprocess.PIPE,  # when it closes, the child knows that we are gone
-        stdout=log,
-        stderr=log,
-        env=environment,
-        start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
+def _start(job: Job, place: Place, *, threads: int, gpu: str | None) -> _Running:
+    # a fresh interpreter: torch's threads and CUDA do not survive a fork
+    process = multiprocessing.get_context("spawn").Process(
+        target=in_own_process, args=(job, place), kwargs={"threads": threads, "gpu": gpu}
     )
-    seen = _progress(job, place)
-    return _Child(job, process, slot, log, seen.share, seen, time.monotonic())
+    begun, _ = progress(job, place)
+    process.start()
+    return _Running(job, process, gpu, begun)
 
 
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _end(child: _Child, place: Place, failed: dict[str, str]) -> str:
+def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
     """How the job ended, in a line."""
-    child.close()
-    job, code = child.job, child.process.returncode
+    job, code, path = worker.job, worker.process.exitcode, place.log(worker.job)
     if code == 0 and place.result(job).is_file():
-        one = outcome.read(place.result(job))
-        words = [one.verdict, *(f"{kind} {found.accuracy:.1f} %" for kind, found in one.accuracies.items())]
-        return f"finished {job.name}: {', '.join(words)}, {one.seconds / 60:.1f} min"
-    lines = place.log(job).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    reason = lines[-1] if code >= 0 and lines else f"ended by signal {-code}"
-    failed[job.name] = f"{reason} (see {place.log(job)})"
+        result = outcome.read(place.result(job))
+        words = [result.verdict, *(f"{kind} {entry.accuracy:.1f} %" for kind, entry in result.accuracies.items())]
+        return f"finished {job.name}: {', '.join(words)}, {result.seconds / 60:.1f} min"
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
+    reason = (
+        f"ended by signal {-code}" if code is not None and code < 0 else lines[-1] if lines else f"exit code {code}"
+    )
+    failed[job.name] = f"{reason} (see {path})"
     return f"failed {job.name}: {failed[job.name]}"
 
 
-def _progress(job: Job, place: Place) -> JobProgress:
-    """What the run's folder says, so that a new session knows it too."""
-    from dssl.report.run_data import read_run
-
+def progress(job: Job, place: Place) -> tuple[float, str]:
+    """The share that is done, and the same for people with verdict and kNN accuracy, as the folder of the job says."""
     folder = place.runs / job.name
-    with suppress(DsslError, OSError, ValueError):
-        if job.kind == "supervised":
-            plain = json.loads((folder / PROGRESS_FILE).read_text(encoding="utf-8"))
-            return JobProgress(name=job.name, share=plain["step"] / plain["total"])
-        if job.kind == "pretrained":
-            run = read_run(folder)
-            words = run.verdict.status + ("" if run.knn is None else f", kNN {run.knn:.1f} %")
-            return JobProgress(name=job.name, share=run.steps / max(1, run.total), words=words)
-    return JobProgress(name=job.name)
+    epochs = job.config.epochs
+    if job.training is not None:
+        epochs = job.training.epochs
+        folder = next(iter(folder.glob("training-*")), folder)
+    share = 0.0
+    words: dict[str, Any] = {}
+    for record in RunFolder(folder).metrics():
+        share = max(share, min(1.0, record.get("epoch", 0.0) / epochs))
+        words |= {key: record[key] for key in ("verdict", "knn") if key in record}
+    text = f"{share:.0%}" if share else "starts"
+    text += f", {words['verdict']}" if "verdict" in words and job.training is None else ""
+    return share, text + (f", kNN {words['knn']:.1f} %" if "knn" in words else "")
+
+
+def status_line(done: int, total: int, seconds_left: float | None, running: Sequence[str]) -> str:
+    """``3/9 done, 41 min left | simsiam-dssl-seed0 52%, healthy, kNN 38.1 %``."""
+    left = ""
+    if seconds_left is not None:
+        minutes = seconds_left / 60
+        left = f", {minutes:.0f} min left" if minutes < 90 else f", {minutes / 60:.1f} h left"
+    return " | ".join([f"{done}/{total} done{left}", *running])
 
 
 def cluster_script(
     jobs: Sequence[Job], place: Place, *, style: Literal["torchrun", "slurm"], gpus: int, folder: Path, again: str
 ) -> str:
-    """A shell script that runs the jobs; their settings go into ``folder``. ``again`` is the command that measures them."""
-    commands = [_cluster_command(job, place, gpus=gpus, path=folder / f"{job.name}.json") for job in jobs]
-    after = f"# when all have ended, this measures them and writes the tables:\n#   {again}\n"
+    """A shell script of the pretraining; its settings go into ``folder``. ``again`` is the command that does the rest."""
+    commands = []
+    for job in jobs:
+        if job.kind == "pretrained":
+            path, run = folder / f"{job.name}.json", place.runs / job.name
+            write_text(path, json.dumps(config_io.to_dict(place.located(job)), indent=1) + "\n")
+            words = ["torchrun", "--standalone", "--nproc-per-node", str(gpus), "-m", "dssl", "train"]
+            commands.append(shlex.join([*words, "--config", str(path), "--out", str(run)]))
+    after = f"# when all have ended, this runs and measures the rest and writes the tables:\n#   {again}\n"
     if style == "torchrun":
         head = (
             "#!/bin/sh\n# one after the other; the same command resumes a run that was stopped\n"
@@ -240,11 +181,11 @@ def cluster_script(
             "trap 'exit 130' INT\ntrap 'exit 143' TERM\n"
         )
         return head + "\n".join([*commands, after])
-    cases = "\n".join(f"  {number}) set -- {command} ;;" for number, command in enumerate(commands))
+    cases = "\n".join(f"  {number}) exec {command} ;;" for number, command in enumerate(commands))
     return f"""\
 #!/bin/bash
 #SBATCH --job-name=dssl
-#SBATCH --array=0-{max(0, len(jobs) - 1)}
+#SBATCH --array=0-{max(0, len(commands) - 1)}
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
 #SBATCH --gpus-per-node={gpus}
@@ -252,28 +193,8 @@ def cluster_script(
 #SBATCH --time=48:00:00
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
-# a run that is out of time saves itself; the same script resumes it
+# a run that is out of time gets the signal in place of this shell and saves itself; the same script resumes it
 case $SLURM_ARRAY_TASK_ID in
 {cases}
 esac
-trap 'kill -TERM $!' TERM
-"$@" &
-run=$!
-wait $run; code=$?
-# the trap ends a wait at once, while the run still saves itself: wait until it has ended
-while kill -0 $run 2>/dev/null; do wait $run; code=$?; done
-exit $code
 {after}"""
-
-
-def _cluster_command(job: Job, place: Place, *, gpus: int, path: Path) -> str:
-    run, config = place.runs / job.name, place.located(job)
-    if job.kind == "pretrained":
-        plain = config_io.to_dict(config)
-        words = ["torchrun", "--standalone", "--nproc-per-node", str(gpus), "-m", "dssl", "train"]
-        words += ["--config", str(path), "--out", str(run)]
-    else:
-        plain = spec_of(job, config=config, run=run, result=place.result(job))
-        words = ["python", "-m", "dssl_reproduce.child", str(path)]
-    write_text(path, json.dumps(plain, indent=1) + "\n")
-    return shlex.join(words)

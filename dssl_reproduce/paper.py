@@ -41,7 +41,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperCell:
-    """One place of a table or figure."""
+    """One entry of a table or figure."""
 
     row: str
     column: str

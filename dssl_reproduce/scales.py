@@ -22,14 +22,14 @@ NO_HEAVY = "ra(2,5)"
 HEAVY_WEIGHT = 0.5
 """The weight of the heavy edges in the second DSSL row: the best below 1 on held-out images (docs/results/tuning.md)."""
 WEIGHTED = f"s1<->s2, h1->s1:{HEAVY_WEIGHT:g}, h2->s2:{HEAVY_WEIGHT:g}"
-EQUAL_WORK = "2 standard pairs (equal work)"
+EQUAL_COMPUTE = "2 standard pairs (equal compute)"
 _UNDIRECTED = ("", "standard", "standard2", "heavy", "heavy2")
 _IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """One setting for all cells: what is trained on what, for how long, and how the result is measured."""
+    """One setting for a whole table: what is trained on what, for how long, and how the result is measured."""
 
     name: str
     meaning: str
@@ -66,7 +66,7 @@ class Job:
 
     @property
     def work(self) -> float:
-        """Relative cost: images through the encoder, a backward pass counted as two forward passes."""
+        """Relative compute: images through the encoder, a backward pass counted as two forward passes."""
         images = min(self.config.limit or 10**9, _IMAGES.get(self.config.data, 10**9))
         if self.training is not None:
             return 3.0 * images * self.training.epochs
@@ -77,7 +77,7 @@ class Job:
 
 
 def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
-    """The configuration of a cell; its data is the data set's bare name, since a recipe does not say where images are."""
+    """The configuration of a run; its data is the data set's bare name, since a recipe does not say where images are."""
     # a baseline uses none of a method's settings: it has SimCLR's, so that tuning another method leaves its results valid
     method = "simclr" if experiment.method in BASELINES else experiment.method
     config = dataclasses.replace(scale.settings(experiment.data, method), data=experiment.data, seed=seed)
@@ -90,7 +90,7 @@ def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
             f"{experiment.epochs:g} times the {config.epochs} epochs of scale {scale.name} is not a whole number: "
             "choose a scale with more epochs, such as cpu-few"
         )
-    config = config_io.read({"method": dict(experiment.settings)}, default=config, where="experiment")
+    config = config_io.build(RunConfig, {"method": dict(experiment.settings)}, base=vars(config), where="experiment")
     return dataclasses.replace(
         config,
         epochs=int(epochs),
@@ -133,9 +133,16 @@ def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
     )
 
 
-def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int]) -> list[Job]:
-    """Every different job of the targets, however many cells it serves; the first seed of all of them comes first."""
+def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int], rows: Sequence[str] = ()) -> list[Job]:
+    """Every different job of the targets, or of these rows of them, however many entries it serves.
+
+    The first seed of all of them comes first.
+    """
     cells = [cell for target in targets for cell in with_our_rows(target, scale).cells]
+    for row in rows:
+        if row not in (names := dict.fromkeys(cell.row for cell in cells)):
+            raise choices("row", row, names)
+    cells = [cell for cell in cells if not rows or cell.row in rows]
     found: dict[str, Job] = {}
     for seed in seeds:
         for cell in cells:
@@ -148,7 +155,7 @@ def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int]) ->
 def with_our_rows(target: Target, scale: Scale) -> Target:
     """The target with the rows that the paper lacks, if the scale adds them.
 
-    First raw pixels, the untrained encoder and, where there is DSSL, two standard pairs: equal work in as many steps. After a
+    First raw pixels, the untrained encoder and, where there is DSSL, two standard pairs: equal compute in as many steps. After a
     plain DSSL row with the paper's heavy policy, the same with ``HEAVY_WEIGHT``. Last the encoder trained with labels.
     """
     if not scale.adds_rows or target.complete or target.measure != "linear accuracy, %":
@@ -171,19 +178,19 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
     cells = baseline("raw pixels", "pixels") + baseline("untrained encoder", "untrained")
     for name, one in columns.items():
         if one.graph not in _UNDIRECTED:
-            cells.append(added(EQUAL_WORK, name, dataclasses.replace(one, graph="standard2", heavy="")))
+            cells.append(added(EQUAL_COMPUTE, name, dataclasses.replace(one, graph="standard2", heavy="")))
     compared: list[tuple[str, str]] = []
     for cell in target.cells:
         cells.append(cell)
         one = cell.experiment
         if one is None or one.graph not in ("dssl", "ablation-j"):
             continue
-        compared.append((cell.row, EQUAL_WORK))
+        compared.append((cell.row, EQUAL_COMPUTE))
         if one.heavy == PAPER_HEAVY and not one.settings:  # one thing at a time
             row = f"{cell.row}, heavy edges {HEAVY_WEIGHT:g}"
             cells.append(added(row, cell.column, dataclasses.replace(one, graph=WEIGHTED)))
-            compared.append((row, EQUAL_WORK))
-    cells += baseline("supervised, equal work", "supervised")
+            compared.append((row, EQUAL_COMPUTE))
+    cells += baseline("supervised, equal compute", "supervised")
     pairs = tuple(dict.fromkeys((*target.compare_rows, *compared)))
     return dataclasses.replace(target, cells=tuple(cells), compare_rows=pairs)
 
@@ -248,12 +255,12 @@ def _paper_training(data: str) -> Training:
 SCALES: dict[str, Scale] = {
     scale.name: scale
     for scale in (
-        _small_scale("cpu", "all of CIFAR-10, minutes per cell on two cores", images=_ALL, epochs=_EPOCHS),
+        _small_scale("cpu", "all of CIFAR-10, minutes per run on two cores", images=_ALL, epochs=_EPOCHS),
         _small_scale("cpu-few", "5,000 images, as many steps as cpu", images=_FEW, epochs=10 * _EPOCHS),
         _small_scale("cpu-1000", "1,000 images, about as many steps as cpu", images=_FEWEST, epochs=50 * _EPOCHS),
         _small_scale(
             "hour",
-            "all of CIFAR-10, up to an hour per cell on two cores",
+            "all of CIFAR-10, up to an hour per run on two cores",
             images=_ALL,
             epochs=10 * _EPOCHS,
             encoder="whitened-quadrants",

@@ -1,7 +1,6 @@
 """A table as Markdown for the repository, as columns for a terminal, as plain data, and its runs as curves."""
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Literal
@@ -27,7 +26,7 @@ def document(
     seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
     about = f"{table.measure}, scale `{table.scale}`, {seeds}."
     if table.label:
-        about = f"`{table.name}` of the paper (`{table.label}`), {about} A cell is *the paper's number* → ours."
+        about = f"`{table.name}` of the paper (`{table.label}`), {about} An entry is *the paper's number* → ours."
     else:
         about = f"`{table.name}`, not in the paper: {about}"
     lines = [f"# {table.title}", "", about, "", *_grid(table, _both if table.label else _ours)]
@@ -43,18 +42,18 @@ def document(
             "",
             f"![kNN accuracy and spread of each run by epoch]({table.name}.png)",
             "",
-            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has partly "
-            "collapsed, below the lower one wholly.",
+            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has "
+            "partially collapsed, below the lower one fully.",
         ]
     if table.comparisons:
         lines += ["", f"## {'What agrees with the paper, and what does not' if table.label else 'Differences'}", ""]
-        known = [one for one in table.comparisons if one.verdict != "not measured"]
-        told = [(one.where, *((one.paper,) if table.label else ()), one.ours, one.verdict) for one in known]
+        measured = [one for one in table.comparisons if one.verdict != "not measured"]
+        rows = [(one.where, *((one.paper,) if table.label else ()), one.ours, one.verdict) for one in measured]
         head = ("difference", *(("paper",) if table.label else ()), "ours", "")
-        lines += text.markdown(head, [tuple(map(_escape, row)) for row in told])
-        if unknown := len(table.comparisons) - len(known):
-            lines += ["", f"{unknown} other differences of this table are not measured yet."]
-    notes = [f"Not run: {'; '.join(missing)}."] if (missing := _open_columns(table)) else []
+        lines += text.markdown(head, [tuple(map(_escape, row)) for row in rows])
+        if missing := len(table.comparisons) - len(measured):
+            lines += ["", f"{missing} other differences of this table are not measured yet."]
+    notes = [f"Not run: {'; '.join(columns)}."] if (columns := _open_columns(table)) else []
     lines += ["", "## What to know", "", *(f"- {note}" for note in (*notes, *table.notes))]
     lines += ["", "## Run it again", "", "```", command, "```", ""]
     if outcomes:
@@ -102,7 +101,7 @@ def _escape(words: str) -> str:
 
 
 def terminal(table: ResultTable) -> str:
-    """Rows and columns for a terminal; one line per cell where a row does not fit on a line."""
+    """Rows and columns for a terminal; one line per entry where a row does not fit on a line."""
     grid = [["", *table.columns]]
     for row in table.rows:
         found = (table.cells.get((row, column)) for column in table.columns)
@@ -180,14 +179,14 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
     """A PNG of the difference between two columns against steps, with its 95 % interval; None without two points."""
     from matplotlib.figure import Figure
 
+    error_of = {one.where: one.error for one in table.comparisons}
     lines: dict[str, list[tuple[int, float, float]]] = {}
     for first, second in target.compare_columns:
         for row in table.rows:
-            one, other = table.cells[row, first], table.cells[row, second]
-            if one.mean is None or other.mean is None or one.error is None or other.error is None:
-                continue  # not run, or diverged, which has no interval
-            error = math.hypot(one.error, other.error)
-            lines.setdefault(first, []).append((runs[row, first][0].steps, one.mean - other.mean, error))
+            ours, theirs = table.cells[row, first].mean, table.cells[row, second].mean
+            error = error_of.get(f"{row}: {first} over {second}")
+            if ours is not None and theirs is not None and error is not None:  # run, and not diverged
+                lines.setdefault(first, []).append((runs[row, first][0].steps, ours - theirs, error))
     if max(map(len, lines.values()), default=0) < 2:
         return None
     with figures.styled():

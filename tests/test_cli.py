@@ -100,6 +100,20 @@ def test_graph_is_drawn_and_the_same_in_every_process(tmp_path: Path) -> None:
     assert [out.read_bytes() for out in outs] == first
 
 
+def test_a_drawing_that_fails_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk: matplotlib has written a part when it fails."""
+
+    def full(figure: object, path: Path, **_: object) -> None:
+        Path(path).write_text("half")
+        raise OSError("No space left on device")
+
+    out = tmp_path / "dssl.svg"
+    out.write_text("old")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    assert cli.main(["graph", "dssl", "--out", str(out)]) == 2
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

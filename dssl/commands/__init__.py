@@ -18,7 +18,7 @@ COMMANDS: dict[str, str] = {
 
 
 _OF_SIBLINGS = {
-    "demo": "dssl_reproduce.demo_command",
+    "demo": "dssl_reproduce.demo",
     "evaluate-coco": "dssl_coco.command",
     "reproduce": "dssl_reproduce.command",
 }

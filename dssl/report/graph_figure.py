@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
+from dssl.files import replacing
 from dssl.graph import Edge, Vertex, ViewGraph
 
 STANDARD, HEAVY, DERIVED, INK = "#2f6db3", "#c2571a", "#9a9a9a", "#222222"
@@ -21,8 +22,11 @@ def draw_graph(graph: ViewGraph, path: Path) -> None:
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same bytes
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}):
-        figure.savefig(path, dpi=200, metadata=metadata)
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}),
+        replacing(path) as temporary,
+    ):
+        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=200, metadata=metadata)
 
 
 def graph_figure(graph: ViewGraph) -> Figure:

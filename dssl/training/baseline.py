@@ -6,7 +6,7 @@ probe on a part of them that is held out say whether it did harm. The test image
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np

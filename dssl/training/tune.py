@@ -21,12 +21,11 @@ from dssl.augment import parse, show
 from dssl.config import Precision, RunConfig
 from dssl.data import Quarantine, Source, Subset, check_sample
 from dssl.data.folder import holds
-from dssl.data.source import earlier_fingerprints
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation.quality import Turned, retrieval, rotation_accuracy, two_views
 from dssl.files import write_text
-from dssl.methods import Method
 from dssl.methods.losses import effective_rank
+from dssl.methods.method import Method
 from dssl.precision import half_type, precision_of
 from dssl.run import Run
 from dssl.state import RunLength
@@ -196,7 +195,7 @@ class _Tuning:
     def _describe(self, plan: Plan) -> None:
         self.run.describe(
             self.header | {"precision": self.precision, "images": len(self.data.source), "plan": asdict(plan)},
-            earlier_fingerprints=earlier_fingerprints(self.data.source),
+            earlier_fingerprints=self.data.source.earlier_fingerprints(),
         )
 
     def _seconds_per_step(self, config: RunConfig) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dssl_coco.annotations import CocoData, read_split
-from dssl_coco.batches import decode_runs
+from dssl_coco.batches import draw_mask
 from dssl_coco.results import COLUMNS, Detection, ground_truth, score, to_results
 from tests.coco.drawing import crowd, draw, square, triangle, write
 
@@ -142,7 +142,7 @@ def test_the_conversion_of_one_detection(tmp_path: Path) -> None:
     assert (first["image_id"], first["category_id"], first["score"]) == (10, 3, 0.75)
     assert first["bbox"] == [5.0, 10.0, 4.0, 10.5]
     assert second["category_id"] == 90
-    drawn = decode_runs(first["segmentation"])
+    drawn = draw_mask(first["segmentation"], before=(48, 64), after=(48, 64))
     assert drawn.shape == (48, 64)
     assert drawn.sum() == 40
     assert drawn[10:20, 5:9].all()

@@ -1,148 +1,79 @@
-"""The demo says what came out, whatever came out."""
+"""The demo: three runs at equal compute, measured on clean and tilted images, and what is said of them is what came out."""
 
 import dataclasses
-import itertools
-import threading
+import json
+import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from dssl import rng
-from dssl.augment import CIFAR10
 from dssl.cli import main
 from dssl.data import open_source
+from dssl.methods import declaration_of
+from dssl.presets import named_graph
 from dssl_reproduce import demo
-from dssl_reproduce.demo import DemoRun
 
-FINE = DemoRun(verdict="healthy", spread=0.95, knn=42.0, images=2000)
-UNTRAINED = {"raw pixels": 15.0, "untrained encoder": 20.0}
-GONE = DemoRun(verdict="collapsed", spread=0.05, knn=20.0, images=2000)
+ROOT = Path(__file__).parents[2]
+MEASURED = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["seeds"]
 
 
-def _sentences(standard: DemoRun, heavy: DemoRun, dssl: DemoRun) -> list[str]:
-    return demo.sentences(dict(zip(demo.RUNS, (standard, heavy, dssl), strict=True)), UNTRAINED)
-
-
-def test_what_the_paper_leads_one_to_expect() -> None:
-    first, second, third, fourth = _sentences(FINE, GONE, dataclasses.replace(FINE, knn=43.0))
-    assert "broke the heavy pair (collapsed, spread 0.05)" in first
-    assert "standard pair is fine (healthy, spread 0.95)" in first
-    assert "DSSL learns from the same heavy views and is healthy" in second
-    # 1.96 * sqrt(.43 * .57 / 2000 + .42 * .58 / 2000) = 3.06 points
-    assert "level (within chance, ±3.1 points) with the standard pair (42.0 %)" in third
-    assert "23.0 points above the heavy pair (20.0 %)" in third
-    assert (
-        "15.0 % with raw pixels and 20.0 % with untrained encoder: DSSL is 23.0 points above the better of them"
-        in fourth
-    )
-
-
-@pytest.mark.parametrize("verdict", ["collapsed", "partial collapse", "diverged"])
-def test_every_other_outcome_is_said_as_it_is(verdict: str) -> None:
-    broken = dataclasses.replace(GONE, verdict=verdict)
-    assert "did not break" in _sentences(FINE, FINE, FINE)[0]
-    assert "nothing to fix" in _sentences(FINE, FINE, FINE)[1]
-    assert "so did the standard pair" in _sentences(broken, broken, FINE)[0]
-    assert "DSSL broke too" in _sentences(FINE, broken, broken)[1]
-    assert "DSSL learns" not in " ".join(_sentences(FINE, broken, broken))
-    assert "broke the heavy pair" not in " ".join(_sentences(broken, broken, broken))
-
-
-def test_runs_that_are_too_short_are_not_judged() -> None:
-    early = dataclasses.replace(FINE, verdict="too early")
-    said = _sentences(FINE, early, FINE)
-    assert len(said) == 4
-    assert "too short for a verdict" in said[0]
-    assert "heavy pair too early, spread 0.95" in said[1]
-
-
-def test_gain_and_loss_beyond_chance() -> None:
-    better, worse = (dataclasses.replace(FINE, knn=value) for value in (48.0, 35.0))
-    assert "6.0 points above the standard pair" in _sentences(FINE, GONE, better)[2]
-    assert "7.0 points below the standard pair" in _sentences(FINE, GONE, worse)[2]
-    assert "with the heavy pair (42.5 %)" in _sentences(FINE, dataclasses.replace(GONE, knn=42.5), FINE)[2]
-    assert "5.0 points below the better of them" in _sentences(FINE, GONE, dataclasses.replace(FINE, knn=15.0))[3]
-    assert "not measured" in _sentences(FINE, dataclasses.replace(GONE, knn=None), FINE)[2]
-
-
-def test_the_three_runs_differ_in_the_graph_alone() -> None:
+def test_the_three_runs_differ_in_the_graph_alone_and_have_equal_compute() -> None:
     configs = [demo.settings(graph) for graph in demo.RUNS.values()]
-    assert len(configs) == 3
     assert {dataclasses.replace(one, graph="dssl") for one in configs} == {configs[2]}
-    # the watch must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
+    declared = declaration_of(configs[0].method)
+    assert len({declared.cost(named_graph(one.graph)) for one in configs}) == 1
+    # the monitor must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
     steps = demo.IMAGES // configs[0].batch_size * demo.EPOCHS
     assert steps > 2 * max(100, 3 * demo.IMAGES // configs[0].batch_size)
 
 
-def test_raw_pixels_and_the_untrained_encoder_are_measured_as_the_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a nearest-neighbour search written out here."""
-    config = dataclasses.replace(demo.settings("standard"), data="figures:300", image_size=32)
-    monkeypatch.setattr("dssl.training.knn.QUERIES", 40)
-    found = demo.untrained_accuracies(config)
-    assert list(found) == ["raw pixels", "untrained encoder"]
-    train, test = open_source("figures:300"), open_source("figures", split="test")
-    assert train.labels is not None and test.labels is not None  # noqa: PT018
-    chosen = np.sort(rng.permutation(rng.key(0, "knn"), len(test))[:40])
-    bank, queries = (
-        np.stack([(source.image(int(index)) / 255 - CIFAR10.mean) / CIFAR10.std for index in indices])
-        for source, indices in ((train, range(300)), (test, chosen))
-    )
-    bank, queries = (
-        one.reshape(len(one), -1) / np.linalg.norm(one.reshape(len(one), -1), axis=1)[:, None]
-        for one in (bank, queries)
-    )
-    right = 0
-    for row, index in zip(queries @ bank.T, chosen, strict=True):
-        near = np.argsort(-row)[:200]
-        votes = np.bincount(train.labels[near], weights=np.exp(row[near] / 0.1), minlength=10)
-        right += int(votes.argmax() == test.labels[index])
-    assert found["raw pixels"] == pytest.approx(100 * right / 40)
+def test_what_is_said_is_what_was_measured() -> None:
+    """The verdicts and every number of the demo's text, of the README and of the documentation."""
+    text = " ".join(demo.MEASURED)
+    for seed in MEASURED:
+        rows = seed["rows"]
+        assert [rows[name]["verdict"] for name in demo.RUNS] == ["healthy", "collapsed", "healthy"]
+        (line,) = re.findall(
+            rf"^\| {seed['seed']} \|.*/.*$", (ROOT / "docs" / "reproduce.md").read_text(), re.MULTILINE
+        )
+        said = [float(number) for number in re.findall(r"\d+\.\d", line)]
+        assert said == pytest.approx([rows[name][key] for name in rows for key in ("clean", "tilted")], abs=0.051)
+    numbers = [float(number) for number in re.findall(r"\d+\.\d", text)]
+    expected = [
+        seed["rows"][name][key]
+        for key in ("clean", "tilted")
+        for name in ("two standard pairs", "DSSL")
+        for seed in MEASURED
+    ]
+    assert numbers == pytest.approx(expected, abs=0.051)
+    (caption,) = re.findall(r"<sub>What `make demo` shows.*?</sub>", (ROOT / "README.md").read_text(), re.DOTALL)
+    said = [float(number) for number in re.findall(r"\d+\.\d", caption)]
+    assert said == [MEASURED[0]["rows"][name]["clean"] for name in ("two standard pairs", "DSSL")]
 
 
-@pytest.mark.parametrize(("share", "notes"), [(1.6, 0), (1.0, 0), (0.5, 1)])
-def test_a_busy_machine_is_noticed_while_training_and_said_once(share: float, notes: int) -> None:
-    """The clocks are ours: in each of four intervals the process gets this share of a core."""
-    looks, seen = itertools.count(), threading.Event()
-    said: list[str] = []
-
-    def processor() -> float:
-        now = next(looks)
-        if now >= 4:
-            seen.set()
-        return share * now
-
-    wall = itertools.count()
-    with demo.busy_machine_noticed(said.append, clocks=(processor, lambda: float(next(wall))), every=0.001):
-        while not (said or seen.wait(0.001)):
-            pass
-    assert len(said) == notes
-    assert all("busy" in line and "0.5 of a core" in line for line in said)
+def test_tilted_images_are_the_images_turned() -> None:
+    source = open_source("figures:3")
+    turned = demo.tilted(source)
+    assert len(turned) == 3
+    assert np.array_equal(turned.labels, source.labels)
+    middle = np.asarray(Image.fromarray(turned.image(1)).rotate(-demo.TILT, Image.Resampling.BILINEAR))[10:22, 10:22]
+    before = source.image(1)[10:22, 10:22].astype(int)
+    assert np.abs(middle - before).mean() < 0.5 * np.abs(turned.image(1)[10:22, 10:22] - before).mean()
 
 
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        ([], "dssl demo"),
-        (["--seed", "3"], "dssl demo --seed 3"),
-        (["--out", "my runs", "--seed", "3"], "dssl demo --out 'my runs' --seed 3"),
-    ],
-)
-def test_the_page_names_the_command_that_makes_it_again(
-    words: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Training and drawing are replaced: it is about the words alone."""
+def test_a_short_demo_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Two epochs of 300 images; the second call resumes what is finished and names the same numbers and its own command."""
     monkeypatch.chdir(tmp_path)
-    named: list[str] = []
-    ended = SimpleNamespace(signal=None)
-    monkeypatch.setattr("dssl.training.pretrain.train", lambda *_, **__: ended)
-    monkeypatch.setattr("dssl_reproduce.demo.untrained_accuracies", lambda _: UNTRAINED)
-    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
-    monkeypatch.setattr("dssl.report.run_data.read_run", lambda *_, name: SimpleNamespace(name=name))
-    monkeypatch.setattr(DemoRun, "of", lambda _: FINE)
-    monkeypatch.setattr("dssl.report.map.embedding_maps", lambda *_, **__: ([], (), []))
-    monkeypatch.setattr("dssl.report.run_report.html", lambda *_, command, **__: named.append(command) or "")
-    monkeypatch.setattr("dssl.report.run_report.summary", lambda _: "")
-    assert main(["demo", *words]) == 0
-    assert named == [command]
+    monkeypatch.setattr(demo, "IMAGES", 300)
+    monkeypatch.setattr(demo, "EPOCHS", 2)
+    printed = []
+    for _ in range(2):
+        assert main(["demo", "--out", "my runs", "--seed", "3"]) in (0, None)
+        printed.append(capsys.readouterr().out.splitlines()[:-1])  # without the seconds
+    assert printed[0] == printed[1]
+    for name in ("raw pixels", "untrained encoder", *demo.RUNS):
+        assert any(line.startswith(name) for line in printed[0])
+    page = (tmp_path / "my runs" / "report.html").read_text()
+    assert "dssl demo --out &#39;my runs&#39; --seed 3" in page or "dssl demo --out 'my runs' --seed 3" in page

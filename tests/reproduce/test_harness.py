@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,8 +16,10 @@ import pytest
 from dssl.errors import DsslError
 from dssl.evaluation import protocols
 from dssl.weights import checkpoint
-from dssl_reproduce import child, harness, outcome
-from dssl_reproduce.harness import finished, run_jobs
+from dssl_reproduce import outcome
+from dssl_reproduce.child import run_job
+from dssl_reproduce.harness import gpus_here, progress, run_jobs
+from dssl_reproduce.outcome import finished
 from dssl_reproduce.paper import Experiment, PaperCell
 from dssl_reproduce.scales import job_of, jobs_of
 from tests.reproduce import tiny
@@ -52,6 +56,11 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _is_job(pid: int) -> bool:
+    """Not the process with which multiprocessing tracks its resources."""
+    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def _is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -60,21 +69,13 @@ def _is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [("6,7", ["6", "7", "6"]), ("", ["0", "1", "0"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b", "GPU-a"])],
+    ("given", "expected"), [("6,7", ["6", "7"]), ("", ["0", "1"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])]
 )
-def test_jobs_get_the_gpus_that_were_given(
-    given: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is no GPU here: their number and the processes are stand-ins, the environment is the real one."""
+def test_the_gpus_are_those_that_were_given(given: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: their number is a stand-in."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    monkeypatch.setattr(harness, "_gpus", lambda: 2)
-    seen: list[str] = []
-    monkeypatch.setattr(harness.subprocess, "Popen", lambda *_, env, **__: seen.append(env["CUDA_VISIBLE_DEVICES"]))
-    place = harness.Place(data={JOBS[0].config.data: "shapes"}, runs=tmp_path / "runs", cells=tmp_path / "cells")
-    for slot in range(3):
-        harness._start(JOBS[0], place, slot=slot, threads=1).log.close()
-    assert seen == expected
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert gpus_here() == expected
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks for processes in /proc")
@@ -83,7 +84,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert [line.split()[0] for line in _finish(whole)] == ["starting", "finished"] * 2
 
-    for name in ("runs", "cells"):  # the first cell is finished
+    for name in ("runs", "cells"):  # the first run is finished
         shutil.copytree(
             whole / name, broken / name, ignore=lambda folder, names: [one for one in names if JOBS[1].name in one]
         )
@@ -92,7 +93,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     while not (steps := checkpoint.steps_in(second)) or steps[-1] < 3:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
-    orphans = _children(process.pid)
+    orphans = [pid for pid in _children(process.pid) if _is_job(pid)]
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert len(orphans) == 1
@@ -101,7 +102,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     # the child of the killed harness ended by itself: it was not left running
     assert not any(_is_running(pid) for pid in orphans)
     assert (broken / "table.json").read_text() == (whole / "table.json").read_text()
-    # the first cell was not run again, and the second went on from its checkpoint
+    # the first run was not done again, and the second went on from its checkpoint
     assert said[0] == f"resuming {JOBS[1].name}"
     assert [line.split()[0] for line in said] == ["resuming", "finished"]
     log = (broken / "runs" / f"{JOBS[1].name}.log").read_text()
@@ -125,7 +126,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     protocol = outcome.read(whole / "cells" / f"{JOBS[0].name}.json").accuracies["knn"].protocol
     assert (protocol["train_images"], protocol["k"]) == (64, 20)
 
-    # a result of other settings, or a damaged one, does not count as this cell's
+    # a result of other settings, or a damaged one, does not count as this run's
     place = tiny.place(whole)
     assert set(finished(JOBS, place)) == {job.name for job in JOBS}
     other = dataclasses.replace(outcome.read(place.result(JOBS[0])), fingerprint="0" * 16)
@@ -136,7 +137,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
         finished(JOBS, place)
 
 
-def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
+def test_a_supervised_row_and_a_failure(tmp_path: Path) -> None:
     """One child trains with labels; the other finds no images, says so, and does not stop the first."""
     cells = (
         PaperCell(row="a", column="b", paper="1", experiment=Experiment(data="imagenet", method="supervised")),
@@ -161,25 +162,44 @@ def test_a_supervised_cell_and_a_failure(tmp_path: Path) -> None:
     assert low < one.accuracies["supervised"].accuracy < high
 
 
+def test_a_stopped_supervised_row_resumes(tmp_path: Path) -> None:
+    """SIGTERM while a row trains with labels: it has saved itself, and the result is that of one go."""
+    experiment, scale = Experiment(data="cifar10", method="supervised"), tiny.SCALE
+    training = dataclasses.replace(scale.training("cifar10"), epochs=10)
+    job = job_of(experiment, dataclasses.replace(scale, training=lambda data: training), seed=0)
+    whole, stopped = tiny.place(tmp_path / "whole"), tiny.place(tmp_path / "stopped")
+
+    def stop_once_saved() -> None:
+        folder = stopped.runs / job.name
+        while not any(checkpoint.steps_in(path) for path in folder.glob("training-*/checkpoints")):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_once_saved)
+    thread.start()
+    assert run_job(job, stopped) == 128 + signal.SIGTERM
+    thread.join()
+    share, _ = progress(job, stopped)
+    assert 0 < share < 1
+    assert not stopped.result(job).exists()
+    assert run_job(job, stopped) == run_job(job, whole) == 0
+    results = [outcome.read(place.result(job)) for place in (whole, stopped)]
+    assert results[0].accuracies == results[1].accuracies
+    assert results[0].steps == results[1].steps == 30
+
+
 @pytest.mark.parametrize(("kind", "features"), [("untrained", 256), ("pixels", 3 * 16 * 16)])
 def test_baselines_need_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, features: int) -> None:
     """They are measured on the labels of the whole source, as the runs are, and not again once there is a result."""
     job = job_of(Experiment(data="cifar10", method=kind), tiny.SCALE, seed=0)
+    job = dataclasses.replace(job, config=dataclasses.replace(job.config, image_size=16))
     place = tiny.place(tmp_path)
-    spec = tmp_path / "spec.json"
-    plain = child.spec_of(
-        job,
-        config=dataclasses.replace(place.located(job), image_size=16),
-        run=place.runs / job.name,
-        result=place.result(job),
-    )
-    spec.write_text(json.dumps(plain))
     seen: list[tuple[int, ...]] = []
     predict = protocols.knn_predict
     monkeypatch.setattr(
         protocols, "knn_predict", lambda *given, **named: seen.append(given[0].shape) or predict(*given, **named)
     )
-    assert child.main([str(spec)]) == child.main([str(spec)]) == 0
+    assert run_job(job, place) == run_job(job, place) == 0
     assert seen == [(64, features)]
     one = finished([job], place)[job.name]
     assert (one.verdict, one.steps, one.config["limit"]) == (kind, 0, 48)

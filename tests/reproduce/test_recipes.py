@@ -20,7 +20,16 @@ from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.training.prepare import build_method, normalization_of, view_maker
 from dssl_reproduce.paper import Experiment, targets
-from dssl_reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, config_of, job_of, jobs_of, with_our_rows
+from dssl_reproduce.scales import (
+    EQUAL_COMPUTE,
+    HEAVY_WEIGHT,
+    SCALES,
+    WEIGHTED,
+    config_of,
+    job_of,
+    jobs_of,
+    with_our_rows,
+)
 from dssl_reproduce.targets import BEYOND, STEPS, chosen_targets
 
 EXPERIMENTS = list(
@@ -85,23 +94,23 @@ def test_our_tables_have_baselines_and_equal_work() -> None:
     main = with_our_rows(targets()["table2"], SCALES["cpu"])
     weighted = f"w/ DSSL, heavy edges {HEAVY_WEIGHT:g}"
     assert main.rows == (
-        "raw pixels", "untrained encoder", EQUAL_WORK, "repro.", "w/ T^", "w/ DSSL", weighted, "reported",
-        "supervised, equal work",
+        "raw pixels", "untrained encoder", EQUAL_COMPUTE, "repro.", "w/ T^", "w/ DSSL", weighted, "reported",
+        "supervised, equal compute",
     )  # fmt: skip
     cells = {(cell.row, cell.column): cell.experiment for cell in main.cells}
     for method, column in (("simclr", "CIFAR-10, SimCLR"), ("byol", "CIFAR-10, BYOL")):
-        equal, dssl, chosen = (cells[row, column] for row in (EQUAL_WORK, "w/ DSSL", weighted))
+        equal, dssl, chosen = (cells[row, column] for row in (EQUAL_COMPUTE, "w/ DSSL", weighted))
         assert equal == Experiment(data="cifar10", method=method, graph="standard2")
         assert dssl is not None and chosen == dataclasses.replace(dssl, graph=WEIGHTED)  # noqa: PT018
         # as many views in as many steps
         works = {job_of(one, SCALES["cpu"], seed=0).work for one in (equal, dssl, chosen) if one}
         assert len(works) == (1 if method == "simclr" else 2)  # BYOL's teacher sees the standard views only
     assert [edge.weight for edge in named_graph(WEIGHTED).edges] == [1, 1, HEAVY_WEIGHT, HEAVY_WEIGHT]
-    assert {(weighted, EQUAL_WORK), ("w/ DSSL", EQUAL_WORK)} < set(main.compare_rows)
+    assert {(weighted, EQUAL_COMPUTE), ("w/ DSSL", EQUAL_COMPUTE)} < set(main.compare_rows)
     # every row of the first figure has DSSL, and the ablation keeps its own standard views
-    assert EQUAL_WORK in with_our_rows(targets()["figure1"], SCALES["cpu"]).rows
+    assert EQUAL_COMPUTE in with_our_rows(targets()["figure1"], SCALES["cpu"]).rows
     ablation = with_our_rows(targets()["figure5"], SCALES["cpu"])
-    (equal,) = [cell.experiment for cell in ablation.cells if cell.row == EQUAL_WORK]
+    (equal,) = [cell.experiment for cell in ablation.cells if cell.row == EQUAL_COMPUTE]
     assert equal is not None
     assert equal.standard == "standard-ablation"
     for target, scale in (("table2", "paper"), ("table4", "cpu")):
@@ -224,7 +233,7 @@ def test_our_tables_change_one_thing_at_a_time() -> None:
     found = {
         (cell.row, cell.column): config_of(cell.experiment, scale, seed=0) for cell in beyond.cells if cell.experiment
     }
-    equal, dssl = found[EQUAL_WORK, "SimSiam"], found["DSSL", "SimSiam"]
+    equal, dssl = found[EQUAL_COMPUTE, "SimSiam"], found["DSSL", "SimSiam"]
     assert (equal.graph, equal.epochs) == ("standard2", 20)  # not the longer epochs of another row
     assert isinstance(dssl.method, SimSiamConfig)
     guarded = dataclasses.replace(dssl.method, guard=1.0)

@@ -16,8 +16,8 @@ from dssl import config_io
 from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.report.figures import SERIES
-from dssl_reproduce.command import Arguments, run, status_line
-from dssl_reproduce.harness import JobProgress, Status
+from dssl_reproduce.command import Arguments, run
+from dssl_reproduce.harness import status_line
 from dssl_reproduce.outcome import Measured, Outcome
 from dssl_reproduce.paper import targets
 from dssl_reproduce.scales import SCALES, Job, jobs_of, with_our_rows
@@ -100,18 +100,17 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
     arguments = {"target": "table2", "scale": "paper", "cifar10": cifar10, "imagenet": tmp_path, "out": out, "gpus": 4}
     assert run(Arguments(**arguments, emit="torchrun")) == 0
     script = capsys.readouterr().out
-    commands = [shlex.split(line) for line in script.splitlines() if line.startswith(("torchrun", "python"))]
-    assert len(commands) == 19
+    commands = [shlex.split(line) for line in script.splitlines() if line.startswith("torchrun")]
+    assert len(commands) == 18  # the supervised run is left to the command that measures
     for words in commands:
-        if words[0] == "torchrun":
-            assert words[:7] == ["torchrun", "--standalone", "--nproc-per-node", "4", "-m", "dssl", "train"]
-            # the file is a configuration that dssl train takes, with the images where they are
-            config = config_io.load(Path(words[words.index("--config") + 1]))
-            assert config.data in (f"cifar10:{cifar10}", str(tmp_path))
-            assert config.epochs in (800, 100)
+        assert words[:7] == ["torchrun", "--standalone", "--nproc-per-node", "4", "-m", "dssl", "train"]
+        # the file is a configuration that dssl train takes, with the images where they are
+        config = config_io.load(Path(words[words.index("--config") + 1]))
+        assert config.data in (f"cifar10:{cifar10}", str(tmp_path))
+        assert config.epochs in (800, 100)
     # a collapse, which may be what is expected, does not hold up the runs behind it; Ctrl-C does
-    for end, made in (("false", 19), ("kill -INT $$", 1)):
-        stand_in = "".join(f"{name}() {{ echo run; {end}; }}\n" for name in ("torchrun", "python"))
+    for end, made in (("false", 18), ("kill -INT $$", 1)):
+        stand_in = f"torchrun() {{ echo run; {end}; }}\n"
         done = subprocess.run(
             ["sh", "-c", stand_in + script], capture_output=True, text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
@@ -119,15 +118,14 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
         assert done.stdout.split() == ["run"] * made
     assert run(Arguments(**arguments, emit="slurm")) == 0
     script = capsys.readouterr().out
-    assert "#SBATCH --array=0-18" in script
+    assert "#SBATCH --array=0-17" in script
     assert "#SBATCH --gpus-per-node=4" in script
     path = tmp_path / "job.sh"
     path.write_text(script)
     assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
     # the case of an array's task really becomes its command
-    echo = script.replace('"$@" &', 'printf "%s\\n" "$@" &').replace("trap", "#")
+    echo = script.replace("exec torchrun", 'exec printf "%s\\n" torchrun')
     done = subprocess.run(["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "3"}, capture_output=True, text=True)
-    assert done.stdout.split("\n")[0] == commands[3][0]
     assert done.stdout.strip().split("\n") == commands[3]
 
 
@@ -151,36 +149,51 @@ def test_the_script_ends_with_the_command_that_finds_its_runs(tmp_path: Path, ci
     assert sorted(words) == sorted(["dssl", "reproduce", *asked])
 
 
-def test_the_slurm_script_waits_for_the_save(tmp_path: Path, cifar10: Path, capsys) -> None:
+def test_the_slurm_script_hands_the_signal_to_the_run(tmp_path: Path, cifar10: Path, capsys) -> None:
+    """Slurm signals the shell of the script and ends the job when that shell ends: the run takes its place."""
     run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit="slurm"))
-    text = capsys.readouterr().out
-    assert text.index("\ntrap ") < text.index('\n"$@" &')  # a signal just after the start is passed on, too
     script = tmp_path / "job.sh"
-    script.write_text(text)
+    script.write_text(capsys.readouterr().out)
     # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
-    saving = "trap 'sleep 0.5; echo saved; exit 143' TERM; echo begun; while :; do sleep 0.05; done"
-    # no task of the array has this number, so that the script runs its own words
+    stand_in = tmp_path / "torchrun"
+    stand_in.write_text(
+        "#!/bin/bash\ntrap 'sleep 0.5; echo saved; exit 143' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
+    )
+    stand_in.chmod(0o755)
     job = subprocess.Popen(
-        ["bash", str(script), "bash", "-c", saving],
-        env=os.environ | {"SLURM_ARRAY_TASK_ID": "none"}, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        ["bash", str(script)],
+        env=os.environ | {"SLURM_ARRAY_TASK_ID": "0", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert job.stdout is not None
     with job.stdout as said:
         assert said.readline() == "begun\n"
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 143
-        # what is there now was said before the script ended
-        os.set_blocking(said.fileno(), False)
         assert said.read() == "saved\n"
 
 
 def test_the_line_of_progress() -> None:
-    one = JobProgress(name="a", share=0.25, words="healthy, kNN 38.1 %")
-    two = JobProgress(name="b")
-    status = Status(done=3, total=9, running=(one, two), seconds_left=2460)
-    assert status_line(status) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
-    assert status_line(Status(done=0, total=9, running=(), seconds_left=4 * 3600)) == "0/9 done, 4.0 h left"
-    assert status_line(Status(done=0, total=9, running=(), seconds_left=None)) == "0/9 done"
+    running = ["a 25%, healthy, kNN 38.1 %", "b starts"]
+    assert status_line(3, 9, 2460, running) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
+    assert status_line(0, 9, 4 * 3600, []) == "0/9 done, 4.0 h left"
+    assert status_line(0, 9, None, []) == "0/9 done"
+
+
+def test_one_row_and_one_part(tmp_path: Path, cifar10: Path, capsys) -> None:
+    """The rows of a table, alone; and the parts of a table, which together are all of its runs, each once."""
+
+    def planned(**options: object) -> list[str]:
+        assert run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "out", plan=True, **options)) == 0
+        return [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+
+    everything = planned()
+    rows = with_our_rows(targets()["table5"], SCALES["cpu"]).rows
+    one = planned(rows=(rows[0],))
+    assert 0 < len(one) < len(everything)
+    assert set(one) < set(everything)
+    parts = [planned(part=f"{number}/3") for number in (1, 2, 3)]
+    assert sorted(name for part in parts for name in part) == sorted(everything)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +204,10 @@ def test_the_line_of_progress() -> None:
         ({"seeds": (1, 1)}, "distinct numbers"),
         ({"seeds": ()}, "distinct numbers"),
         ({"jobs": 0}, "1 or more"),
+        ({"part": "0/2"}, "2/4"),
+        ({"part": "3/2"}, "2/4"),
+        ({"part": "half"}, "2/4"),
+        ({"rows": ("w/ DSLS",)}, "w/ DSSL"),
         ({"imagenet": Path("nowhere")}, "not a folder"),
         ({}, "dssl data cifar10"),
     ],

@@ -5,14 +5,15 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from dssl_reproduce import write
-from dssl_reproduce.outcome import Measured, Outcome, read
+from dssl_reproduce.outcome import Measured, Outcome, pack, read
 from dssl_reproduce.paper import targets
-from dssl_reproduce.scales import EQUAL_WORK, HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
-from dssl_reproduce.table import ResultTable, build, for_page, runs_of, student_95, tables_in
+from dssl_reproduce.scales import EQUAL_COMPUTE, HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
+from dssl_reproduce.table import PaperDifference, ResultTable, build, for_page, runs_of, student_95, tables_in
 from dssl_reproduce.targets import STEPS
 
 SCALE = SCALES["cpu"]
@@ -54,7 +55,7 @@ def test_one_seed() -> None:
     assert cells["w/ DSSL", "CIFAR-10, BYOL"].ours == "not run"
     assert cells["reported", "CIFAR-10, SimSiam"].ours == "quoted"
     verdicts = {one.where: (one.paper, one.ours, one.verdict) for one in made.comparisons}
-    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == ("+2.4", "+3.4 (chance: ±1.4)", "agrees")
+    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == ("+2.4", "+3.4 (±1.4, unpaired)", "agrees")
     assert verdicts["CIFAR-10, SimSiam: w/ T^ over repro."][2] == "agrees"
     assert verdicts["CIFAR-10, BYOL: w/ DSSL over repro."][2] == "not measured"
 
@@ -75,11 +76,11 @@ def test_several_seeds() -> None:
     made = _simsiam({"standard2": (42.0, "healthy"), "dssl": (43.0, "healthy")}, seeds=(0, 1), shift=2.0)
     cell = made.cells["repro.", "CIFAR-10, SimSiam"]
     assert cell.ours == "43.0 ± 1.4"  # 42 and 44: the deviation is the root of 2
-    # two cells of two seeds: variance 2 with two degrees of freedom, Student's t 4.3027; the mean of two halves the variance
+    # two entries of two seeds: variance 2 with two degrees of freedom, Student's t 4.3027; the mean of two halves the variance
     # for the seeds alone: both are measured on the same test images
     assert cell.error == pytest.approx(math.hypot(1, 4.302652729911275 * math.sqrt(2) / math.sqrt(2)))
     verdicts = {one.where: one.verdict for one in made.comparisons}
-    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == "cannot be told"
+    assert verdicts["CIFAR-10, SimSiam: w/ DSSL over repro."] == "inconclusive"
     only_one = dataclasses.replace(made, seeds=(0,))
     assert only_one != made
 
@@ -87,17 +88,25 @@ def test_several_seeds() -> None:
 def test_rows_that_the_paper_lacks_are_compared_with_each_other() -> None:
     """DSSL against two standard pairs: the same runs as SimSiam's first row, and no agreement to speak of."""
     made = _simsiam({"standard2": (42.0, "healthy"), "dssl": (45.0, "healthy"), WEIGHTED: (39.0, "healthy")})
-    assert made.cells[EQUAL_WORK, "CIFAR-10, SimSiam"].ours == "42.0"
+    assert made.cells[EQUAL_COMPUTE, "CIFAR-10, SimSiam"].ours == "42.0"
     found = {
         one.where: (one.paper, one.verdict) for one in made.comparisons if one.where.startswith("CIFAR-10, SimSiam")
     }
-    assert found[f"CIFAR-10, SimSiam: w/ DSSL over {EQUAL_WORK}"] == ("–", "higher")
-    assert found[f"CIFAR-10, SimSiam: w/ DSSL, heavy edges {HEAVY_WEIGHT:g} over {EQUAL_WORK}"] == ("–", "lower")
+    assert found[f"CIFAR-10, SimSiam: w/ DSSL over {EQUAL_COMPUTE}"] == ("–", "higher")
+    assert found[f"CIFAR-10, SimSiam: w/ DSSL, heavy edges {HEAVY_WEIGHT:g} over {EQUAL_COMPUTE}"] == ("–", "lower")
     assert "not in the paper" in " ".join(made.notes)
     # raw pixels are one run in all columns: they are not compared between columns
     figure = build(targets()["figure1"], SCALE, seeds=(0,), outcomes={})
-    assert figure.rows[:3] == ("raw pixels", "untrained encoder", EQUAL_WORK)
+    assert figure.rows[:3] == ("raw pixels", "untrained encoder", EQUAL_COMPUTE)
     assert not any(one.where.startswith("raw pixels") for one in figure.comparisons)
+
+
+def test_a_difference_of_unequal_compute_says_so() -> None:
+    """SimCLR's heavy views are one pair in the paper: half the views of DSSL."""
+    where = [one.where for one in build(MAIN, SCALE, seeds=(0,), outcomes={}).comparisons]
+    assert "CIFAR-10, SimCLR: w/ DSSL over w/ T^, 0.5 times the compute" in where
+    assert "CIFAR-10, SimSiam: w/ DSSL over w/ T^" in where
+    assert not any(EQUAL_COMPUTE in one and "times" in one for one in where)
 
 
 def test_student_is_exact() -> None:
@@ -140,12 +149,12 @@ def test_one_broken_seed_of_three_does_not_decide_and_the_survivors_of_many_do_n
     good, where = [(60.0, "healthy"), (61.0, "healthy"), (60.5, "healthy")], "w/ DSSL over repro."
     better = [(70.0, "healthy"), (71.0, "partial collapse"), (70.5, "healthy")]
     ours, verdict = _seeds({"standard2": good, "dssl": better}, where)
-    assert ours.startswith("+10.0 (chance: ±")
+    assert ours.startswith("+10.0 (±")
     assert verdict == "agrees"
     lost = (None, "diverged")
     assert _seeds({"standard2": good, "dssl": [lost, (63.0, "healthy"), (63.0, "healthy")]}, where) == (
         "+2.5",
-        "cannot be told",
+        "inconclusive",
     )
     ours, verdict = _seeds({"standard2": good, "dssl": [lost, lost, (63.0, "healthy")]}, where)
     assert (ours, verdict) == ("first collapsed; +2.5", "disagrees")
@@ -156,7 +165,59 @@ def test_one_broken_seed_of_three_does_not_decide_and_the_survivors_of_many_do_n
     )
 
 
-def test_raw_pixels_say_nothing_about_the_chance_of_a_seed() -> None:
+def test_arms_with_bits_are_compared_image_by_image() -> None:
+    """Two arms of two seeds that agree on most images: the interval against the formula written out, and a smaller one."""
+    generator = np.random.default_rng(0)
+    outcomes, right = {}, {}
+    hard = generator.random(1000) < 0.4
+    for job in jobs_of([MAIN], SCALE, seeds=(0, 1)):
+        if job.name.startswith("cifar10-simsiam") and job.config.graph in ("standard2", "dssl"):
+            bits = ~hard ^ (generator.random(1000) < 0.05)
+            right[job.config.graph, job.config.seed] = bits
+            one = _outcome(job, 100 * float(bits.mean()), half=3.0)
+            protocol = {"test_images": 1000, "test_fingerprint": "same"}
+            measured = dataclasses.replace(one.accuracies["linear"], right=pack(bits), protocol=protocol)
+            outcomes[job.name] = dataclasses.replace(one, accuracies={"linear": measured})
+    where = "CIFAR-10, SimSiam: w/ DSSL over repro."
+
+    def difference() -> PaperDifference:
+        (found,) = [
+            one for one in build(MAIN, SCALE, seeds=(0, 1), outcomes=outcomes).comparisons if one.where == where
+        ]
+        return found
+
+    by_image = np.mean([right["dssl", seed].astype(int) - right["standard2", seed] for seed in (0, 1)], axis=0)
+    means = [[100 * right[graph, seed].mean() for seed in (0, 1)] for graph in ("standard2", "dssl")]
+    of_seeds = stats.t.ppf(0.975, 2) * math.sqrt(np.mean([np.var(one, ddof=1) for one in means]))
+    expected = math.hypot(1.96 * 100 * by_image.std(ddof=1) / math.sqrt(1000), of_seeds)
+    paired = difference()
+    assert paired.error == pytest.approx(expected, rel=1e-4)
+    assert paired.ours.endswith(", paired)")
+    # one run of before bits were kept, or other test images: unpaired, and labelled so
+    name = next(iter(outcomes))
+    linear = outcomes[name].accuracies["linear"]
+    for change in ({"right": None}, {"protocol": linear.protocol | {"test_fingerprint": "other"}}):
+        outcomes[name] = dataclasses.replace(
+            outcomes[name], accuracies={"linear": dataclasses.replace(linear, **change)}
+        )
+        unpaired = difference()
+        assert unpaired.ours.endswith(", unpaired)")
+        assert unpaired.error is not None
+        assert unpaired.error > expected
+
+
+def test_bits_survive_the_file(tmp_path: Path) -> None:
+    bits = np.random.default_rng(0).random(10_000) < 0.6
+    one = _outcome(jobs_of([MAIN], SCALE, seeds=(0,))[0], 60.0)
+    kept = Measured(accuracy=60.0, interval=(59.0, 61.0), protocol={"test_images": 10_000}, right=pack(bits))
+    dataclasses.replace(one, accuracies={"linear": kept}).write(tmp_path / "one.json")
+    again = read(tmp_path / "one.json").accuracies["linear"].bits()
+    assert again is not None
+    assert np.array_equal(again, bits)
+    assert one.accuracies["linear"].bits() is None
+
+
+def test_raw_pixels_say_nothing_about_the_noise_of_a_seed() -> None:
     outcomes = {}
     for job in jobs_of([MAIN], SCALE, seeds=(0, 1)):
         if job.kind in ("pixels", "untrained"):
@@ -169,8 +230,8 @@ def test_raw_pixels_say_nothing_about_the_chance_of_a_seed() -> None:
     ("values", "where", "verdict"),
     [
         ({"standard2": 45.0, "dssl": 42.0}, "w/ DSSL over repro.", "disagrees"),
-        ({"standard2": 42.0, "dssl": 43.0}, "w/ DSSL over repro.", "cannot be told"),
-        ({"standard2": 42.0, "heavy2": 41.9}, "w/ T^ over repro.", "cannot be told"),
+        ({"standard2": 42.0, "dssl": 43.0}, "w/ DSSL over repro.", "inconclusive"),
+        ({"standard2": 42.0, "heavy2": 41.9}, "w/ T^ over repro.", "inconclusive"),
         ({"standard2": 42.0, "heavy2": 45.0}, "w/ T^ over repro.", "disagrees"),
     ],
 )
@@ -242,8 +303,8 @@ def test_the_gain_against_steps() -> None:
     made = build(STEPS, scale, seeds=(0,), outcomes=outcomes)
     told = {one.where: (one.ours, one.verdict) for one in made.comparisons}
     # 5, 10, 20 and 40 epochs: -1.5, -1, 0 and +2, each with an error of the root of 2
-    assert told["1/4 of the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("-1.5 (chance: ±1.4)", "lower")
-    assert told["twice the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("+2.0 (chance: ±1.4)", "higher")
+    assert told["1/4 of the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("-1.5 (±1.4, unpaired)", "lower")
+    assert told["twice the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("+2.0 (±1.4, unpaired)", "higher")
     assert told["all steps: SimSiam, DSSL over SimSiam, 2 pairs"][1] == "not measured"
     runs = runs_of(STEPS, scale, seeds=(0,), outcomes=outcomes)
     picture = write.gains(STEPS, made, runs)

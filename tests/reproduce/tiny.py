@@ -1,4 +1,4 @@
-"""A table of two cells at a scale of seconds, and a program that runs it as ``dssl reproduce`` would."""
+"""A table of two entries at a scale of seconds, and a program that runs it as ``dssl reproduce`` would."""
 
 import dataclasses
 import json
@@ -10,7 +10,8 @@ from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConf
 from dssl.evaluation.classifier import SUPERVISED
 from dssl.methods import SimSiamConfig
 from dssl_reproduce import table, write
-from dssl_reproduce.harness import Place, SessionEnd, finished, run_jobs
+from dssl_reproduce.harness import SessionEnd, run_jobs
+from dssl_reproduce.outcome import Place, finished
 from dssl_reproduce.paper import Experiment, PaperCell, Target
 from dssl_reproduce.scales import Scale, jobs_of
 
