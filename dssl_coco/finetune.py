@@ -144,9 +144,9 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
         header: Mapping[str, Any],
     ) -> None:
         self.config, self.images, self.world, self.header = config, images, world, header
+        self.module = self.objective = detector.to(world.device).train()
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
-        self.module = self.objective = detector.to(world.device).train()
         optimizer = OptimizerConfig(rate=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
         self.optimizer = build_optimizer(detector, optimizer)
         self.monitor = LossMonitor(remedies=_REMEDIES)
