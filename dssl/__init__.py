@@ -1,7 +1,7 @@
 """Self-supervised visual pretraining with any augmentation, without collapse.
 
-The public API: a view graph, a method and their objective for your own loop; ``dssl.training.train`` and ``load_encoder`` for the
-whole way. Everything is imported when it is first used.
+The public API: a view graph, a method and their objective for your own loop; ``dssl.training.train`` (``from dssl.training import
+train``) and ``load_encoder`` for the whole way. Everything is imported when it is first used.
 """
 
 import importlib
@@ -72,6 +72,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "training":
+        return importlib.import_module("dssl.training")
     if name in _HOME:
         return getattr(importlib.import_module(f"dssl.{_HOME[name]}"), name)
     raise AttributeError(f"module 'dssl' has no attribute {name!r}")

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dssl.distributed import world_size
 from dssl.errors import DsslError
@@ -54,82 +55,18 @@ class _Normalise(torch.autograd.Function):
         return gradient, *((None, None) if weight is None else (for_weight, for_bias)), None
 
 
-class _NormaliseOnCuda(torch.autograd.Function):
-    """The kernels of torch's SyncBatchNorm, without its waits for the host.
-
-    SyncBatchNorm drops ranks with an empty batch by a mask, whose size the host must know: three waits in every layer. Here no
-    rank has an empty batch, so there is nothing to drop. The kernel moves the running statistics.
-    """
-
-    @staticmethod
-    def forward(
-        context: Any,
-        values: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor,
-        running_var: Tensor,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        values = _dense(values)
-        channels = values.shape[1]
-        mean, scale = torch.batch_norm_stats(values, eps)
-        own = torch.cat([mean, scale, mean.new_full((1,), values.numel() // channels)])
-        gathered = own.new_empty(world_size() * len(own))
-        dist.all_gather_into_tensor(gathered, own)
-        parts = gathered.view(world_size(), len(own))
-        means, scales, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1].contiguous()
-        mean, scale = torch.batch_norm_gather_stats_with_counts(
-            values, means, scales, running_mean, running_var, momentum, eps, counts
-        )
-        context.save_for_backward(values, weight, mean, scale, counts)
-        return torch.batch_norm_elemt(values, weight, bias, mean, scale, eps)
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        values, weight, mean, scale, counts = context.saved_tensors
-        gradient = _dense(gradients[0])
-        of_values, of_weight, of_bias, *_ = context.needs_input_grad
-        *sums, for_weight, for_bias = torch.batch_norm_backward_reduce(
-            gradient, values, mean, scale, weight, of_values, of_weight, of_bias
-        )
-        total = torch.stack(sums)
-        dist.all_reduce(total)
-        for_values = torch.batch_norm_backward_elemt(
-            gradient, values, mean, scale, weight, total[0], total[1], counts.to(torch.int32)
-        )
-        return for_values, for_weight if of_weight else None, for_bias if of_bias else None, None, None, None, None
-
-
-def _dense(values: Tensor) -> Tensor:
-    return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()
-
-
-class _AcrossRanks:
-    """The forward of a BatchNorm whose batch is the global one (torch's SyncBatchNorm refuses CPU tensors and waits on CUDA)."""
-
-    training: bool
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor | None
-    momentum: float
-    eps: float
-    weight: Tensor | None
-    bias: Tensor | None
+class _AcrossRanks(_BatchNorm):
+    """On the CPU, of which torch's SyncBatchNorm takes no tensors."""
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
-            alone: Tensor = super().forward(values)  # type: ignore[misc]  # torch's, the next base
-            return alone
-        if self.num_batches_tracked is not None:  # None while a checkpointed block is recomputed
-            self.num_batches_tracked.add_(1)
+            return super().forward(values)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        self.num_batches_tracked.add_(1)
         result: Tensor
-        if values.is_cuda:
-            result = _NormaliseOnCuda.apply(
-                values, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps
-            )
-            return result
         result, mean, variance = _Normalise.apply(values, self.weight, self.bias, self.eps)
         count = values.numel() // values.shape[1] * world_size()
         with torch.no_grad():
@@ -139,44 +76,56 @@ class _AcrossRanks:
         return result
 
 
-# the attributes above are torch's own, declared there with wider types
-class BatchNorm1dAcrossRanks(_AcrossRanks, nn.BatchNorm1d):  # type: ignore[misc]
+class BatchNorm1dAcrossRanks(_AcrossRanks, nn.BatchNorm1d):
     pass
 
 
-class BatchNorm2dAcrossRanks(_AcrossRanks, nn.BatchNorm2d):  # type: ignore[misc]
+class BatchNorm2dAcrossRanks(_AcrossRanks, nn.BatchNorm2d):
     pass
 
 
-class _ThenActs(_AcrossRanks):
+class _SyncBatchNorm(nn.SyncBatchNorm):
+    process_group = None  # that of all ranks
+
+
+class _ThenActs(_BatchNorm):
     """Of timm's BatchNorm, which is followed by a dropout and an activation of its own."""
 
     drop: nn.Module
     act: nn.Module
 
     def forward(self, values: Tensor) -> Tensor:
-        normalised = super().forward(values)
-        if not self.training or world_size() == 1:  # timm's own forward has done it all
-            return normalised
-        acted: Tensor = self.act(self.drop(normalised))
+        acted: Tensor = self.act(self.drop(super().forward(values)))
         return acted
 
 
+class _Acting2dAcrossRanks(_ThenActs, BatchNorm2dAcrossRanks):
+    pass
+
+
+class _ActingSyncBatchNorm(_ThenActs, _SyncBatchNorm):
+    pass
+
+
 def batchnorm_across_ranks(module: nn.Module) -> nn.Module:
-    """Make every BatchNorm see the global batch; names in the state dict stay."""
-    plain: dict[type, type] = {nn.BatchNorm1d: BatchNorm1dAcrossRanks, nn.BatchNorm2d: BatchNorm2dAcrossRanks}
+    """Make every BatchNorm see the global batch, on the device where it is; names in the state dict stay."""
+    plain: dict[type, type[_BatchNorm]] = {
+        nn.BatchNorm1d: BatchNorm1dAcrossRanks,
+        nn.BatchNorm2d: BatchNorm2dAcrossRanks,
+    }
     for child in module.modules():
         kind = type(child)
-        if not isinstance(child, nn.modules.batchnorm._BatchNorm) or issubclass(kind, _AcrossRanks):
+        if not isinstance(child, _BatchNorm) or isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
             continue
-        # changing the class keeps parameters, buffers and every reference to the module as they are
-        if kind in plain:
-            child.__class__ = plain[kind]
-        elif isinstance(child, nn.BatchNorm2d) and {"drop", "act"} <= child._modules.keys():
-            child.__class__ = type(f"{kind.__name__}AcrossRanks", (_ThenActs, kind), {})
-        else:
+        acts = isinstance(child, nn.BatchNorm2d) and {"drop", "act"} <= child._modules.keys()
+        if kind not in plain and not acts:
             raise DsslError(
                 f"the encoder has a {kind.__name__}, whose statistics several processes cannot share: train it with one process, "
                 "or choose an encoder with torch's BatchNorm"
             )
+        # changing the class keeps parameters, buffers and every reference to the module as they are
+        if any(tensor.is_cuda for tensor in child.buffers()):
+            child.__class__ = _ActingSyncBatchNorm if acts else _SyncBatchNorm
+        else:
+            child.__class__ = _Acting2dAcrossRanks if acts else plain[kind]
     return module

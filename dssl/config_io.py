@@ -189,7 +189,7 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
             changes[name] = _build(table, value, {} if before is None else vars(before), where, f"{prefix}{name}.")
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
-    return kind(**{**base, **changes})
+    return kind(**({name: value for name, value in base.items() if name in known} | changes))
 
 
 def _table(hint: Any) -> type | None:

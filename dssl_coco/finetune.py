@@ -128,13 +128,13 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
         precision: Precision,
     ) -> None:
         self.config, self.images, self.world, self.header = config, images, world, header
+        self.module = self.objective = detector.to(world.device).train()
         per_epoch = len(images) / config.batch_size
         self.length = RunLength(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step")
         self.batch_size, self.precision, self.seed = config.batch_size, precision, config.seed
         self.checkpoint, self.check_every, self.clip = config.checkpoint, config.look_every, config.clip
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
-        self.module = self.objective = detector.to(world.device).train()
         optimizer = OptimizerConfig(rate=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)
         self.optimizer = build_optimizer(detector, optimizer)
         self.monitor = LossMonitor(remedies=_REMEDIES)

@@ -158,32 +158,23 @@ def decode_together(jpegs: list[Jpeg]) -> list[Image | None]:
     ]
 
 
-# TorchScript, because its interpreter runs the whole loop without the lock
-_LOOP = """
-def decode(files: List[Tensor]) -> List[Tensor]:
-    images: List[Tensor] = []
-    for file in files:
-        images.append(torch.ops.image.decode_jpeg(file, 3, False).permute(1, 2, 0))
-    return images
-"""
-
-
 @functools.cache
 def _decoder() -> Callable[[list[bytearray]], list[Image]] | None:
     """torchvision's decoder, from the bytes of files to height x width x 3 each; None where this build has none.
 
-    The operator and not ``torchvision.io.decode_jpeg``, which warns at every call that it will move to another package.
+    The operator and not ``torchvision.io.decode_jpeg``, which warns at every call that it will move to another package. An
+    operator runs without the interpreter's lock.
     """
     try:
         import torch
         import torchvision.io  # noqa: F401 (registers the operator)
 
-        loop, frombuffer, byte = torch.jit.CompilationUnit(_LOOP).decode, torch.frombuffer, torch.uint8
+        operator, frombuffer, byte = torch.ops.image.decode_jpeg.default, torch.frombuffer, torch.uint8
     except (ImportError, OSError, RuntimeError, AttributeError):
         return None
 
     def decode(files: list[bytearray]) -> list[Image]:
-        return [image.numpy() for image in loop([frombuffer(file, dtype=byte) for file in files])]
+        return [operator(frombuffer(file, dtype=byte), 3, False).permute(1, 2, 0).numpy() for file in files]
 
     return decode
 

@@ -162,18 +162,14 @@ def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
         )
     if not failed:
         return feature
-    was_training = encoder.training
-    encoder.eval()
     try:
-        with torch.no_grad():
+        with evaluating(encoder):
             return encoder(torch.zeros(shape, device=first.device, dtype=first.dtype))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError, MemoryError) as error:
         raise DsslError(
             f"it cannot run on images of {channels} x {image_size} x {image_size}: {one_line(error)}; "
             "choose another size or encoder"
         ) from None
-    finally:
-        encoder.train(was_training)
 
 
 def _build(name: str, *, image_size: int, channels: int) -> nn.Module:

@@ -97,7 +97,8 @@ def _without_statistics(block: nn.Module) -> Iterator[None]:
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         # not track_running_stats: the kernel would save fewer tensors than the first time, which torch refuses
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        # and another counter: SyncBatchNorm cannot do without one
+        norm.momentum, norm.num_batches_tracked = 0.0, torch.zeros_like(norm.num_batches_tracked)
     try:
         yield
     finally:

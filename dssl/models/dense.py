@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dssl.errors import DsslError
+from dssl.models import evaluating
 
 
 class DenseEncoder(nn.Module):
@@ -16,10 +17,8 @@ class DenseEncoder(nn.Module):
         self.encoder = encoder
         weight = next(encoder.parameters())
         images = torch.zeros(2, channels, image_size, image_size, dtype=weight.dtype, device=weight.device)
-        training = encoder.training
-        with torch.no_grad():
-            found = last_map(encoder.eval(), images)
-        encoder.train(training)
+        with evaluating(encoder):
+            found = last_map(encoder, images)
         self.shape = (int(found.shape[1]), int(found.shape[2]), int(found.shape[3]))
 
     def forward(self, images: Tensor) -> Tensor:

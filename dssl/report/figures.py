@@ -103,7 +103,7 @@ def to_svg(figure: "Figure", *, name: str, description: str) -> Markup:
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def sparkline(values: Sequence[float], *, top: float, color: str = "series-1") -> Markup:
+def sparkline(values: Sequence[float], *, top: float) -> Markup:
     """A small line without axes, from zero to ``top``, with a dot at its highest point."""
     width, height = 104.0, 30.0
     step = width / max(1, len(values) - 1)
@@ -113,8 +113,8 @@ def sparkline(values: Sequence[float], *, top: float, color: str = "series-1") -
     return Markup(
         f'<svg class="sparkline" viewBox="0 0 {width:g} {height:g}" aria-hidden="true">'
         f'<line x1="0" y1="{height:g}" x2="{width:g}" y2="{height:g}" class="stroke-line"/>'
-        f'<polyline points="{path}" fill="none" stroke-width="1.75" stroke-linejoin="round" class="stroke-{color}"/>'
-        f'<circle cx="{peak[0]:.1f}" cy="{peak[1]:.1f}" r="2.6" class="fill-{color}"/></svg>'
+        f'<polyline points="{path}" fill="none" stroke-width="1.75" stroke-linejoin="round" class="stroke-series-1"/>'
+        f'<circle cx="{peak[0]:.1f}" cy="{peak[1]:.1f}" r="2.6" class="fill-series-1"/></svg>'
     )
 
 

@@ -1,4 +1,4 @@
-"""Each operation of a table alone, over its magnitudes: what it looks like, how much it changes, and whether that grows."""
+"""Each operation of a table alone, over its magnitudes: what it looks like and how much it changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from dssl.augment.policy import (
     parts,
 )
 from dssl.graph import View
-from dssl.report.page import Colour
 from dssl.report.survey import change, contrast_of_pixels, nearly_flat
 from dssl.types import Image
 
@@ -27,22 +26,6 @@ CORRUPTIONS = "corruptions"
 """The table of all kinds of corruption, whose magnitudes are the five severities."""
 
 SHOWN_MAGNITUDES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
-
-_LEAST, _SHARE = 1.0, 0.05
-"""A difference below one of 255 levels, or below this share of the operation's largest change, is not a trend."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """What growing magnitude does to an operation."""
-
-    verdict: Colour
-    text: str
-
-    @property
-    def weakens(self) -> bool:
-        """Whether a larger magnitude somewhere changes less."""
-        return self.verdict == "bad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +35,6 @@ class OperationStrip:
     name: str
     changes: tuple[float, ...]
     images: tuple[Image, ...]
-    trend: Trend
     blank_from: float | None
     """The first magnitude at which at least half of the probes come out nearly flat."""
 
@@ -89,7 +71,6 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
                 name=operation,
                 changes=changes,
                 images=tuple(views_of[shown] for views_of in made),
-                trend=trend(magnitudes, changes),
                 blank_from=min(blank, default=None),
             )
         )
@@ -114,36 +95,3 @@ def tables_of(policies: Sequence[str]) -> tuple[str, ...]:
     drawn = [part.table for part in found if isinstance(part, UniformAugment | TrivialAugment)]
     corruptions = [CORRUPTIONS for part in found if isinstance(part, Corruption)]
     return tuple(dict.fromkeys([*(chosen or drawn), *corruptions]))
-
-
-def trend(magnitudes: Sequence[float], changes: Sequence[float]) -> Trend:
-    """The trend of the mean change at each magnitude, magnitudes ascending."""
-    if len(magnitudes) != len(changes) or len(changes) < 2:
-        raise ValueError(
-            f"{len(magnitudes)} magnitudes and {len(changes)} changes: expected one change for each of two or more"
-        )
-    peak = max(changes)
-    tolerance = max(_LEAST, _SHARE * peak)
-    rise, _, _ = _largest_rise(changes)
-    fall, begin, end = _largest_rise([-change for change in changes])
-    if peak < _LEAST:
-        return Trend("neutral", "changes nothing")
-    if fall <= tolerance:
-        return Trend("neutral", "same at every m") if rise <= tolerance else Trend("good", "grows with m")
-    if rise <= tolerance:
-        return Trend("bad", "weaker as m grows")
-    if begin == 0:
-        return Trend("bad", f"weaker up to m = {magnitudes[end]:g}")
-    until = "" if end == len(changes) - 1 else f" to {magnitudes[end]:g}"
-    return Trend("bad", f"weaker from m = {magnitudes[begin]:g}{until}")
-
-
-def _largest_rise(values: Sequence[float]) -> tuple[float, int, int]:
-    """The most by which a later value exceeds an earlier one, and the positions of the two."""
-    lowest, rise, begin, end = 0, 0.0, 0, 0
-    for place, value in enumerate(values):
-        if value < values[lowest]:
-            lowest = place
-        if value - values[lowest] > rise:
-            rise, begin, end = value - values[lowest], lowest, place
-    return rise, begin, end

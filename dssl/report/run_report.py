@@ -2,7 +2,8 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -22,7 +23,6 @@ from dssl.text import columns
 from dssl.training.health import COLLAPSED, PARTIAL
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.layout_engine import LayoutEngine
 
 _VERDICTS: dict[str, tuple[Colour, str]] = {
@@ -116,21 +116,7 @@ def _roomy() -> "LayoutEngine":
 
 def curves_plot(runs: Sequence[RunData]) -> Plot:
     """kNN accuracy, loss, spread and effective rank by epoch, a line for each run."""
-    from matplotlib.figure import Figure
-
-    with figures.styled():
-        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(runs) + 2) // 3)), layout=_roomy())
-        grid = figure.subplots(2, 2, sharex=True)
-        for axes, (name, title) in zip(grid.flat, _PANELS, strict=True):
-            _panel(axes, name, title, runs)
-        for axes in grid[1]:
-            axes.set_xlabel("epoch")
-        looks = [series(number) for number in range(len(runs))]
-        handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
-        labels = [figures.label(_short(run.name)) for run in runs]
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(3, len(runs)), fontsize=13, handlelength=2.2)
-        description = "kNN accuracy, loss, spread and effective rank of each run by epoch"
-        svg = figures.to_svg(figure, name="curves", description=description)
+    description = "kNN accuracy, loss, spread and effective rank of each run by epoch"
     caption = (
         "Each line is a run. Spread is 1 when the embeddings fill the sphere and 0 when they are one point; the effective "
         "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
@@ -138,39 +124,30 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
     )
     if any(run.starts and run.curve("knn") for run in runs):
         caption += " In the curve of kNN a dashed line is the start of its run."
-    return Plot(svg=svg, description=description, caption=caption)
+    points = {name: [_points(run, name) for run in runs] for name, _ in _PANELS}
+    started = [bool(run.starts and knn and knn[0][0] == 0) for run, knn in zip(runs, points["knn"], strict=True)]
+    panels = [
+        Panel(
+            title, points[name], dotted=name == "knn", start=started if name == "knn" else (), **_LIMITS.get(name, {})
+        )
+        for name, title in _PANELS
+    ]
+    return _lines(panels, [run.name for run in runs], name="curves", description=description, caption=caption)
 
 
 def start_plot(runs: Sequence[RunData]) -> Plot:
     """Where runs that started from weights stand beside these, by epoch; the start is the dashed line."""
-    from matplotlib.figure import Figure
-
-    with figures.styled():
-        figure = Figure(figsize=(14.5, 8.6), layout=_roomy())
-        grid = figure.subplots(2, 2, sharex=True)
-        for axes, (name, title) in zip(grid.flat, _START_PANELS, strict=True):
-            axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
-            empty = True
-            for number, run in enumerate(runs):
-                if points := run.since_start(name):
-                    empty = False
-                    epochs, values = np.array(points).T
-                    color, style = series(number)
-                    axes.plot(epochs, values, color=color, linestyle=style, linewidth=2, marker="o", markersize=4.5)
-                    axes.axhline(values[0], color=color, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
-            _finish(axes, empty=empty)
-        for axes in grid[1]:
-            axes.set_xlabel("epoch")
-        description = (
-            "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
-        )
-        svg = figures.to_svg(figure, name="starts", description=description)
+    description = "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
     caption = (
         "The encoder beside the weights that it started from (dashed): kNN and a linear probe on training images that are held "
         "out, and the drift, 1 - mean cosine between the features of an image then and now. The last point of a finished run is "
         "the result."
     )
-    return Plot(svg=svg, description=description, caption=caption)
+    panels = [
+        Panel(title, [run.since_start(name) for run in runs], dotted=True, start=[True] * len(runs))
+        for name, title in _START_PANELS
+    ]
+    return _lines(panels, [], name="starts", description=description, caption=caption)
 
 
 def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
@@ -212,38 +189,72 @@ def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     return Plot(svg=svg, description=description, caption=caption)
 
 
-def _panel(axes: "Axes", name: Curve, title: str, runs: Sequence[RunData]) -> None:
-    axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
-    empty = True
-    for number, run in enumerate(runs):
-        points = run.curve(name) if name == "knn" else run.thinned(name, 400)
-        if not points:
-            continue
-        empty = False
-        epochs, values = np.array(points).T
-        color, style = series(number)
-        shown = 100 * values if name == "rank" else values
-        (line,) = axes.plot(epochs, shown, color=color, linestyle=style, linewidth=2)
-        if name == "knn":
-            line.set(marker="o", markersize=4.5)
-            if run.starts and epochs[0] == 0:
-                axes.axhline(values[0], color=color, linewidth=1, linestyle=(0, (5, 4)), zorder=1)
-    if name == "spread":
-        axes.set_ylim(0, 1.1)
-        for level in (PARTIAL, COLLAPSED):
-            axes.axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+def _points(run: RunData, name: Curve) -> Sequence[tuple[float, float]]:
     if name == "rank":
-        axes.set_ylim(0, None)
-    _finish(axes, empty=empty)
+        return [(epoch, 100 * value) for epoch, value in run.thinned(name, 400)]
+    return run.curve(name) if name == "knn" else run.thinned(name, 400)
 
 
-def _finish(axes: "Axes", *, empty: bool) -> None:
-    if empty:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=COLORS["muted"])
-        axes.set_yticks([])
-    axes.grid(axis="y", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelbottom=True)
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The lines of one quantity, in the order of the runs; a run without points has none."""
+
+    title: str
+    lines: Sequence[Sequence[tuple[float, float]]]
+    dotted: bool = False
+    start: Sequence[bool] = ()
+    """Whose first value is drawn on as a dashed line."""
+    limits: tuple[float | None, float | None] = (None, None)
+    levels: Sequence[float] = ()
+
+
+_LIMITS: dict[str, dict[str, Any]] = {
+    "spread": {"limits": (0, 1.1), "levels": (PARTIAL, COLLAPSED)},
+    "rank": {"limits": (0, None)},
+}
+
+
+def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, description: str, caption: str) -> Plot:
+    """Four panels over the epochs."""
+    from matplotlib.figure import Figure
+
+    dashed = {"linewidth": 1, "linestyle": (0, (5, 4)), "zorder": 1}
+    with figures.styled():
+        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(legend) + 2) // 3)), layout=_roomy())
+        grid = figure.subplots(2, 2, sharex=True)
+        for axes, panel in zip(grid.flat, panels, strict=True):
+            axes.set_title(panel.title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
+            for number, points in enumerate(panel.lines):
+                if not points:
+                    continue
+                color, style = series(number)
+                marker = {"marker": "o", "markersize": 4.5} if panel.dotted else {}
+                axes.plot(*np.array(points).T, color=color, linestyle=style, linewidth=2, **marker)
+                if panel.start and panel.start[number]:
+                    axes.axhline(points[0][1], color=color, **dashed)
+            axes.set_ylim(*panel.limits)
+            for level in panel.levels:
+                axes.axhline(level, color=COLORS["bad"], **dashed)
+            if not any(panel.lines):
+                middle = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+                axes.text(0.5, 0.5, "not measured", color=COLORS["muted"], **middle)
+                axes.set_yticks([])
+            axes.grid(axis="y", linewidth=0.8)
+            axes.set_axisbelow(True)
+            axes.tick_params(labelbottom=True)
+        for axes in grid[1]:
+            axes.set_xlabel("epoch")
+        if legend:
+            looks = [series(number) for number in range(len(legend))]
+            handles = [
+                grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks
+            ]
+            labels = [figures.label(_short(run)) for run in legend]
+            figure.legend(
+                handles, labels, loc="outside upper left", ncols=min(3, len(labels)), fontsize=13, handlelength=2.2
+            )
+        svg = figures.to_svg(figure, name=name, description=description)
+    return Plot(svg=svg, description=description, caption=caption)
 
 
 def _swatch(number: int) -> Markup:

@@ -55,7 +55,7 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
         "gallery": gallery,
         "flagged": any(cell.flag for _, _, cells in gallery for cell in cells),
         "strength": strength_plot(survey.policies),
-        "tables": [(table, _statement(table), _strips(table)) for table in tables],
+        "tables": [(table, _strips(table)) for table in tables],
         "flat_below": FLAT_BELOW,
         "command": command,
     }
@@ -151,17 +151,6 @@ def _gallery(survey: Survey) -> list[tuple[str, str, list[Picture]]]:
     return rows
 
 
-def _statement(table: OperationTable) -> str:
-    count = len(table.operations)
-    if weaker := [strip.name for strip in table.operations if strip.trend.weakens]:
-        statement = f"{len(weaker)} of {count} operations get weaker somewhere as m grows: {', '.join(weaker)}."
-    else:
-        statement = f"None of the {count} operations gets weaker as m grows."
-    if blank := [strip.name for strip in table.operations if strip.blank_from is not None]:
-        statement += f" At some m most images come out blank: {', '.join(blank)}."
-    return statement
-
-
 def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
     """The line and the pictures of each operation; all lines share one scale."""
     top = max(max(strip.changes) for strip in table.operations)
@@ -172,9 +161,7 @@ def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
             view_picture(image, f"{strip.name}, m = {m:g}", caption=f"{change:.1f}", side=80)
             for m, change, image in shown
         ]
-        strips.append(
-            (figures.sparkline(strip.changes, top=top, color="bad" if strip.trend.weakens else "series-1"), pictures)
-        )
+        strips.append((figures.sparkline(strip.changes, top=top), pictures))
     return strips
 
 

@@ -1,36 +1,22 @@
 """Weights from files of other programs: tensors by name, never any code, and the ResNet that their names and shapes show."""
 
 import io
+import math
 import pickle
+import pickletools
 import re
 import stat
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from dssl.config_io import flat
 from dssl.errors import DsslError, one_line
-
-# what NumPy's arrays are made of inside a pickle; each of these only builds an array
-_HARMLESS = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy.core.numeric", "_frombuffer"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "scalar"),
-    ("_codecs", "encode"),
-    ("collections", "OrderedDict"),
-}
 
 _BLOCKS: dict[tuple[bool, tuple[int, ...]], str] = {
     (False, (2, 2, 2, 2)): "resnet18",
@@ -39,22 +25,118 @@ _BLOCKS: dict[tuple[bool, tuple[int, ...]], str] = {
     (True, (3, 4, 23, 3)): "resnet101",
     (True, (3, 8, 36, 3)): "resnet152",
 }
+_MAX_DEPTH, _MAX_ENTRIES = 32, 1_000_000
 _BLOCK = re.compile(r"^(.*?)(layer|res|)(\d)\.(\d+)\.conv([123])\.weight$")
 
 
+class _Type:
+    """In place of ``numpy.dtype``: the code of a plain number and its byte order."""
+
+    def __init__(self, code: object, *_flags: object) -> None:
+        if code not in _NUMBERS:
+            raise ValueError(f"it holds an array of {code!r}, expected numbers")
+        self._code, self._order = str(code), "="
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        version, order, *rest = state
+        if version != 3 or order not in ("<", ">", "|", "=") or rest != [None, None, None, -1, -1, 0]:
+            raise ValueError(f"the type of an array is described by {state!r}, expected a plain number")
+        self._order = str(order)
+
+    def to_numpy(self) -> np.dtype[Any]:
+        return np.dtype(self._order + self._code)
+
+
+class _Array:
+    """In place of ``numpy.ndarray`` and of the function that pickles make an empty one with, for BUILD to fill."""
+
+    def __init__(self, *_empty: object) -> None:
+        self._parts: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        _version, shape, kind, fortran, content = state
+        self._parts = content, kind, shape, "F" if fortran else "C"
+
+    def to_tensor(self) -> Tensor:
+        content, kind, shape, order = self._parts
+        if isinstance(content, str):
+            content = content.encode("latin1")  # what Python 2 wrote
+        if not (isinstance(content, bytes | bytearray) and isinstance(kind, _Type) and order in ("C", "F")):
+            raise ValueError("an array is not made of bytes, a type and a shape")
+        if not (isinstance(shape, tuple) and all(isinstance(side, int) and side >= 0 for side in shape)):
+            raise ValueError(f"an array has the shape {shape!r}")
+        stored = kind.to_numpy()
+        if len(content) != math.prod(shape) * stored.itemsize:
+            raise ValueError(f"an array of {shape} has {len(content)} bytes")
+        numbers = np.frombuffer(content, stored).reshape(shape, order=order)
+        return torch.from_numpy(numbers.astype(stored.newbyteorder("="), order="C"))
+
+
+class _Buffer(_Array):
+    """In place of the function that pickles of protocol 5 make an array with."""
+
+    def __init__(self, *parts: object) -> None:
+        self._parts = parts
+
+
+class _Scalar:
+    """In place of NumPy's scalars (an epoch, a loss): no weight is one."""
+
+    def __init__(self, *_parts: object) -> None:
+        pass
+
+    def __setstate__(self, _state: object) -> None:
+        pass
+
+
+class _Bytes:
+    """In place of ``_codecs.encode``, with which pickles of protocol 2 write bytes."""
+
+    def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]  # a class, so that BUILD cannot change it
+        if encoding != "latin1":
+            raise ValueError(f"bytes are written in {encoding!r}, expected 'latin1'")
+        return text.encode("latin1")
+
+    def __setstate__(self, _state: object) -> None:
+        pass
+
+
+class _Table(dict[Any, Any]):
+    """In place of ``collections.OrderedDict``, without the attributes that PyTorch's have."""
+
+    def __setstate__(self, _state: object) -> None:
+        pass
+
+
+_NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
+# NumPy's own types and functions trust a pickle with addresses: none of them is ever given to one
+_IN_PLACE: dict[tuple[str, str], type] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Type,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.numeric", "_frombuffer"): _Buffer,
+    ("numpy._core.numeric", "_frombuffer"): _Buffer,
+    ("numpy.core.multiarray", "scalar"): _Scalar,
+    ("numpy._core.multiarray", "scalar"): _Scalar,
+    ("_codecs", "encode"): _Bytes,
+    ("collections", "OrderedDict"): _Table,
+}
+
+
 class _ArraysOnly(pickle.Unpickler):
-    """Detectron2's files are pickles of NumPy arrays: anything else that a pickle asks for is refused by name."""
+    """Detectron2's files are pickles of NumPy arrays: whatever else a pickle asks for is an error that names it."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _HARMLESS:
+        if (module, name) not in _IN_PLACE:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return super().find_class(module, name)
+        return _IN_PLACE[module, name]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Every tensor of a file under its dotted name, and the file's metadata (safetensors only).
 
-    Reads safetensors, what torch.save writes, and Detectron2's pickles of arrays. A file that would run code is refused.
+    Reads safetensors, what torch.save writes, and Detectron2's pickles of arrays. Never runs code of a file.
     """
     if path.is_dir():
         raise DsslError(f"{path} is a folder: expected a file of weights, or the folder of a run")
@@ -66,18 +148,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with path.open("rb") as file:
         start = file.read(16)
     metadata: dict[str, str] = {}
-    content: Any
-    if path.suffix == ".safetensors":
-        content, metadata = _safetensors(path)
-    elif start.startswith(b"PK\x03\x04") or b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in start:
-        content = _torch(path)
-    elif start[:1] == b"\x80":
-        content = _pickle(path)
-    else:
-        raise DsslError(
-            f"{path} is not a file of weights: expected safetensors, a file of torch.save, or Detectron2's .pkl"
-        )
-    tensors = _tensors(content)
+    try:
+        content: Any
+        if path.suffix == ".safetensors":
+            content, metadata = _safetensors(path)
+        elif start.startswith(b"PK\x03\x04") or b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in start:
+            content = _torch(path)
+        elif start[:1] == b"\x80":
+            content = _pickle(path)
+        else:
+            raise DsslError(
+                f"{path} is not a file of weights: expected safetensors, a file of torch.save, or Detectron2's .pkl"
+            )
+        tensors = _tensors(content)
+    except DsslError:
+        raise
+    except Exception as error:  # each of the formats can fail in every way that exists
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}; obtain it again") from None
     if not tensors:
         raise DsslError(f"{path} holds no tensors: expected a state dict, alone or inside a checkpoint")
     return tensors, metadata
@@ -115,11 +202,8 @@ def _stem(tensors: Mapping[str, Tensor], family: str) -> Tensor | None:
 
 
 def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
-    except (SafetensorError, ValueError, RuntimeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged or not a safetensors file: {one_line(error)}; obtain it again") from None
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 not a dict
 
 
 def _torch(path: Path) -> Any:
@@ -131,25 +215,20 @@ def _torch(path: Path) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
         asks = f"it asks for {found[1] or found[2]}" if found else "it holds more than tensors and plain data"
         raise DsslError(
-            f"{path} is refused, since reading it could run code ({asks}): if you trust it, save only its tensors with "
+            f"{path} was not read, since reading it could run code ({asks}): if you trust it, save only its tensors with "
             "the packages that wrote it: import torch; "
             f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError) as error:
-        raise DsslError(f"{path} is damaged: {one_line(error)}; obtain it again") from None
 
 
 def _check_archive(path: Path) -> None:
     """Compare every record with its CRC-32, which torch.load does not; refuse archives that are programs."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-            names = [record.filename.partition("/")[2] for record in records]
-            # torch can be told to write no CRC, and then writes the same value everywhere: nothing to compare with
-            checked = len(records) < 2 or len({record.CRC for record in records}) > 1
-            bad = archive.testzip() if checked else None
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise DsslError(f"{path} is damaged: {one_line(error)}; obtain it again") from None
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        names = [record.filename.partition("/")[2] for record in records]
+        # torch can be told to write no CRC, and then writes the same value everywhere: nothing to compare with
+        checked = len(records) < 2 or len({record.CRC for record in records}) > 1
+        bad = archive.testzip() if checked else None
     if bad is not None:
         raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; obtain it again")
     if "constants.pkl" in names:
@@ -165,19 +244,33 @@ def _check_archive(path: Path) -> None:
 
 
 def _pickle(path: Path) -> Any:
+    content = path.read_bytes()
+    for opcode, argument, _ in pickletools.genops(content):
+        # the unpickler makes and clears a table of as many places as the highest number says
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(str(argument)) > len(content):
+            raise ValueError(f"it numbers an object {argument}")
     try:
-        return _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        return _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
     except pickle.UnpicklingError as error:
-        raise DsslError(f"{path} is refused, since reading it could run code ({one_line(error)})") from None
-    except Exception as error:  # a pickle can fail in every way that exists
-        raise DsslError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}; obtain it again") from None
+        raise DsslError(f"{path} was not read, since reading it could run code ({one_line(error)})") from None
 
 
 def _tensors(content: Any) -> dict[str, Tensor]:
     """The tensors inside nested dicts; everything else (epochs, names, settings) is left out."""
-    found = flat(content) if isinstance(content, Mapping) else {}
-    numbers = {
-        name: torch.from_numpy(np.array(one)) if isinstance(one, np.ndarray) and one.dtype.kind in "fiu" else one
-        for name, one in found.items()
-    }
-    return {name: one for name, one in numbers.items() if isinstance(one, Tensor)}
+    tensors: dict[str, Tensor] = {}
+    tables = [("", iter(content.items()))] if isinstance(content, Mapping) else []
+    for _ in range(_MAX_ENTRIES):  # a table may be within itself, or a hundred times within each of a hundred others
+        if not tables:
+            return tensors
+        prefix, entries = tables[-1]
+        if (entry := next(entries, None)) is None:
+            tables.pop()
+            continue
+        key, value = entry
+        if isinstance(value, Mapping):
+            if len(tables) == _MAX_DEPTH:
+                raise ValueError(f"tables within tables, more than {_MAX_DEPTH} deep")
+            tables.append((f"{prefix}{key}.", iter(value.items())))
+        elif isinstance(value, Tensor | _Array):
+            tensors[f"{prefix}{key}"] = value if isinstance(value, Tensor) else value.to_tensor()
+    raise ValueError(f"more than {_MAX_ENTRIES:,} entries")

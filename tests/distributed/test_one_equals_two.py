@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed import backward_worker, cuda_norm_worker, worker
+from tests.distributed import backward_worker, worker
 from tests.train.running import fork
 
 
@@ -21,11 +21,6 @@ def in_two_processes(work: Callable[..., None], folder: Path, *more: object) -> 
 @pytest.mark.parametrize("every_pair", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_view_by_view_equals_whole_under_ddp(tmp_path: Path, every_pair: bool) -> None:
     in_two_processes(backward_worker.main, tmp_path, every_pair)
-
-
-def test_the_batchnorm_for_cuda_is_that_of_the_global_batch(tmp_path: Path) -> None:
-    """Its arithmetic, with batches of different sizes too; the kernels themselves are not measured."""
-    in_two_processes(cuda_norm_worker.main, tmp_path)
 
 
 @pytest.fixture(scope="module")

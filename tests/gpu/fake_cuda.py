@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from dssl import BYOL, Objective, SimCLR, SimCLRConfig, SimSiam, SimSiamConfig, build_encoder, named_graph
-from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import OptimizerConfig
 from dssl.models.blocks import checkpoint_activations
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -115,7 +114,6 @@ def steps(
     whole: bool = False,
     checkpointed: bool = False,
     ranks: int = 1,
-    across: bool = True,
 ) -> dict[str, Any]:
     """A step as ``dssl.loop`` makes it, with the optimiser's state already there; then its state saved and loaded."""
     if ranks > 1:
@@ -130,8 +128,6 @@ def steps(
         objective = Objective(method, view_graph)
         if checkpointed:
             checkpoint_activations(method.encoder)
-        if ranks > 1 and across:
-            batchnorm_across_ranks(objective)
         built = build_optimizer(method, OptimizerConfig(name=optimizer, decay_norms_and_biases=False))  # type: ignore[arg-type]
         scaler = loss_scaler(CUDA, precision)  # type: ignore[arg-type]
         half = half_type(precision) or torch.float32  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from dssl import build_encoder
 from dssl.recipes import recipe
 from dssl.training.budget import step_budget
 
@@ -21,8 +20,6 @@ METHODS = ("simsiam", "byol", "simclr")
 MIB = 2**20
 IMAGES = 512
 RESNET = {"encoder": "resnet50", "size": 224, "images": IMAGES}
-
-NORMS = sum(isinstance(part, torch.nn.BatchNorm2d) for part in build_encoder("small", image_size=32).modules())
 
 
 def _optimised(method: str, optimizer: str, precision: str) -> dict[str, dict[str, Any]]:
@@ -48,16 +45,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "simsiam R50": {"method_name": "simsiam", **RESNET},
     "byol R50": {"method_name": "byol", **RESNET},
     "simsiam R50 checkpointed": {"method_name": "simsiam", "checkpointed": True, **RESNET},
-    **{
-        f"{method} of 8{' alone' * alone}": {
-            "method_name": method,
-            "ranks": 8,
-            "across": not alone,
-            "encoder": "tiny" if alone else "small",
-        }
-        for method in METHODS
-        for alone in (False, True)
-    },
+    **{f"{method} of 8": {"method_name": method, "ranks": 8} for method in METHODS},
 }
 # the rest of the pairs, and the memory that follows from the rows above
 SLOW: dict[str, dict[str, Any]] = {
@@ -129,15 +117,7 @@ def test_memory_view_by_view(counted: dict[str, dict[str, Any]], row: str) -> No
     assert counted[row]["peak"] < 0.55 * counted[f"{row} whole"]["peak"]
 
 
-@pytest.mark.parametrize(
-    ("method", "norms", "others"),
-    [
-        ("simsiam", 4 * 2 * (NORMS + 4), 0),
-        ("byol", 4 * 2 * (NORMS + 2) + 2 * (NORMS + 1), 0),  # two targets, forward only
-        ("simclr", 4 * 2 * (NORMS + 2), 2 * 4),  # two edges gather both ends, with gradient
-    ],
-)
-def test_collectives_of_a_step(counted: dict[str, dict[str, Any]], method: str, norms: int, others: int) -> None:
-    """Four views; the exchange of gradients is DDP's, and comes on top."""
-    assert sum(counted[f"{method} of 8"]["collectives"].values()) == norms + others
-    assert sum(counted[f"{method} of 8 alone"]["collectives"].values()) == others
+@pytest.mark.parametrize(("method", "gathers"), [("simsiam", 0), ("byol", 0), ("simclr", 2 * 4)])
+def test_collectives_of_a_step(counted: dict[str, dict[str, Any]], method: str, gathers: int) -> None:
+    """Two edges of SimCLR gather both ends, with gradient; DDP's exchange and that of BatchNorm come on top."""
+    assert sum(counted[f"{method} of 8"]["collectives"].values()) == gathers

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from dssl import DsslError, build_encoder, encoder_names, feature_dim, models
+from dssl.models.dense import DenseEncoder
 
 
 @pytest.mark.parametrize(
@@ -98,11 +99,12 @@ class OnlyForReal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 5, 3)
+        self.norm = nn.BatchNorm2d(5)
         self.runs: list[str] = []
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.runs.append(images.device.type)
-        maps: torch.Tensor = self.conv(images)
+        maps: torch.Tensor = self.norm(self.conv(images))
         return maps.mean(dim=(2, 3)) if float(images.sum()) == 0 else maps
 
 
@@ -111,6 +113,15 @@ def test_an_encoder_that_needs_values_is_run_for_real() -> None:
     assert feature_dim(encoder, image_size=8) == 5
     assert encoder.runs == ["cpu"]
     assert encoder.training
+
+
+def test_measuring_leaves_a_frozen_batch_norm_frozen() -> None:
+    for measure in (lambda e: feature_dim(e, image_size=8), lambda e: DenseEncoder(e, image_size=8, channels=3)):
+        encoder = OnlyForReal()
+        encoder.norm.eval()
+        measure(encoder)
+        assert encoder.training
+        assert not encoder.norm.training
 
 
 def test_the_stems_of_cifar_resnets_share_their_tensors_but_not_their_features() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dssl.files import write_text
 from dssl.report import views
-from dssl.report.operations import OperationStrip, OperationTable, trend
+from dssl.report.operations import OperationStrip, OperationTable
 from dssl.report.survey import Example, PolicyStrength, Survey
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\"' {{7*7}}.jpg"
@@ -61,7 +61,6 @@ def _tables(*, channels: int) -> list[OperationTable]:
             name=name,
             changes=changes,
             images=tuple(_image(k, channels=channels) for k in range(3)),
-            trend=trend(magnitudes, changes),
             blank_from=15.0 if name == "Rotate" else None,
         )
         for name, changes in rows.items()
@@ -156,8 +155,8 @@ def test_the_red_sentence_is_red_and_names_the_share(browser, views_page: Path) 
     assert found[0] == ["ra(8,16) leaves 50\N{NO-BREAK SPACE}% of your 32 px images blank.", "rgb(179, 38, 30)"]
     assert len(found) == 2
     assert browser.run("return document.querySelectorAll('.picture.flagged').length") == 8
-    weaker = browser.run("return [...document.querySelectorAll('.strip .badge.bad')].map(e => e.textContent)")
-    assert weaker == ["blank from m = 15", "weaker as m grows", "weaker up to m = 15"]
+    blank = browser.run("return [...document.querySelectorAll('.strip .badge.bad')].map(e => e.textContent)")
+    assert blank == ["blank from m = 15"]
 
 
 def test_a_script_that_got_in_would_not_run(browser, views_page: Path, tmp_path: Path) -> None:

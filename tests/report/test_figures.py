@@ -62,7 +62,7 @@ def test_any_text_may_stand_in_a_figure() -> None:
 
 
 def test_sparkline_marks_the_highest_point() -> None:
-    root = ElementTree.fromstring(figures.sparkline([0, 5, 10, 0], top=10, color="bad"))
+    root = ElementTree.fromstring(figures.sparkline([0, 5, 10, 0], top=10))
     (dot,) = root.iter("circle")
     assert (float(dot.attrib["cx"]), float(dot.attrib["cy"])) == (69.3, 0.0)
     (line,) = root.iter("polyline")
