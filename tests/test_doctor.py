@@ -90,7 +90,7 @@ def test_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch, capsys) -> None
     monkeypatch.setattr(estimate, "loader_rate", lambda *_: 311.0)
     assert run(Arguments(recipe="imagenet", device="cuda", batch_size=256, gpus=2)) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "11.0 GiB per GPU, counted (128 images each, bf16)" in lines["memory"]
+    assert "10.9 GiB per GPU, counted (128 images each, bf16)" in lines["memory"]
     assert "up to 622 images a second" in lines["A100"]
     assert "not measured" in lines["A100"]
     # the loader gives 311 images a second: 100 epochs of ImageNet

@@ -54,8 +54,9 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         out = Path("runs") / Path(file).stem
     elif name is not None:
         out = Path("runs") / name
-        kept = _method_in(Path(expanded(_take([*rest], "--out") or str(out)))) if method is None else None
-        config = recipe(name, method=method or kept, **_channels(rest))
+        if method is None:
+            method = _method_in(Path(expanded(_take([*rest], "--out") or str(out))))
+        config = recipe(name, method=method, **_channels(rest))
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:

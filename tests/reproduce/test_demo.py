@@ -11,7 +11,6 @@ from PIL import Image
 
 from dssl.cli import main
 from dssl.data import open_source
-from dssl.methods import declaration_of
 from dssl.presets import named_graph
 from dssl_reproduce import demo
 
@@ -22,7 +21,7 @@ MEASURED = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())["se
 def test_the_three_runs_differ_in_the_graph_alone_and_have_equal_compute() -> None:
     configs = [demo.settings(graph) for graph in demo.RUNS.values()]
     assert {dataclasses.replace(one, graph="dssl") for one in configs} == {configs[2]}
-    declared = declaration_of(configs[0].method)
+    declared = configs[0].method
     assert len({declared.cost(named_graph(one.graph)) for one in configs}) == 1
     # the monitor must have the time for a verdict: the first three epochs, and at least 100 steps, are too early
     steps = demo.IMAGES // configs[0].batch_size * demo.EPOCHS

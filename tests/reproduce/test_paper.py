@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from dssl.evaluation.references import REFERENCES
 
 from dssl.errors import DsslError
+from dssl.evaluation.result import REFERENCES
 from dssl_reproduce.paper import WORDS, PaperCell, read_targets, targets
 from dssl_reproduce.targets import chosen_targets
 

@@ -16,7 +16,7 @@ from dssl.report.run_data import read_run
 from dssl.run import RunFolder
 from dssl.training import train
 from dssl.training.baseline import Baseline, Comparison
-from dssl.training.prepare import untrained_encoder
+from dssl.training.prepare import build_method, fit_to_data, training_data
 from tests.train.adapting import STEPS, config, write_weights
 
 
@@ -124,7 +124,9 @@ def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(weights)
-    encoder, data = untrained_encoder(settings)
+    method, data = build_method(settings), training_data(settings)
+    fit_to_data(settings, method, data, new=True)
+    encoder = method.encoder
     baseline = Baseline(settings, data, encoder, RunFolder(tmp_path), header={"fingerprint": ""}, new=True)
     whole = baseline.drift(encoder)
     read = data.source.image

@@ -118,7 +118,7 @@ def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> N
 
 def _counted(words: list[str]) -> None:
     """How often a run is validated and a graph parsed, by the calls of the interpreter."""
-    from dssl.graph.text import parse
+    from dssl.graph import _parse as parse
 
     counts = {RunConfig.__post_init__.__code__: 0, parse.__code__: 0}
 
