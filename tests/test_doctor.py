@@ -96,7 +96,7 @@ def test_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch, capsys) -> None
     # the loader gives 311 images a second: 100 epochs of ImageNet
     assert lines["a"] == "a run        100 epochs of 1,281,167 images on 2 GPUs: at least 4.8 days"
     assert lines["verdict"] == (
-        "verdict      fits on 2 x A100: 12.1 of 79.2 GiB; the loader gives 311 of 1,243 images a second: it would wait for data "
+        "verdict      fits on 2 x A100: 12.0 of 79.2 GiB; the loader gives 311 of 1,243 images a second: it would wait for data "
         "up to 75% of the time; pack the images (dssl data) or add cores"
     )
 
