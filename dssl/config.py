@@ -158,7 +158,7 @@ class RunConfig:
     teacher_encoder: str | None = None
     """The teacher's encoder, if its file does not name it: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=SimSiamConfig)
-    """simsiam, byol, simclr, vicreg or barlowtwins."""
+    """simsiam, byol, simclr, vicreg, barlowtwins or match."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"

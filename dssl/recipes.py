@@ -117,12 +117,38 @@ def adapt(method: str = "simclr") -> Settings:
     }
 
 
+def robust(method: str = "match") -> Settings:
+    """Your own images, from weights that are good already to an encoder that survives noise, blur and bad light.
+
+    The student sees a clean view through one of five corruptions, or as it is (one in four); its features are pulled to those
+    that the start has for the clean view. All blocks learn. docs/robust.md has the measurements behind these settings.
+    """
+    return {
+        "data": "folder",
+        "image_size": 112,
+        "normalization": "imagenet",
+        "encoder": "mobilenet_v2",
+        "init": Path("imagenet"),
+        "method": _settings("robust", method),
+        "graph": "h1->s1, h1 = heavy(s1)",
+        "standard": "crop(0.6,1) > flip",
+        "heavy": "corrupt?0.75",
+        "epochs": 6,
+        "batch_size": 32,
+        "precision": "fp32",  # minutes, and the result is compared with weights of full precision
+        "knn_every": 1,
+        "optimizer": OptimizerConfig(name="adamw", rate=8e-3, weight_decay=0.0, warmup_epochs=0.4),
+        "adapt": AdaptConfig(head_epochs=0, trained_blocks=None, average=0.0, max_drift=None),
+    }
+
+
 RECIPES: dict[str, Callable[..., Settings]] = {
     "shapes": shapes,
     "cifar10": cifar10,
     "imagenet": imagenet,
     "folder": folder,
     "adapt": adapt,
+    "robust": robust,
 }
 HEAVY_POLICIES = frozenset(settings().get("heavy", RunConfig.heavy) for settings in RECIPES.values())
 """Those that nobody has asked for."""

@@ -26,9 +26,10 @@ class Arguments:
     """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. Rerunning the command resumes it.
 
     Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
-    adapt (your own images, starting from ImageNet weights or --init FILE).
-    --method simsiam, byol, simclr, vicreg or barlowtwins picks the method and the settings under method.*; --guard 1 is short for
-    --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
+    adapt (your own images, starting from ImageNet weights or --init FILE), robust (the same weights, made to survive noise,
+    blur and bad light; with --keep-head a classifier on the old features still agrees).
+    --method simsiam, byol, simclr, vicreg, barlowtwins or match picks the method and the settings under method.*; --guard 1 is
+    short for --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]

@@ -4,6 +4,7 @@ from dssl.methods.settings import (
     BarlowTwinsConfig,
     BYOLConfig,
     Defaults,
+    MatchConfig,
     MethodSettings,
     SimCLRConfig,
     SimSiamConfig,
@@ -11,9 +12,11 @@ from dssl.methods.settings import (
 )  # fmt: skip
 
 METHODS: dict[str, type[MethodSettings]] = {
-    settings.name: settings for settings in (SimSiamConfig, BYOLConfig, SimCLRConfig, VICRegConfig, BarlowTwinsConfig)
+    settings.name: settings
+    for settings in (SimSiamConfig, BYOLConfig, SimCLRConfig, VICRegConfig, BarlowTwinsConfig, MatchConfig)
 }
 
 __all__ = [
-    "METHODS", "BYOLConfig", "BarlowTwinsConfig", "Defaults", "MethodSettings", "SimCLRConfig", "SimSiamConfig", "VICRegConfig"
+    "METHODS", "BYOLConfig", "BarlowTwinsConfig", "Defaults", "MatchConfig", "MethodSettings", "SimCLRConfig", "SimSiamConfig",
+    "VICRegConfig",
 ]  # fmt: skip

@@ -195,6 +195,15 @@ class BarlowTwinsConfig(MethodSettings):
         finite("method.scale", self.scale, strictly=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MatchConfig(MethodSettings):
+    """Matching has no settings: features are compared with those of a frozen copy of the start."""
+
+    name = "match"
+    targets_learn = False
+    own_target_network = True
+
+
 def _widths(**widths: int) -> None:
     for name, width in widths.items():
         between(f"method.{name}", width, LARGEST["head"])

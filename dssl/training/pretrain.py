@@ -20,6 +20,7 @@ from dssl.data.loader import Batches
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
+from dssl.methods import MatchConfig
 from dssl.methods.method import Method
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
@@ -39,6 +40,7 @@ from dssl.training.prepare import (
     training_data,
     view_maker,
 )
+from dssl.training.stability import Stability
 from dssl.types import Images
 from dssl.version import VERSION
 from dssl.weights import checkpoint
@@ -176,6 +178,8 @@ class Pretraining(loop.Task[Batch]):
             hooks.append(compared)
             if config.adapt is not None:
                 hooks.insert(0, Averaged(config.adapt, encoder, self.optimizer, compared))
+            if isinstance(config.method, MatchConfig):
+                hooks.append(Stability(config, self.data, encoder, self.monitor, run=run, total=self.total))
         return hooks
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:

@@ -1,0 +1,118 @@
+"""How far corruptions move the features of a user's own images: before a run and at its end, without labels."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dssl import rng
+from dssl.augment import KINDS, corrupt_images, kinds_seen
+from dssl.config import RunConfig
+from dssl.data import NoSplitError, Quarantine, Source, open_source
+from dssl.data.loader import EvaluationBatches
+from dssl.data.pipeline import thread_count
+from dssl.data.source import InMemory
+from dssl.log import Log
+from dssl.loop import Hook
+from dssl.run import Run
+from dssl.state import Verdict
+from dssl.training.health import HealthMonitor
+from dssl.training.prepare import TrainingData, encoder_of
+from dssl.weights.encoder import Encoder
+
+IMAGES, SEVERITY = 100, 3
+
+
+def squares(encoder: Encoder, source: Source, *, seed: int) -> NDArray[np.uint8]:
+    """Up to ``IMAGES`` images of a source, chosen by the seed, as the encoder takes them: N x side x side x channels."""
+    rows = rng.sample(rng.key(seed, "stability"), len(source), IMAGES)
+    with EvaluationBatches(
+        source, size=encoder.image_size, channels=encoder.channels, indices=rows, threads=encoder.threads,
+        quarantine=Quarantine(source, max_share=1.0),
+    ) as batches:  # fmt: skip
+        return np.concatenate([batch.images.permute(0, 2, 3, 1).numpy() for batch in batches])
+
+
+def stability(encoder: Encoder, images: NDArray[np.uint8], kinds: Iterable[str]) -> dict[str, float]:
+    """By kind of corruption: 1 if it leaves features as they are, 0 if it takes them as far as those of another image."""
+
+    def features(pixels: NDArray[np.uint8]) -> Tensor:
+        source = InMemory(
+            pixels, labels=np.zeros(len(pixels), np.int64), classes=("",), name="", caption="", fingerprint=""
+        )
+        return F.normalize(encoder.features(source).values, dim=1)
+
+    clean, count, threads = features(images), len(images), thread_count(encoder.threads)
+    between = (float(clean.sum(dim=0).square().sum()) - count) / (count * (count - 1))
+    result = {}
+    for kind in kinds:
+        pixels = corrupt_images(images, kind, SEVERITY, seed=0, indices=np.arange(count), threads=threads)
+        own = float((clean * features(pixels)).sum(dim=1).mean())
+        result[kind] = (own - between) / max(1e-6, 1 - between)
+    return result
+
+
+class Stability(Hook):
+    """Measures the first weights and the last under every kind of corruption; a run that did not help says so."""
+
+    def __init__(
+        self, config: RunConfig, data: TrainingData, encoder: nn.Module, monitor: HealthMonitor, *, run: Run, total: int
+    ) -> None:
+        self.config, self.monitor, self.run, self.total = config, monitor, run, total
+        self.encoder = encoder_of(config, encoder, data)
+        familiar = kinds_seen([config.standard, config.heavy])
+        self.kinds = [kind for kind in KINDS if KINDS[kind].group != "geometry"]
+        self.new_kinds = [kind for kind in self.kinds if familiar[kind] != "seen"]
+        self.images: NDArray[np.uint8] | None = None
+        """Of the first process: images of the test split if there is one, else of the training images."""
+        if run.world.first and run.first_step < total:
+            source = data.source
+            with suppress(NoSplitError):
+                source = open_source(
+                    config.data, split="test", channels=config.channels, value_range=source.value_range
+                )
+            self.images = squares(self.encoder, source, seed=config.seed)
+
+    def begin(self, log: Log) -> None:
+        if self.images is not None and self.run.first_step == 0:
+            self._measure(0, log)
+
+    def after_round(self, step: int, log: Log) -> None:
+        if step == self.total and (verdict := self.run.world.from_first(lambda: self._compare(step, log))) is not None:
+            self.monitor.compare_with_start(verdict)
+
+    def _measure(self, step: int, log: Log) -> dict[str, float]:
+        assert self.images is not None
+        values = stability(self.encoder, self.images, self.kinds)
+        log.write({"step": step, "stability": values})
+        return values
+
+    def _compare(self, step: int, log: Log) -> Verdict | None:
+        """What became of the features under corruptions that the run has not seen; a verdict if they are less stable."""
+        if self.images is None or self.run.folder is None:
+            return None
+        records = [record["stability"] for record in self.run.folder.metrics() if "stability" in record]
+        after = self._measure(step, log)
+        if not records:
+            return None
+        before, now = (float(np.mean([values[kind] for kind in self.new_kinds])) for values in (records[0], after))
+        seen = [kind for kind in self.kinds if kind not in self.new_kinds]
+        log.say(
+            f"under {len(self.new_kinds)} corruptions that it has not seen, features are {before:.0%} stable before and "
+            f"{now:.0%} after (0% is another image, 100% is no change)"
+        )
+        if seen:
+            first, last = (float(np.mean([values[kind] for kind in seen])) for values in (records[0], after))
+            log.say(f"under the {len(seen)} that it has seen: {first:.0%} before, {last:.0%} after")
+        if now > before:
+            return None
+        reason = f"features are no more stable under corruptions than at the start ({before:.0%}, now {now:.0%})"
+        remedies = (
+            "train for more epochs, or on more images",
+            "lower --optimizer.rate by half",
+            f"take the weights of the start: {self.run.folder.start_file}",
+        )
+        return Verdict("below where it started", step, reason=reason, remedies=remedies)
