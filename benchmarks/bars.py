@@ -12,7 +12,8 @@ Results = Mapping[str, Any]
 class Bar:
     claim: str
     measured: str
-    holds: bool
+    holds: bool | None
+    """None if the rows are to be measured again."""
 
 
 def rows_of(results: Results, name: str) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def _lock(results: Results) -> Iterable[Bar]:
             for name, key in (("lock", "milliseconds"), ("operation", "ratio"), ("gain", "ratio"))
         )
         yield Bar("interpreter lock per image of four views: at most 0.15 ms", f"{held:.3f} ms", held <= 0.15)
-        yield Bar("a small operation beside 8 loader threads: at most 1.3 times its cost beside another process's",
+        yield Bar("a small operation while 8 loader threads run: at most 1.3 times its cost while another process runs them",
                   f"{ratio:.2f} times", ratio <= 1.3)  # fmt: skip
         yield Bar(
             "the second loader thread gains at least 0.98 of what plain threads gain", f"{gain:.2f}", gain >= 0.98
@@ -65,7 +66,7 @@ def _training(results: Results) -> Iterable[Bar]:
     for encoder, least in (("resnet18-cifar", 2.0), ("small", 1.8)):
         found = [speed_up(row) for row in rows if row["encoder"] == encoder and row["method"] == "simsiam"]
         if found:
-            text = f"SimSiam with {encoder}: {least:g} times the paper's way"
+            text = f"SimSiam with {encoder}: {least:g} times the paper's way (bf16 against fp32)"
             yield Bar(text, _span(found), min(found) >= least)
         byol = [
             speed_up(row) for row in rows if (row["encoder"], row["method"], row["graph"]) == (encoder, "byol", "dssl")
@@ -76,7 +77,7 @@ def _training(results: Results) -> Iterable[Bar]:
             if (row["encoder"], row["method"], row["graph"]) == (encoder, "simsiam", "dssl")
         ]
         if byol and simsiam:
-            text = f"BYOL with {encoder}, graph dssl: more than SimSiam, aim 2.5 times"
+            text = f"BYOL with {encoder}, graph dssl: more than SimSiam, aim 2.5 times (bf16 against fp32)"
             yield Bar(text, f"{byol[0]:.2f} times (SimSiam {simsiam[0]:.2f})", byol[0] >= 2.5 and byol[0] > simsiam[0])
     if rows:
         lost = [line for line in peers_ahead(results) if line.startswith("training")]
@@ -120,7 +121,8 @@ def _shards(results: Results) -> Iterable[Bar]:
         if (peer, cold) in rates
     ]
     if ratios:
-        yield Bar("shards read no slower than by WebDataset and datasets", _span(ratios), min(ratios) >= 1)
+        holds = None if "note" in results["shards"] else min(ratios) >= 1
+        yield Bar("shards read no slower than by WebDataset and datasets", _span(ratios), holds)
 
 
 READERS = (("tar, --shuffle images", "webdataset"), ("tar, --shuffle shards", "webdataset"), ("parquet", "datasets"))

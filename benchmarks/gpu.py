@@ -97,7 +97,7 @@ def _count(data: Path) -> int:
 
 
 def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Train in processes of their own; what the loop measured after its first looks, and the peak that torch saw."""
+    """Train in processes of their own; what the loop measured after its first health checks, and the peak that torch saw."""
     asked = folder / "config.json"
     asked.write_text(json.dumps(config_io.to_dict(config)))
     launcher = [sys.executable]
@@ -111,11 +111,11 @@ def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any]:
     found = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     if found.returncode not in (0, 3):
         raise SystemExit(f"{row.name} on {row.gpus} GPUs failed:\n{found.stderr[-3000:]}")
-    looks = [json.loads(line) for line in RunFolder(folder / "run").metrics_file.read_text().splitlines()]
-    settled = looks[2:] or looks[-1:]  # the first looks hold the start of the threads and cuDNN's search
+    checks = [json.loads(line) for line in RunFolder(folder / "run").metrics_file.read_text().splitlines()]
+    settled = checks[2:] or checks[-1:]  # the first checks hold the start of the threads and cuDNN's search
     return {
-        "images_per_second": statistics.median(look["images_per_second"] for look in settled),
-        "data_share": statistics.median(look["data_share"] for look in settled),
+        "images_per_second": statistics.median(check["images_per_second"] for check in settled),
+        "data_share": statistics.median(check["data_share"] for check in settled),
         "peak": max(json.loads(path.read_text()) for path in folder.glob("peak-*.json")),
     }
 
@@ -149,7 +149,7 @@ def report(rows: list[tuple[Row, RunConfig, dict[str, Any]]], *, gpu: str) -> st
     titles = ("run", "GPUs", "images per GPU", "images/s", "waits for data", "peak GiB", "counted GiB")
     body = "\n".join(markdown(titles, lines, align="<>>>>>>"))
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    return f"{gpu}, torch {torch.__version__}, {cuda}, {os.cpu_count()} cores; the loop's own looks, median\n\n{body}"
+    return f"{gpu}, torch {torch.__version__}, {cuda}, {os.cpu_count()} cores; the loop's own records, median\n\n{body}"
 
 
 def memory_table(encoders: Sequence[str] = ENCODERS, images: Sequence[int] = COUNTED) -> str:

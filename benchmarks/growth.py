@@ -100,7 +100,7 @@ def index_point(count: int) -> record.Record:
 
 
 def ranks_point(ranks: int, seconds: float, threads: int) -> record.Record:
-    """``dssl train`` under torchrun; its own images/s, the first look left out."""
+    """``dssl train`` under torchrun; its own images/s, the first health check left out."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         each = max(1, threads // ranks)

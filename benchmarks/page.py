@@ -30,9 +30,9 @@ make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-
 
 - Ratios say more than rates: all candidates are measured in turn in the same run, and rates differ between machines.
 - A number is the median of its rounds; the whiskers of a plot and "x to y" are the quartiles, "±" half their distance.
-- Thread counts are asserted: torch has as many threads as there are cores, or one where the row says "one core".
+- Thread counts are asserted: torch has as many threads as there are cores, or one if the row says "one core".
 - fp32 and bf16 rows separate precision from engineering: compare rows of the same precision.
-- Where a peer is faster, [the list below](#where-somebody-else-is-faster) says so; it is made by the same program as the tables.
+- [The list below](#where-somebody-else-is-faster) names every peer that is faster; it is computed from the same results.
 """
 
 
@@ -74,7 +74,8 @@ def source(result: dict[str, Any]) -> Lines:
 
 
 def show_bars(results: Results) -> Lines:
-    rows = [(bar.claim, bar.measured, "yes" if bar.holds else "**no**") for bar in bars(results)]
+    answers = {True: "yes", False: "**no**", None: "to be measured again"}
+    rows = [(bar.claim, bar.measured, answers[bar.holds]) for bar in bars(results)]
     return ["## What it must show", "", *table(("claim", "measured", "holds"), rows)]
 
 

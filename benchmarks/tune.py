@@ -42,7 +42,7 @@ from dssl.weights.encoder import Encoder
 from dssl_reproduce.scales import named_scale
 
 NONE = "none"
-"""In place of a policy: two standard pairs, which is the same work without heavy views."""
+"""In place of a policy: two standard pairs, which are equal compute without heavy views."""
 POLICIES = (
     "identity", "jigsaw(4)", "ra(8,16)", "ra(2,1)", "ra(2,5)", "ra(2,9,monotone14)", "0.9*ra(2,5) | 0.1*jigsaw(4)",
     "jigsaw(2)", "ra(1,3,monotone14)", "gray", "cutout(0.5)", "ra(4,20,monotone14)",

@@ -1,4 +1,4 @@
-"""Self-supervised visual pretraining with any augmentation, without collapse.
+"""Self-supervised visual pretraining and adaptation: views of an image as a directed graph, and a verdict when a run collapses.
 
 The public API: a view graph, a method and their objective for your own loop; ``dssl.training.train`` (``from dssl.training import
 train``) and ``load_encoder`` for the whole way. Everything is imported when it is first used.

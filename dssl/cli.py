@@ -96,7 +96,7 @@ def _help() -> str:
         [
             "usage: dssl COMMAND [arguments]        (see dssl COMMAND --help)",
             "",
-            "Pretrain a vision encoder on unlabelled images with any augmentation, without collapse.",
+            "Pretrain or adapt a vision encoder on unlabelled images, also with heavy augmentations, and see whether it works.",
             "",
             *lines,
         ]
