@@ -62,7 +62,7 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     listing = copy / "methods" / "__init__.py"
     text = listing.read_text().replace("import (\n", "import (\n    UniformityConfig,\n")
     listing.write_text(
-        text.replace("VICRegConfig, BarlowTwinsConfig)", "VICRegConfig, BarlowTwinsConfig, UniformityConfig)")
+        text.replace("BarlowTwinsConfig, MatchConfig)", "BarlowTwinsConfig, MatchConfig, UniformityConfig)")
     )
     words = [sys.executable, "-m", "dssl", "graph", "dssl"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -139,7 +139,7 @@ def _measure(
 
 
 def _length(arguments: Arguments, config: "RunConfig", rate: float, word: str) -> str:
-    usual = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000}
+    usual = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000, "robust": 2_000}
     count = arguments.images or usual[arguments.recipe]
     on = f" on {arguments.gpus} GPUs" if arguments.gpus > 1 else ""
     return (

@@ -27,7 +27,7 @@ class Arguments:
 
     Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
     adapt (your own images, starting from ImageNet weights or --init FILE), robust (the same weights, made to survive noise,
-    blur and bad light; with --keep-head a classifier on the old features still agrees).
+    blur and bad light).
     --method simsiam, byol, simclr, vicreg, barlowtwins or match picks the method and the settings under method.*; --guard 1 is
     short for --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
     """
