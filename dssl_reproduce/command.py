@@ -14,9 +14,9 @@ from dssl.commands.arguments import check_counts, command_line
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
-    from dssl_reproduce.outcome import Outcome, Place
-    from dssl_reproduce.paper import Target
-    from dssl_reproduce.scales import Job, Scale
+    from dssl_reproduce.outcome import Place
+    from dssl_reproduce.scales import Job
+    from dssl_reproduce.table import ResultTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,9 @@ def run(arguments: Arguments) -> int:
     number, parts = _check(arguments)
     from dssl_reproduce.harness import cluster_script, run_jobs
     from dssl_reproduce.outcome import Place, finished
+    from dssl_reproduce.paper import chosen_targets
     from dssl_reproduce.scales import jobs_of, named_scale
-    from dssl_reproduce.targets import chosen_targets
+    from dssl_reproduce.table import build
 
     targets, scale = chosen_targets(arguments.target), named_scale(arguments.scale)
     jobs = jobs_of(targets, scale, seeds=arguments.seeds, rows=arguments.rows)
@@ -97,7 +98,8 @@ def run(arguments: Arguments) -> int:
     show.clear()
     outcomes = finished(jobs_of(targets, scale, seeds=arguments.seeds), place)
     for target in targets:
-        _write_table(arguments, target, scale, outcomes, folder)
+        made = build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
+        _write_table(made, folder, _command(arguments))
     if skipped := len(mine) - len(here):
         print(f"{skipped} runs skipped: {_no_data(arguments, mine)}")
     for name, reason in ended.failed.items():
@@ -108,24 +110,16 @@ def run(arguments: Arguments) -> int:
     return 1 if ended.failed else 0
 
 
-def _write_table(
-    arguments: Arguments, target: "Target", scale: "Scale", outcomes: "dict[str, Outcome]", folder: Path
-) -> None:
+def _write_table(made: "ResultTable", folder: Path, command: str) -> None:
     from dssl.files import write_atomically, write_text
-    from dssl_reproduce import table, write
+    from dssl_reproduce import table
 
-    made = table.build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
-    runs = table.runs_of(target, scale, seeds=arguments.seeds, outcomes=outcomes)
-    used = {one.name: one for found in runs.values() for one in found}
-    kind: Literal["curves", "gains"] = "gains" if target.name == "steps" else "curves"
-    picture = write.gains(target, made, runs) if kind == "gains" else write.curves(made, runs)
-    if picture is not None:
-        write_atomically(folder / f"{target.name}.png", [picture])
-    drawn = None if picture is None else kind
-    text = write.document(made, command=_command(arguments), outcomes=list(used.values()), drawn=drawn)
-    write_text(folder / f"{target.name}.md", text)
-    write_text(folder / f"{target.name}.json", json.dumps(write.plain(made), indent=1) + "\n")
-    print(f"\n{write.terminal(made)}\n\n{folder / f'{target.name}.md'}")
+    path = folder / f"{made.target.name}.md"
+    if (picture := table.picture(made)) is not None:
+        write_atomically(path.with_suffix(".png"), [picture])
+    write_text(path, table.document(made, command=command, drawn=picture is not None))
+    write_text(path.with_suffix(".json"), json.dumps(table.plain(made), indent=1) + "\n")
+    print(f"\n{table.terminal(made)}\n\n{path}")
 
 
 class _Line:

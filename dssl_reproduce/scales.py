@@ -15,14 +15,13 @@ from dssl.evaluation.classifier import SUPERVISED, Training
 from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
-from dssl_reproduce.paper import BASELINES, OURS, Experiment, PaperCell, Target
+from dssl_reproduce.paper import BASELINES, EQUAL_COMPUTE, OURS, Experiment, PaperCell, Target
 
 NO_HEAVY = "ra(2,5)"
 """The heavy policy of a graph without heavy views: a single value, so that equal runs have equal settings."""
 HEAVY_WEIGHT = 0.5
 """The weight of the heavy edges in the second DSSL row: the best below 1 on held-out images (docs/results/tuning.md)."""
 WEIGHTED = f"s1<->s2, h1->s1:{HEAVY_WEIGHT:g}, h2->s2:{HEAVY_WEIGHT:g}"
-EQUAL_COMPUTE = "2 standard pairs (equal compute)"
 _UNDIRECTED = ("", "standard", "standard2", "heavy", "heavy2")
 _IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 

@@ -1,27 +1,39 @@
-"""The paper's table with our numbers beside its own: mean and deviation over seeds, collapse, and what cannot be compared."""
+"""The paper's table with our numbers beside its own, and the same as Markdown, columns for a terminal, JSON and pictures."""
 
+import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev, variance
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dssl import text
 from dssl.errors import DsslError
 from dssl.presets import named_graph
+from dssl.report import figures
+from dssl.report.figures import COLORS
 from dssl.report.page import Colour
+from dssl.report.run_report import series
+from dssl.training.health import COLLAPSED, PARTIAL
 from dssl_reproduce import outcome
 from dssl_reproduce.outcome import Outcome
-from dssl_reproduce.paper import BASELINES, OURS, PaperCell, Target
+from dssl_reproduce.paper import BASELINES, OURS, PaperCell, Target, every_target
 from dssl_reproduce.scales import Scale, job_of, named_scale, with_our_rows
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Agreement = Literal["agrees", "disagrees", "higher", "lower", "inconclusive", "not measured"]
+Place = tuple[str, str]
+"""A row and a column."""
 _COLOURS: dict[str, Colour] = {"collapse": "bad", "diverged": "bad", "agrees": "good", "disagrees": "bad"}
 _BROKEN = ("collapse", "diverges")
 _NORMAL_95 = 1.959963984540054
+_PANELS = {"knn": "kNN accuracy, %", "spread": "spread of the worst view"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +72,12 @@ class PaperDifference:
 class ResultTable:
     """A target's table; equal results give equal tables."""
 
-    name: str
-    label: str
-    """Empty for a table that the paper does not have."""
-    title: str
-    measure: str
+    target: Target
+    """With the rows that our tables add."""
     scale: str
     seeds: tuple[int, ...]
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    cells: dict[tuple[str, str], TableCell]
+    runs: dict[Place, list[Outcome]]
+    cells: dict[Place, TableCell]
     comparisons: tuple[PaperDifference, ...]
     notes: tuple[str, ...]
 
@@ -77,89 +85,71 @@ class ResultTable:
 def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]) -> ResultTable:
     """The table of a target from the results that exist, by name of their job."""
     target = with_our_rows(target, scale)
-    found = runs_of(target, scale, seeds=seeds, outcomes=outcomes)
-    seed_error = _seed_error(list(found.values()))
+    runs: dict[Place, list[Outcome]] = {}
+    for cell in target.cells:
+        names = [] if cell.experiment is None else [job_of(cell.experiment, scale, seed=seed).name for seed in seeds]
+        runs[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
+    seed_error = _seed_error(list(runs.values()))
     coco = target.name == "table4"
     cells = {
-        (cell.row, cell.column): _cell(
-            cell, found[cell.row, cell.column], asked=len(seeds), coco=coco, seed_error=seed_error
-        )
+        place: _cell(cell, runs[place], asked=len(seeds), coco=coco, seed_error=seed_error)
         for cell in target.cells
+        for place in [(cell.row, cell.column)]
     }
-    comparisons = _comparisons(target, cells, found, seed_error=seed_error)
+    comparisons = _comparisons(target, cells, runs, seed_error=seed_error)
+    notes = _notes(target, scale, list(cells.values()), comparisons, seed_error=seed_error)
     return ResultTable(
-        name=target.name,
-        label=target.label,
-        title=target.title,
-        measure=target.measure,
-        scale=scale.name,
-        seeds=tuple(seeds),
-        rows=target.rows,
-        columns=target.columns,
-        cells=cells,
-        comparisons=comparisons,
-        notes=_notes(target, scale, cells, comparisons, seed_error=seed_error),
-    )
-
-
-def runs_of(
-    target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]
-) -> dict[tuple[str, str], list[Outcome]]:
-    """The results that exist for each place of the target's table, by row and column."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for cell in with_our_rows(target, scale).cells:
-        names = [] if cell.experiment is None else [job_of(cell.experiment, scale, seed=seed).name for seed in seeds]
-        found[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
-    return found
+        target=target, scale=scale.name, seeds=tuple(seeds), runs=runs, cells=cells, comparisons=comparisons, notes=notes
+    )  # fmt: skip
 
 
 def _seed_error(cells: Sequence[Sequence[Outcome]]) -> float:
     """Half of the 95 % interval of one run by its seed alone, pooled over healthy pretraining; 0 where none has two seeds."""
     squares, freedom = 0.0, 0
     # a run may serve several cells, and counts once
-    for found in {tuple(one.name for one in found): found for found in cells}.values():
-        values = [one.main.accuracy for one in found if one.main is not None]
-        if len(values) > 1 and not any(one.collapsed or one.verdict in BASELINES for one in found):
+    for runs in {tuple(run.name for run in runs): runs for runs in cells}.values():
+        values = [run.main.accuracy for run in runs if run.main is not None]
+        if len(values) > 1 and not any(run.collapsed or run.verdict in BASELINES for run in runs):
             squares += (len(values) - 1) * variance(values)
             freedom += len(values) - 1
     return student_95(freedom) * math.sqrt(squares / freedom) if freedom else 0.0
 
 
-def _cell(cell: PaperCell, found: Sequence[Outcome], *, asked: int, coco: bool, seed_error: float) -> TableCell:
+def _cell(cell: PaperCell, runs: Sequence[Outcome], *, asked: int, coco: bool, seed_error: float) -> TableCell:
     if cell.experiment is None:
         return TableCell(paper=cell.paper, state="none", ours="quoted" if cell.reported else "–")
-    if not found:
+    if not runs:
         return TableCell(paper=cell.paper, state="open", ours="not run")
     if coco:
-        return TableCell(paper=cell.paper, state="none", ours="pretrained", seeds=len(found))
-    measured = [one.main for one in found if one.main is not None]
+        return TableCell(paper=cell.paper, state="none", ours="pretrained", seeds=len(runs))
+    measured = [run.main for run in runs if run.main is not None]
     if not measured:
-        return TableCell(paper=cell.paper, state="diverged", ours="diverged", seeds=len(found))
-    values = [one.accuracy for one in measured]
-    mean, runs = fmean(values), math.sqrt(len(values))
-    image_error = fmean([(one.interval[1] - one.interval[0]) / 2 for one in measured])
-    text = f"{mean:.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
-    collapsed = [one for one in found if one.collapsed]
-    diverged = len(found) - len(measured)
+        return TableCell(paper=cell.paper, state="diverged", ours="diverged", seeds=len(runs))
+    values = [accuracy.accuracy for accuracy in measured]
+    mean = fmean(values)
+    image_error = fmean([(accuracy.interval[1] - accuracy.interval[0]) / 2 for accuracy in measured])
+    ours = f"{mean:.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
+    collapsed = [run for run in runs if run.collapsed]
+    diverged = len(runs) - len(measured)
     if collapsed:
-        word = "collapse" if any(one.verdict == "collapsed" for one in collapsed) else "partial collapse"
-        some = "" if len(collapsed) == len(found) else f" in {len(collapsed)} of {len(found)}"
-        text = f"{word}{some} ({text})"
+        word = "collapse" if any(run.verdict == "collapsed" for run in collapsed) else "partial collapse"
+        some = "" if len(collapsed) == len(runs) else f" in {len(collapsed)} of {len(runs)}"
+        ours = f"{word}{some} ({ours})"
     if diverged:
-        text += f", {diverged} of {len(found)} diverged"
-    if len(found) < asked:
-        text += f" [{len(found)} of {asked} seeds]"
-    knns = [one.accuracies["knn"].accuracy for one in found if "knn" in one.accuracies]
+        ours += f", {diverged} of {len(runs)} diverged"
+    if len(runs) < asked:
+        ours += f" [{len(runs)} of {asked} seeds]"
+    knns = [run.accuracies["knn"].accuracy for run in runs if "knn" in run.accuracies]
     return TableCell(
         paper=cell.paper,
         # one run of several that breaks down is a property of that run; half of them is one of the entry
-        state="collapse" if 2 * (len(collapsed) + diverged) >= len(found) else "measured",
-        ours=text,
+        state="collapse" if 2 * (len(collapsed) + diverged) >= len(runs) else "measured",
+        ours=ours,
         mean=mean,
         # all seeds are measured on the same test images, so that more of them do not make that part smaller
-        error=None if diverged else math.hypot(image_error, seed_error / runs),
+        error=None if diverged else math.hypot(image_error, seed_error / math.sqrt(len(values))),
         knn=fmean(knns) if knns else None,
-        seeds=len(found),
+        seeds=len(runs),
     )
 
 
@@ -176,11 +166,11 @@ def _share_within(angle: float, freedom: int) -> float:
     """The share of Student's t below sqrt(freedom) tan(angle) in magnitude: for a whole freedom it is a finite series."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
-    term, series = cosine**odd, 0.0
+    term, total = cosine**odd, 0.0
     for power in range(odd, freedom - 1, 2):
-        series += term
+        total += term
         term *= cosine**2 * (power + 1) / (power + 2)
-    return 2 / math.pi * (angle + sine * series) if odd else sine * series
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
 def paired_error(first: Sequence[Outcome], second: Sequence[Outcome], *, seed_error: float) -> float | None:
@@ -190,57 +180,42 @@ def paired_error(first: Sequence[Outcome], second: Sequence[Outcome], *, seed_er
     seeds. The seeds' own part is that of two independent means. None unless every run of both arms has kept which images it
     got right, with the same seeds and test images.
     """
-    arms = []
-    for outcomes in (first, second):
-        measured = {one.seed: one.main for one in outcomes}
-        bits = {seed: None if one is None else one.bits() for seed, one in measured.items()}
-        images = {None if one is None else one.protocol.get("test_fingerprint") for one in measured.values()}
-        arms.append((bits, images))
-    (ours, our_images), (theirs, their_images) = arms
-    if not ours or ours.keys() != theirs.keys() or our_images != their_images or len(our_images) != 1:
+    arms = [{run.seed: run.main for run in runs} for runs in (first, second)]
+    images = [
+        {None if main is None else main.protocol.get("test_fingerprint") for main in arm.values()} for arm in arms
+    ]
+    if arms[0].keys() != arms[1].keys() or images[0] != images[1] or len(images[0]) != 1:
         return None
     differences = []
-    for seed, right in ours.items():
-        other = theirs[seed]
+    for seed in arms[0]:
+        right, other = (None if main is None else main.bits() for main in (arms[0][seed], arms[1][seed]))
         if right is None or other is None or len(right) != len(other):
             return None
         differences.append(right.astype(float) - other)
     of_images = 100 * np.mean(differences, axis=0)
     image_error = _NORMAL_95 * float(of_images.std(ddof=1)) / math.sqrt(len(of_images))
-    return math.hypot(image_error, math.sqrt(2) * seed_error / math.sqrt(len(ours)))
+    return math.hypot(image_error, math.sqrt(2) * seed_error / math.sqrt(len(differences)))
 
 
 def _comparisons(
-    target: Target,
-    cells: Mapping[tuple[str, str], TableCell],
-    runs: Mapping[tuple[str, str], Sequence[Outcome]],
-    *,
-    seed_error: float,
+    target: Target, cells: Mapping[Place, TableCell], runs: Mapping[Place, Sequence[Outcome]], *, seed_error: float
 ) -> tuple[PaperDifference, ...]:
     pairs = [((a, name), (b, name), f"{name}: {a} over {b}") for name in target.columns for a, b in target.compare_rows]
     pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in target.rows for a, b in target.compare_columns]
     experiments = {(cell.row, cell.column): cell.experiment for cell in target.cells}
-
-    def compute(first: tuple[str, str], second: tuple[str, str]) -> str:
-        """A label for a difference between graphs of unequal numbers of views."""
-        pair = [experiments[place] for place in (first, second)]
-        views = [len(named_graph(one.graph).made) for one in pair if one is not None and one.graph]
-        share = views[1] / views[0] if len(views) == 2 else 1.0
-        return "" if share == 1 else f", {share:.2g} times the compute"
-
-    return tuple(
-        _compare(
-            cells[first],
-            cells[second],
-            where + compute(first, second),
-            paired=paired_error(runs[first], runs[second], seed_error=seed_error),
-        )
-        for first, second, where in pairs
-        # the baselines that ours adds are the same runs in every column
-        if first in cells
-        and second in cells
-        and (experiments[first] is None or experiments[first] != experiments[second])
-    )
+    comparisons = []
+    for first, second, where in pairs:
+        if first not in cells or second not in cells:
+            continue
+        both = [experiments[place] for place in (first, second)]
+        if both[0] is not None and both[0] == both[1]:
+            continue  # the baselines that ours adds are the same runs in every column
+        views = [len(named_graph(one.graph).made) for one in both if one is not None and one.graph]
+        if len(views) == 2 and views[0] != views[1]:
+            where += f", {views[1] / views[0]:.2g} times the compute"
+        paired = paired_error(runs[first], runs[second], seed_error=seed_error)
+        comparisons.append(_compare(cells[first], cells[second], where, paired=paired))
+    return tuple(comparisons)
 
 
 def _compare(first: TableCell, second: TableCell, where: str, *, paired: float | None) -> PaperDifference:
@@ -285,31 +260,26 @@ def _paper_difference(first: str, second: str) -> tuple[int | None, str]:
 
 
 def _notes(
-    target: Target,
-    scale: Scale,
-    cells: Mapping[tuple[str, str], TableCell],
-    comparisons: Sequence[PaperDifference],
-    *,
-    seed_error: float,
-) -> tuple[str, ...]:
+    target: Target, scale: Scale, cells: Sequence[TableCell], comparisons: Sequence[PaperDifference], *, seed_error: float
+) -> tuple[str, ...]:  # fmt: skip
     differs = "Not comparable with the paper in absolute terms" if target.label else "Not the paper's settings"
-    notes = [f"{differs} ({scale.name}): {text}." for text in scale.differs]
-    if target.label and any(cell.paper == OURS for cell in cells.values()):
+    notes = [f"{differs} ({scale.name}): {difference}." for difference in scale.differs]
+    if target.label and any(cell.paper == OURS for cell in cells):
         notes.append(
             "Rows with – are not in the paper. Equal compute: as many steps and views as DSSL (supervised: as many images as "
             "DSSL has views, those of the runs, with their labels)."
         )
-    if any(cell.state == "collapse" for cell in cells.values()):
+    if any(cell.state == "collapse" for cell in cells):
         notes.append(
             "Collapse is the verdict of the run's health check (docs/health.md), not a guess from the accuracy, "
             "which is in brackets."
         )
-    if any(cell.seeds == 1 for cell in cells.values()):
+    if any(cell.seeds == 1 for cell in cells):
         notes.append(
             "Where there is no ±, there is one seed; its part in the interval of a difference is "
             + ("taken from the entries with several." if seed_error else "not known, and left out.")
         )
-    if any(cell.seeds > 1 for cell in cells.values()):
+    if any(cell.seeds > 1 for cell in cells):
         notes.append(
             "± is the standard deviation over seeds; another seed also takes other training images where the scale limits "
             "them. The ± of a difference is its 95 % interval: from the choice of test images, the same for all seeds, and from "
@@ -320,17 +290,133 @@ def _notes(
             "A paired difference compares two rows image by image and seed by seed; an unpaired one, of runs that have not kept "
             "which images they got right, treats the test images of the two rows as different ones, which is cautious."
         )
-    return (*notes, *(f"Reading: {text}" for text in target.readings), *(f"Missing: {text}" for text in target.missing))
+    return (*notes, *(f"Reading: {one}" for one in target.readings), *(f"Missing: {one}" for one in target.missing))
+
+
+def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
+    """The page for docs/results; ``drawn`` says whether its picture lies beside it."""
+    target = table.target
+    outcomes = list({run.name: run for runs in table.runs.values() for run in runs}.values())
+    seeds = f"{'seed' if len(table.seeds) == 1 else 'seeds'} {', '.join(map(str, table.seeds))}"
+    about = f"{target.measure}, scale `{table.scale}`, {seeds}."
+    if target.label:
+        about = f"`{target.name}` of the paper (`{target.label}`), {about} An entry is *the paper's number* → ours."
+    else:
+        about = f"`{target.name}`, not in the paper: {about}"
+    lines = [
+        f"# {target.title}",
+        "",
+        about,
+        "",
+        *_grid(table, _both if target.label else lambda cell: _escape(cell.ours)),
+    ]
+    if any(cell.knn is not None for cell in table.cells.values()):
+        neighbours = {str(run.accuracies["knn"].protocol.get("k")) for run in outcomes if "knn" in run.accuracies}
+        lines += ["", f"kNN accuracy (k = {' or '.join(sorted(neighbours))}, temperature 0.1), % of the same runs:", ""]
+        lines += _grid(table, lambda cell: "" if cell.knn is None else f"{cell.knn:.1f}")
+    if drawn and target.name == "steps":
+        lines += ["", f"![gain against steps, with 95 % intervals]({target.name}.png)"]
+    elif drawn:
+        lines += [
+            "",
+            f"![kNN accuracy and spread of each run by epoch]({target.name}.png)",
+            "",
+            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has "
+            "partially collapsed, below the lower one fully.",
+        ]
+    if table.comparisons:
+        lines += ["", f"## {'What agrees with the paper, and what does not' if target.label else 'Differences'}", ""]
+        measured = [one for one in table.comparisons if one.verdict != "not measured"]
+        rows = [(one.where, *((one.paper,) if target.label else ()), one.ours, one.verdict) for one in measured]
+        head = ("difference", *(("paper",) if target.label else ()), "ours", "")
+        lines += text.markdown(head, [tuple(map(_escape, row)) for row in rows])
+        if missing := len(table.comparisons) - len(measured):
+            lines += ["", f"{missing} other differences of this table are not measured yet."]
+    notes = [f"Not run: {'; '.join(columns)}."] if (columns := _open_columns(table)) else []
+    lines += ["", "## What to know", "", *(f"- {note}" for note in (*notes, *table.notes))]
+    lines += ["", "## Run it again", "", "```", command, "```", ""]
+    if outcomes:
+        minutes = sum(run.seconds for run in outcomes) / 60
+        commits = sorted({run.versions["commit"][:12] for run in outcomes if "commit" in run.versions})
+        code = f" (code: commit {', '.join(commits)})" if commits else ""
+        lines += [f"{len(outcomes)} runs, {minutes:.0f} minutes of training in all{code}:", ""]
+        rows = [(run.name, f"{run.steps:,}", f"{run.seconds / 60:.1f}", run.verdict) for run in outcomes]
+        lines += text.markdown(("run", "steps", "minutes", "verdict"), rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _grid(table: ResultTable, show: Callable[[TableCell], str]) -> list[str]:
+    """Rows by columns, without the rows that have nothing to show and the columns in which nothing was run."""
+    open_columns = _open_columns(table)
+    columns = [column for column in table.target.columns if column not in open_columns]
+    rows = []
+    for row in table.target.rows:
+        texts = [show(table.cells[row, column]) if (row, column) in table.cells else "" for column in columns]
+        if any(texts):
+            rows.append((_escape(row), *texts))
+    return text.markdown(("", *map(_escape, columns)), rows)
+
+
+def _open_columns(table: ResultTable) -> list[str]:
+    """Columns in which nothing was run, unless that is all of them."""
+    states: dict[str, set[str]] = {}
+    for (_, column), cell in table.cells.items():
+        states.setdefault(column, set()).add(cell.state)
+    names = [column for column, seen in states.items() if "open" in seen and seen <= {"open", "none"}]
+    return names if len(names) < len(states) else []
+
+
+def _both(cell: TableCell) -> str:
+    return f"*{cell.paper}* → {cell.ours if cell.state == 'none' else f'**{_escape(cell.ours)}**'}"
+
+
+def _escape(words: str) -> str:
+    return words.replace("^", "\\^")
+
+
+def terminal(table: ResultTable) -> str:
+    """Rows and columns for a terminal; one line per entry where a row does not fit on a line."""
+    target = table.target
+    grid = [["", *target.columns]]
+    for row in target.rows:
+        cells = (table.cells.get((row, column)) for column in target.columns)
+        grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in cells)])
+    body = text.columns(grid)
+    if max(map(len, body)) > 118:
+        entries = table.cells.items()
+        body = text.columns(
+            [(f"{row}, {column}", f"{cell.paper:>9} -> {cell.ours}") for (row, column), cell in entries]
+        )
+    compared = [
+        f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
+        for one in table.comparisons
+        if one.verdict != "not measured"
+    ]
+    head = f"{target.title} ({target.name}, {target.measure}, scale {table.scale}): the paper's -> ours"
+    return "\n".join([head, *body, *(["compared:", *compared] if compared else [])])
+
+
+def plain(table: ResultTable) -> dict[str, object]:
+    """As JSON holds it."""
+    return {
+        "name": table.target.name,
+        "label": table.target.label,
+        "scale": table.scale,
+        "seeds": list(table.seeds),
+        "cells": [{"row": row, "column": column, **asdict(cell)} for (row, column), cell in table.cells.items()],
+        "comparisons": [asdict(one) for one in table.comparisons],
+    }
 
 
 def for_page(table: ResultTable) -> dict[str, object]:
     """What the page of a report shows of a table."""
+    target = table.target
     cells = {place: (cell.paper, cell.ours, _COLOURS.get(cell.state, "neutral")) for place, cell in table.cells.items()}
     return {
-        "title": table.title,
-        "about": f"{table.name}{f' ({table.label})' if table.label else ''}, {table.measure}, scale {table.scale}",
-        "columns": table.columns,
-        "rows": [(row, [cells.get((row, column)) for column in table.columns]) for row in table.rows],
+        "title": target.title,
+        "about": f"{target.name}{f' ({target.label})' if target.label else ''}, {target.measure}, scale {table.scale}",
+        "columns": target.columns,
+        "rows": [(row, [cells.get((row, column)) for column in target.columns]) for row in target.rows],
         "comparisons": [
             (one.where, one.paper, one.ours, one.verdict, _COLOURS.get(one.verdict, "neutral"))
             for one in table.comparisons
@@ -341,21 +427,110 @@ def for_page(table: ResultTable) -> dict[str, object]:
 
 def tables_in(folder: Path) -> list[dict[str, object]]:
     """The tables of a folder, rebuilt from its results."""
-    from dssl_reproduce.targets import every_target
-
     outcomes = {path.stem: outcome.read(path) for path in sorted((folder / "cells").glob("*.json"))}
-    found = []
+    tables = []
     for name, target in every_target().items():
         path = folder / f"{name}.json"
         if path.is_file():
             try:
-                plain = json.loads(path.read_text(encoding="utf-8"))
-                scale, seeds = named_scale(plain["scale"]), tuple(plain["seeds"])
+                content = json.loads(path.read_text(encoding="utf-8"))
+                scale, seeds = named_scale(content["scale"]), tuple(content["seeds"])
             except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
                 raise DsslError(
                     f"{path} is not a table of dssl reproduce ({error}): delete it and run dssl reproduce again"
                 ) from None
-            found.append(for_page(build(target, scale, seeds=seeds, outcomes=outcomes)))
-    if not found:
+            tables.append(for_page(build(target, scale, seeds=seeds, outcomes=outcomes)))
+    if not tables:
         raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
-    return found
+    return tables
+
+
+def picture(table: ResultTable) -> bytes | None:
+    """A PNG of the table's runs, or of its gains against steps; None where there is nothing to draw."""
+    with figures.styled():
+        figure = _gains(table) if table.target.name == "steps" else _curves(table)
+        if figure is None:
+            return None
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _curves(table: ResultTable) -> "Figure | None":
+    """kNN accuracy and spread by epoch, as in the paper's first figure.
+
+    There is a column of panels for each column of the table, and a line for each of its rows.
+    """
+    from matplotlib.figure import Figure
+
+    drawn = {place: runs for place, runs in table.runs.items() if any(run.curves.get("knn") for run in runs)}
+    columns = [column for column in table.target.columns if any(place[1] == column for place in drawn)]
+    rows = [row for row in table.target.rows if any(place[0] == row for place in drawn)]
+    if not columns:
+        return None
+    size = (max(7.0, 1.0 + 4.6 * len(columns)), 6.4 + 0.3 * -(-len(rows) // 4))
+    figure = Figure(figsize=size, layout="constrained", facecolor=COLORS["surface"])
+    grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
+    grid[1, 0].set_ylim(0, 1.1)
+    for number, column in enumerate(columns):
+        grid[0, number].set_title(figures.label(column), loc="left", fontsize=14, color=COLORS["ink"])
+        grid[1, number].set_xlabel("epoch")
+        for level in (PARTIAL, COLLAPSED):
+            grid[1, number].axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+        for axes, (name, title) in zip(grid[:, number], _PANELS.items(), strict=True):
+            _rule(axes)
+            axes.margins(x=0.02)
+            if number == 0:
+                axes.set_ylabel(title)
+            for place, row in enumerate(rows):
+                color, style = series(place)
+                line = {"color": color, "linestyle": style, "marker": "o" if name == "knn" else ""}
+                for run in drawn.get((row, column), ()):
+                    if points := run.curves.get(name):
+                        axes.plot(*np.array(points).T, linewidth=2, markersize=4, **line)
+    looks = [series(place) for place in range(len(rows))]
+    handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
+    labels = [figures.label(row) for row in rows]
+    figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
+    return figure
+
+
+def _gains(table: ResultTable) -> "Figure | None":
+    """The difference between two columns against steps, with its 95 % interval; None without two points."""
+    from matplotlib.figure import Figure
+
+    pairs = dict(table.target.compare_columns)
+    error_of = {one.where: one.error for one in table.comparisons}
+    lines: dict[str, list[tuple[int, float, float]]] = {}
+    for first, second in pairs.items():
+        for row in table.target.rows:
+            ours, theirs = table.cells[row, first].mean, table.cells[row, second].mean
+            error = error_of.get(f"{row}: {first} over {second}")
+            if ours is not None and theirs is not None and error is not None:  # run, and not diverged
+                lines.setdefault(first, []).append((table.runs[row, first][0].steps, ours - theirs, error))
+    if max(map(len, lines.values()), default=0) < 2:
+        return None
+    figure = Figure(figsize=(7.6, 4.4), layout="constrained", facecolor=COLORS["surface"])
+    axes = figure.subplots()
+    axes.axhline(0, color=COLORS["muted"], linewidth=1, zorder=1)
+    for place, (name, points) in enumerate(lines.items()):
+        color, style = series(place)
+        steps, values, errors = zip(*sorted(points), strict=True)
+        axes.errorbar(
+            steps, values, yerr=errors, color=color, linestyle=style, marker="o", markersize=5, linewidth=2, capsize=3,
+            label=figures.label(f"{name} over {pairs[name].rpartition(', ')[2]}"),
+        )  # fmt: skip
+    axes.set_xscale("log")
+    ticks = sorted({step for points in lines.values() for step, _, _ in points})
+    axes.set_xticks(ticks, [f"{step:,}" for step in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("steps")
+    axes.set_ylabel(f"difference in {table.target.measure.partition(',')[0]}, points")
+    _rule(axes)
+    figure.legend(loc="outside upper left", ncols=1)
+    return figure
+
+
+def _rule(axes: Any) -> None:
+    axes.grid(axis="y", linewidth=0.8)
+    axes.set_axisbelow(True)

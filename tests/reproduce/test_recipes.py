@@ -19,9 +19,8 @@ from dssl.optim import build_optimizer, set_learning_rate
 from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.training.prepare import build_method, normalization_of, view_maker
-from dssl_reproduce.paper import Experiment, targets
+from dssl_reproduce.paper import BEYOND, EQUAL_COMPUTE, STEPS, Experiment, chosen_targets, targets
 from dssl_reproduce.scales import (
-    EQUAL_COMPUTE,
     HEAVY_WEIGHT,
     SCALES,
     WEIGHTED,
@@ -30,7 +29,6 @@ from dssl_reproduce.scales import (
     jobs_of,
     with_our_rows,
 )
-from dssl_reproduce.targets import BEYOND, STEPS, chosen_targets
 
 EXPERIMENTS = list(
     dict.fromkeys(cell.experiment for target in targets().values() for cell in target.cells if cell.experiment)

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -22,6 +23,7 @@ from dssl_reproduce.outcome import Measured, Outcome
 from dssl_reproduce.paper import targets
 from dssl_reproduce.scales import SCALES, Job, jobs_of, with_our_rows
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 JOBS = jobs_of([targets()["table5"]], SCALES["cpu"], seeds=(0,))
 
 
@@ -71,6 +73,21 @@ def test_finished_cells_become_a_table_without_the_data(tmp_path: Path, capsys) 
     assert (out / "cpu" / "table5.json").is_file()
     assert not (out / "cpu" / "table5.png").exists()  # there is no curve to draw
     assert "table5.png" not in text
+
+
+def test_the_committed_tables_are_what_their_commands_make_of_the_committed_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    documents = sorted(RESULTS.glob("*/*.md"))
+    assert len(documents) > 9
+    for scale in {path.parent.name for path in documents}:
+        shutil.copytree(RESULTS / scale / "cells", tmp_path / "results" / scale / "cells")
+    for path in documents:
+        (line,) = re.findall(r"^dssl (reproduce .*)$", path.read_text(), re.MULTILINE)
+        assert main(shlex.split(line)) == 0
+        for file in (path, path.with_suffix(".json")):
+            assert (tmp_path / "results" / path.parent.name / file.name).read_bytes() == file.read_bytes(), file
 
 
 def test_curves_are_drawn_a_colour_for_each_row(tmp_path: Path) -> None:

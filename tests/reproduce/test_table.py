@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dssl_reproduce import write
 from dssl_reproduce.outcome import Measured, Outcome, pack, read
-from dssl_reproduce.paper import targets
-from dssl_reproduce.scales import EQUAL_COMPUTE, HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
-from dssl_reproduce.table import PaperDifference, ResultTable, build, for_page, runs_of, student_95, tables_in
-from dssl_reproduce.targets import STEPS
+from dssl_reproduce.paper import EQUAL_COMPUTE, STEPS, targets
+from dssl_reproduce.scales import HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
+from dssl_reproduce.table import (
+    PaperDifference,
+    ResultTable,
+    build,
+    document,
+    for_page,
+    picture,
+    plain,
+    student_95,
+    tables_in,
+    terminal,
+)
 
 SCALE = SCALES["cpu"]
 MAIN = targets()["table2"]
@@ -62,14 +71,14 @@ def test_one_seed() -> None:
 
 def test_a_page_leaves_out_what_was_not_run_and_says_so() -> None:
     made = _simsiam({"standard2": (42.5, "healthy"), "dssl": (45.9, "healthy")})
-    page = write.document(made, command="", outcomes=[])
+    page = document(made, command="")
     (head,) = [line for line in page.splitlines() if line.startswith("|  |")][:1]
     assert head == "|  | CIFAR-10, SimSiam |"
     assert "- Not run: CIFAR-10, SimCLR; CIFAR-10, BYOL; ImageNet, SimCLR" in page
     left = sum(one.verdict == "not measured" for one in made.comparisons)
     assert f"{left} other differences of this table are not measured yet." in page
     empty = build(MAIN, SCALE, seeds=(0,), outcomes={})  # keeps its columns
-    assert "CIFAR-10, BYOL |" in write.document(empty, command="", outcomes=[])
+    assert "CIFAR-10, BYOL |" in document(empty, command="")
 
 
 def test_several_seeds() -> None:
@@ -97,7 +106,7 @@ def test_rows_that_the_paper_lacks_are_compared_with_each_other() -> None:
     assert "not in the paper" in " ".join(made.notes)
     # raw pixels are one run in all columns: they are not compared between columns
     figure = build(targets()["figure1"], SCALE, seeds=(0,), outcomes={})
-    assert figure.rows[:3] == ("raw pixels", "untrained encoder", EQUAL_COMPUTE)
+    assert figure.target.rows[:3] == ("raw pixels", "untrained encoder", EQUAL_COMPUTE)
     assert not any(one.where.startswith("raw pixels") for one in figure.comparisons)
 
 
@@ -257,8 +266,7 @@ def test_what_is_not_comparable_is_said_in_every_table() -> None:
 
 def test_markdown_and_terminal() -> None:
     made = _simsiam({"standard2": (42.5, "healthy"), "heavy2": (28.0, "collapsed")})
-    used = [_outcome(job, 1.0) for job in jobs_of([MAIN], SCALE, seeds=(0,))[:2]]
-    text = write.document(made, command="dssl reproduce table2 --scale cpu", outcomes=used)
+    text = document(made, command="dssl reproduce table2 --scale cpu")
     lines = text.splitlines()
     assert "| w/ T\\^ |" in text
     assert "*collapse* → **collapse (28.0)**" in text
@@ -268,7 +276,7 @@ def test_markdown_and_terminal() -> None:
         assert table in text
     widths = {line.count("|") - line.count("\\|") for line in lines if line.startswith("| ") and "→" in line}
     assert len(widths) == 1
-    (line,) = [line for line in write.terminal(made).splitlines() if line.startswith("w/ T^, CIFAR-10, SimSiam")]
+    (line,) = [line for line in terminal(made).splitlines() if line.startswith("w/ T^, CIFAR-10, SimSiam")]
     assert line.endswith(" collapse -> collapse (28.0)")
 
 
@@ -286,7 +294,7 @@ def test_tables_come_back_from_a_folder(tmp_path: Path) -> None:
     for name, one in outcomes.items():
         one.write(tmp_path / "cells" / f"{name}.json")
     made = build(MAIN, SCALE, seeds=(0,), outcomes=outcomes)
-    (tmp_path / "table2.json").write_text(json.dumps(write.plain(made)))
+    (tmp_path / "table2.json").write_text(json.dumps(plain(made)))
     assert tables_in(tmp_path) == [for_page(made)]
 
 
@@ -306,12 +314,11 @@ def test_the_gain_against_steps() -> None:
     assert told["1/4 of the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("-1.5 (±1.4, unpaired)", "lower")
     assert told["twice the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("+2.0 (±1.4, unpaired)", "higher")
     assert told["all steps: SimSiam, DSSL over SimSiam, 2 pairs"][1] == "not measured"
-    runs = runs_of(STEPS, scale, seeds=(0,), outcomes=outcomes)
-    picture = write.gains(STEPS, made, runs)
-    assert picture is not None
-    assert picture.startswith(b"\x89PNG")
-    assert write.gains(STEPS, build(STEPS, scale, seeds=(0,), outcomes={}), {}) is None
-    text = write.document(made, command="dssl reproduce steps", outcomes=list(outcomes.values()), drawn="gains")
+    drawn = picture(made)
+    assert drawn is not None
+    assert drawn.startswith(b"\x89PNG")
+    assert picture(build(STEPS, scale, seeds=(0,), outcomes={})) is None
+    text = document(made, command="dssl reproduce steps", drawn=True)
     for expected in ("not in the paper", "(steps.png)", "| all steps | 60.0 | 60.0 |"):
         assert expected in text
     assert "| paper |" not in text

@@ -9,7 +9,7 @@ from pathlib import Path
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.evaluation.classifier import SUPERVISED
 from dssl.methods import SimSiamConfig
-from dssl_reproduce import table, write
+from dssl_reproduce import table
 from dssl_reproduce.harness import SessionEnd, run_jobs
 from dssl_reproduce.outcome import Place, finished
 from dssl_reproduce.paper import Experiment, PaperCell, Target
@@ -66,7 +66,7 @@ def run(folder: Path, *, say: Callable[[str], None] = lambda line: None) -> Sess
     jobs = jobs_of([TARGET], SCALE, seeds=(0,))
     ended = run_jobs(jobs, place(folder), workers=1, say=say)
     made = table.build(TARGET, SCALE, seeds=(0,), outcomes=finished(jobs, place(folder)))
-    (folder / "table.json").write_text(json.dumps(write.plain(made), indent=1))
+    (folder / "table.json").write_text(json.dumps(table.plain(made), indent=1))
     return ended
 
 
