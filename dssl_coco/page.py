@@ -29,10 +29,7 @@ _SIDE = 520
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#0aa5b5", "#d021b8", "#7d8f00", "#00806a", "#9a6324")
 
 _MEANINGS = (
-    (
-        "AP",
-        "Average precision, averaged over the required overlaps 0.50, 0.55, ..., 0.95 and over categories.",
-    ),
+    ("AP", "Average precision, averaged over the required overlaps 0.50, 0.55, ..., 0.95 and over categories."),
     ("AP50, AP75", "The same where an overlap (intersection over union) of 0.50, or of 0.75, is enough."),
     ("box, mask", "The overlap of rectangles, or of pixels."),
     (

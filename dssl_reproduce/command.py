@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     number, parts = _check(arguments)
+    from tqdm import tqdm
+
     from dssl_reproduce.harness import cluster_script, run_jobs
     from dssl_reproduce.outcome import Place, finished
     from dssl_reproduce.paper import chosen_targets
@@ -86,16 +89,16 @@ def run(arguments: Arguments) -> int:
     if not here:
         raise DsslError(_no_data(arguments, mine) or f"--part {arguments.part}: there are only {len(jobs)} runs")
     if arguments.emit is not None:
-        open_jobs = [job for job in here if job.name not in done]
-        script = cluster_script(
-            open_jobs, place, style=arguments.emit, gpus=arguments.gpus, folder=folder / "configs",
-            again=command_line("reproduce", arguments, always=("scale",), leave_out=("plan", "emit", "gpus")),
-        )  # fmt: skip
-        print(script, end="")
+        again = command_line("reproduce", arguments, always=("scale",), leave_out=("plan", "emit", "gpus"))
+        missing = [job for job in here if job.name not in done]
+        configs, gpus = folder / "configs", arguments.gpus
+        print(cluster_script(missing, place, style=arguments.emit, gpus=gpus, folder=configs, again=again), end="")
         return 0
-    show = _Line()
-    ended = run_jobs(here, place, workers=arguments.jobs, say=show.say, show=show.status)
-    show.clear()
+    with tqdm(bar_format="{desc}", leave=False, disable=None) as bar:  # of progress, on a terminal
+        ended = run_jobs(
+            here, place, workers=arguments.jobs, say=lambda line: bar.write(line, file=sys.stderr),
+            show=lambda line: bar.set_description_str(line[: shutil.get_terminal_size().columns - 1]),
+        )  # fmt: skip
     outcomes = finished(jobs_of(targets, scale, seeds=arguments.seeds), place)
     for target in targets:
         made = build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
@@ -122,55 +125,25 @@ def _write_table(made: "ResultTable", folder: Path, command: str) -> None:
     print(f"\n{table.terminal(made)}\n\n{path}")
 
 
-class _Line:
-    """A line that is overwritten on a terminal; elsewhere only events are printed."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._shown = 0
-
-    def say(self, line: str) -> None:
-        self.clear()
-        print(line, file=sys.stderr, flush=True)
-
-    def status(self, line: str) -> None:
-        if not self._live:
-            return
-        import shutil
-
-        line = line[: shutil.get_terminal_size().columns - 1]
-        print("\r" + line.ljust(self._shown), end="", file=sys.stderr, flush=True)
-        self._shown = len(line)
-
-    def clear(self) -> None:
-        if self._live and self._shown:
-            print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
-            self._shown = 0
-
-
 def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
     from dssl.run import RunFolder
     from dssl.text import columns
 
-    rows = []
-    for job in jobs:
-        state = "finished" if job.name in done else "to run"
-        if job.name not in done:
-            if job.config.data not in place.data:
-                state = f"skipped: no {job.config.data}"
-            elif RunFolder(place.runs / job.name).has_run:
-                state = "to resume"
-        rows.append((job.name, state))
-    print(*columns(rows), sep="\n")
+    def state(job: "Job") -> str:
+        if job.name in done:
+            return "finished"
+        if job.config.data not in place.data:
+            return f"skipped: no {job.config.data}"
+        return "to resume" if RunFolder(place.runs / job.name).has_run else "to run"
+
+    print(*columns([(job.name, state(job)) for job in jobs]), sep="\n")
 
 
 def _no_data(arguments: Arguments, jobs: "list[Job]") -> str:
     wanted = {job.config.data for job in jobs}
-    words = []
-    if "cifar10" in wanted and not arguments.cifar10.exists():
-        words.append(
-            f"no CIFAR-10 in {arguments.cifar10} (get it: dssl data cifar10 {arguments.cifar10}; or give --cifar10 FOLDER)"
-        )
+    words, folder = [], arguments.cifar10
+    if "cifar10" in wanted and not folder.exists():
+        words.append(f"no CIFAR-10 in {folder} (get it: dssl data cifar10 {folder}; or give --cifar10 FOLDER)")
     if "imagenet" in wanted and arguments.imagenet is None:
         words.append("no ImageNet (give --imagenet FOLDER, which contains train and val)")
     return "; ".join(words)
@@ -179,14 +152,11 @@ def _no_data(arguments: Arguments, jobs: "list[Job]") -> str:
 def _check(arguments: Arguments) -> tuple[int, int]:
     """Mistakes are found before anything is imported; gives the part and the number of parts."""
     if not arguments.seeds or len(set(arguments.seeds)) != len(arguments.seeds):
-        raise DsslError(
-            f"--seeds is {' '.join(map(str, arguments.seeds)) or 'empty'}: expected distinct numbers, such as 0 1"
-        )
+        given = " ".join(map(str, arguments.seeds)) or "empty"
+        raise DsslError(f"--seeds is {given}: expected distinct numbers, such as 0 1")
     check_counts(arguments, ("jobs", "gpus"))
-    if arguments.imagenet is not None and not arguments.imagenet.is_dir():
-        raise DsslError(
-            f"--imagenet is {arguments.imagenet}, which is not a folder: expected one that contains train and val"
-        )
+    if (imagenet := arguments.imagenet) is not None and not imagenet.is_dir():
+        raise DsslError(f"--imagenet is {imagenet}, which is not a folder: expected one that contains train and val")
     if not (match := re.fullmatch(r"(\d+)/(\d+)", arguments.part)) or not 1 <= int(match[1]) <= int(match[2]):
         raise DsslError(f"--part is {arguments.part!r}: expected I/N with I from 1 to N, such as 2/4")
     return int(match[1]), int(match[2])
@@ -194,11 +164,7 @@ def _check(arguments: Arguments) -> tuple[int, int]:
 
 def _command(arguments: Arguments) -> str:
     """The command that makes the tables again; where images and results are is up to whoever runs it."""
-    default = Path("data/cifar10")
-    named = dataclasses.replace(
-        arguments,
-        cifar10=default if arguments.cifar10 == default else Path("FOLDER"),
-        imagenet=None if arguments.imagenet is None else Path("FOLDER"),
-    )
+    cifar10 = arguments.cifar10 if arguments.cifar10 == Arguments.cifar10 else Path("FOLDER")
+    named = dataclasses.replace(arguments, cifar10=cifar10, imagenet=arguments.imagenet and Path("FOLDER"))
     here = ("rows", "part", "out", "runs", "jobs", "plan", "emit", "gpus")
     return command_line("reproduce", named, always=("scale",), leave_out=here)

@@ -123,15 +123,15 @@ def accuracies(folder: Path, *, seed: int) -> Iterator[tuple[str, float, float]]
     from dssl.data import open_source
     from dssl.evaluation.knn import knn_accuracy
     from dssl.training.knn import NEIGHBOURS, TEMPERATURE
+    from dssl.training.prepare import untrained_encoder
     from dssl.weights.load import open_weights
-    from dssl_reproduce.child import untrained
 
     config = settings("standard2", seed=seed)
     train, test = open_source(config.data), open_source(config.data.partition(":")[0], split="test")
     assert train.labels is not None and test.labels is not None and train.classes is not None  # noqa: PT018
     encoders = {
-        "raw pixels": untrained(config, pixels=True),
-        "untrained encoder": untrained(config, pixels=False),
+        "raw pixels": untrained_encoder(config).raw_pixels(),
+        "untrained encoder": untrained_encoder(config),
         **{name: open_weights(folder / graph) for name, graph in RUNS.items()},
     }
     turned = tilted(test)

@@ -1,27 +1,55 @@
-"""Runs jobs, several at a time, each in a process of its own, here or on a cluster; stopped runs can be resumed."""
+"""Runs jobs, each in a process of its own, here or on a cluster: train or resume, measure, write the result."""
 
+import dataclasses
+import fcntl
 import json
+import logging
 import multiprocessing
 import os
+import platform
 import shlex
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from dssl import config_io
+from dssl.config import RunConfig
 from dssl.data.pipeline import default_threads
+from dssl.distributed import pick_device
+from dssl.errors import DsslError, Stopped, one_line
+from dssl.evaluation.protocols import Benchmark, evaluate, supervised
+from dssl.evaluation.result import Result
+from dssl.evaluation.store import FeatureStore
 from dssl.files import write_text
+from dssl.log import show_messages
+from dssl.report.pictures import draw_gallery
+from dssl.report.run_data import read_run
 from dssl.run import RunFolder
 from dssl.state import StopSignals
+from dssl.training.prepare import open_data, open_test_data, untrained_encoder
+from dssl.training.pretrain import train
+from dssl.version import VERSION
+from dssl.weights.encoder import Encoder
+from dssl.weights.load import open_weights
 from dssl_reproduce import outcome
-from dssl_reproduce.child import in_own_process
-from dssl_reproduce.outcome import Place, finished
+from dssl_reproduce.outcome import Measured, Outcome, Place, finished, pack
 from dssl_reproduce.scales import Job
 
+logger = logging.getLogger("dssl")
+_LEFT_OUT = ("regularisation_tried", "objective", "largest_gradient", "backbone_sha256", "train_data", "test_data")
+"""Parts of a protocol that are not committed with a result: names of folders, and details of the solver."""
+_OF_CHECKPOINT = ("sha256", "epoch", "step", "encoder", "image_size", "training_seed")
 _POLL = 0.5
 """Seconds between two lines of progress."""
 _CORES_PER_JOB = 2
@@ -54,8 +82,6 @@ def workers_here() -> int:
 
 def gpus_here() -> list[str]:
     """The GPUs that this process was given, by number, UUID or MIG name."""
-    import torch
-
     count = torch.cuda.device_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     return [name.strip() for name in given.split(",")][:count]
@@ -77,6 +103,7 @@ def run_jobs(
     waiting = [job for job in jobs if job.name not in done]
     count = min(workers or workers_here(), len(jobs))
     threads, gpus = max(1, default_threads() // max(1, count)), gpus_here()
+    spawn = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not survive a fork
     running: list[_Running] = []
     failed: dict[str, str] = {}
     start, ended_work = time.monotonic(), 0.0
@@ -87,21 +114,25 @@ def run_jobs(
             while (waiting or running) and stop.signal is None:
                 while waiting and len(running) < count:
                     gpu = min(gpus, key=[worker.gpu for worker in running].count, default=None)
-                    running.append(_start(waiting.pop(0), place, threads=threads, gpu=gpu))
-                    say(f"{'resuming' if running[-1].begun else 'starting'} {running[-1].job.name}")
+                    job = waiting.pop(0)
+                    begun, _ = progress(job, place)
+                    options = {"threads": threads, "gpu": gpu}
+                    process = spawn.Process(target=in_own_process, args=(job, place), kwargs=options)
+                    process.start()
+                    running.append(_Running(job, process, gpu, begun))
+                    say(f"{'resuming' if begun else 'starting'} {job.name}")
                 wait([worker.process.sentinel for worker in running], timeout=_POLL)
                 for worker in [worker for worker in running if worker.process.exitcode is not None]:
                     running.remove(worker)
                     ended_work += worker.job.work * (1 - worker.begun)
                     say(_end(worker, place, failed))
-                shares = [progress(worker.job, place) for worker in running]
-                left = sum(job.work for job in waiting)
-                work = ended_work
-                for worker, (share, _) in zip(running, shares, strict=True):
+                left, work, texts = sum(job.work for job in waiting), ended_work, []
+                for worker in running:
+                    share, text = progress(worker.job, place)
                     left += worker.job.work * (1 - share)
                     work += worker.job.work * (share - worker.begun)
+                    texts.append(f"{worker.job.name} {text}")
                 seconds = left * (time.monotonic() - start) / work if work > 0 else None
-                texts = [f"{worker.job.name} {text}" for worker, (_, text) in zip(running, shares, strict=True)]
                 show(status_line(len(jobs) - len(waiting) - len(running), len(jobs), seconds, texts))
         finally:
             for worker in running:
@@ -109,16 +140,6 @@ def run_jobs(
             for worker in running:
                 worker.process.join()  # until its run has saved itself
     return SessionEnd(failed=failed, signal=stop.signal)
-
-
-def _start(job: Job, place: Place, *, threads: int, gpu: str | None) -> _Running:
-    # a fresh interpreter: torch's threads and CUDA do not survive a fork
-    process = multiprocessing.get_context("spawn").Process(
-        target=in_own_process, args=(job, place), kwargs={"threads": threads, "gpu": gpu}
-    )
-    begun, _ = progress(job, place)
-    process.start()
-    return _Running(job, process, gpu, begun)
 
 
 def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
@@ -129,9 +150,9 @@ def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
         words = [result.verdict, *(f"{kind} {entry.accuracy:.1f} %" for kind, entry in result.accuracies.items())]
         return f"finished {job.name}: {', '.join(words)}, {result.seconds / 60:.1f} min"
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
-    reason = (
-        f"ended by signal {-code}" if code is not None and code < 0 else lines[-1] if lines else f"exit code {code}"
-    )
+    reason = lines[-1] if lines else f"exit code {code}"
+    if code is not None and code < 0:
+        reason = f"ended by signal {-code}"
     failed[job.name] = f"{reason} (see {path})"
     return f"failed {job.name}: {failed[job.name]}"
 
@@ -143,11 +164,9 @@ def progress(job: Job, place: Place) -> tuple[float, str]:
     if job.training is not None:
         epochs = job.training.epochs
         folder = next(iter(folder.glob("training-*")), folder)
-    share = 0.0
-    words: dict[str, Any] = {}
-    for record in RunFolder(folder).metrics():
-        share = max(share, min(1.0, record.get("epoch", 0.0) / epochs))
-        words |= {key: record[key] for key in ("verdict", "knn") if key in record}
+    records = RunFolder(folder).metrics()
+    share = max((min(1.0, record.get("epoch", 0.0) / epochs) for record in records), default=0.0)
+    words = {key: record[key] for record in records for key in ("verdict", "knn") if key in record}
     text = f"{share:.0%}" if share else "starts"
     text += f", {words['verdict']}" if "verdict" in words and job.training is None else ""
     return share, text + (f", kNN {words['knn']:.1f} %" if "knn" in words else "")
@@ -198,3 +217,154 @@ case $SLURM_ARRAY_TASK_ID in
 {cases}
 esac
 {after}"""
+
+
+def in_own_process(job: Job, place: Place, *, threads: int, gpu: str | None) -> None:
+    """What a process of the harness does: the job, with its messages in the job's log; the exit code is ``run_job``'s.
+
+    SIGTERM from the harness stops the job, and so does the end of the harness, even by SIGKILL: a run saves itself and can be
+    resumed.
+    """
+    os.setsid()  # Ctrl-C reaches the harness alone, which passes it on
+    log = os.open(place.log(job), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    show_messages()
+    sys.exit(run_job(job, place, threads=threads))
+
+
+def _stop_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_job(job: Job, place: Place, *, threads: int | None = None) -> int:
+    """0 when the result is written, 128 + n when signal n stopped the job, 2 for a mistake, which is logged."""
+    run, result = place.runs / job.name, place.result(job)
+    config = dataclasses.replace(place.located(job), threads=threads)
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with run.with_name(f".{run.name}.lock").open("w") as lock:
+        # another harness, or an orphan of a killed one, may still be at this job: wait for it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if result.is_file():
+            return 0
+        versions = _versions()  # of the code that is loaded: the checkout may change before the job ends
+        try:
+            measured = _pretrained(job, config, run) if job.kind == "pretrained" else _baseline(job, config, run)
+        except Stopped as stopped:
+            return 128 + stopped.signal
+        except (DsslError, OSError) as mistake:
+            logger.error(one_line(mistake, longest=1000))
+            return 2
+        versions["precision"] = measured.pop("precision")
+        training = None if job.training is None else dataclasses.asdict(job.training)
+        # with the name of the data set instead of a folder of this machine
+        settings = config_io.to_dict(dataclasses.replace(job.config, threads=None))
+        Outcome(
+            name=job.name, scale=job.scale, seed=job.config.seed, fingerprint=job.fingerprint, config=settings,
+            training=training, versions=versions, **measured,
+        ).write(result)  # fmt: skip
+    return 0
+
+
+def _pretrained(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """What goes into the result."""
+    ended = train(config, folder, gallery=draw_gallery)
+    if ended.signal is not None:
+        raise Stopped(ended.signal)
+    run, about = read_run(folder), RunFolder(folder).read_config()
+    accuracies = {}
+    if ended.verdict.status != "diverged":
+        accuracies = _measure(_benchmark(config, open_weights(folder), labels=job.labels), job.protocols)
+    return {
+        "verdict": ended.verdict.status,
+        "reason": run.verdict.reason,
+        "spread": run.spread,
+        "accuracies": accuracies,
+        "steps": ended.step,
+        "seconds": round(run.seconds, 1),
+        "precision": about["precision"],
+        "data": {"images": about["images"], "fingerprint": about["fingerprint"]},
+        "curves": {
+            "knn": [(round(x, 3), round(y, 3)) for x, y in run.curve("knn")],
+            "spread": [(round(x, 3), round(y, 4)) for x, y in run.thinned("spread", 60)],
+        },
+    }
+
+
+def _baseline(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Raw pixels, the encoder before its first step, or that encoder trained with labels."""
+    start, steps = time.monotonic(), 0
+    encoder = untrained_encoder(config)
+    if job.kind == "pixels":
+        encoder = encoder.raw_pixels()
+    benchmark = _benchmark(config, encoder, labels=config.limit if job.training else job.labels)
+    if job.training is None:
+        accuracies = _measure(benchmark, job.protocols)
+    else:  # on the whole test set after the last epoch; a stopped training resumes in the folder
+        folder.mkdir(parents=True, exist_ok=True)
+        resumable = dataclasses.replace(benchmark, folder=folder)
+        (result,) = supervised(resumable, network=encoder.network, training=job.training)
+        accuracies = {"supervised": _measured(result, benchmark)}
+        used = result.protocol["training"]
+        steps = used["epochs"] * (len(benchmark.train) // used["batch_size"])
+    return {
+        "verdict": job.kind,
+        "reason": "",
+        "spread": None,
+        "accuracies": accuracies,
+        "steps": steps,
+        "seconds": round(time.monotonic() - start, 1),
+        "precision": "fp32",
+        "data": {"images": len(benchmark.train), "fingerprint": benchmark.train.fingerprint},
+    }
+
+
+def _benchmark(config: RunConfig, encoder: Encoder, *, labels: int | None) -> Benchmark:
+    """The encoder with both splits; ``labels`` limits the labelled training images."""
+    encoder.network.to(pick_device(config.device))
+    train, test = open_data(dataclasses.replace(config, limit=labels)), open_test_data(config)
+    if test is None:
+        raise DsslError(f"{config.data} has no labelled test images, so nothing can be measured on it")
+    store = FeatureStore(dataclasses.replace(encoder, threads=config.threads))
+    return Benchmark.of(store, train, test, seed=config.seed)
+
+
+def _measure(benchmark: Benchmark, protocols: Sequence[str]) -> dict[str, Measured]:
+    """One accuracy of each kind: of several kNN results the one with the fewest neighbours, k = 20."""
+    accuracies: dict[str, Measured] = {}
+    for result in evaluate(benchmark, protocols).results:
+        accuracies.setdefault(str(result.protocol["kind"]), _measured(result, benchmark))
+    return accuracies
+
+
+def _measured(result: Result, benchmark: Benchmark) -> Measured:
+    low, high = result.interval
+    protocol = {key: value for key, value in result.protocol.items() if key not in _LEFT_OUT}
+    if "checkpoint" in protocol:
+        protocol["checkpoint"] = {key: protocol["checkpoint"].get(key) for key in _OF_CHECKPOINT}
+    assert result.predicted is not None
+    return Measured(
+        accuracy=result.accuracy,
+        interval=(round(low, 3), round(high, 3)),
+        protocol={"name": result.name, **protocol},
+        right=pack(result.predicted.numpy() == benchmark.test_labels),
+    )
+
+
+def _versions() -> dict[str, str]:
+    """Of the software; with the Git commit where dssl runs from a checkout ("-dirty": with changed files)."""
+    versions = {"dssl": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
+    checkout = Path(__file__).parents[1]
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    if (checkout / ".git").exists():  # else it would be the commit of whatever project dssl is installed in
+        with suppress(OSError, subprocess.CalledProcessError):
+            versions["commit"] = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return versions

@@ -115,13 +115,11 @@ def read(path: Path) -> Outcome:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain.pop("format_version") != _FORMAT_VERSION:
             raise DsslError(f"{path} has another format: delete it and the run is done again")
-        measured = {
-            kind: Measured(**{**entry, "interval": (low, high)})
-            for kind, entry in plain.pop("accuracies").items()
-            for low, high in [entry["interval"]]
-        }
+        for kind, entry in plain["accuracies"].items():
+            low, high = entry.pop("interval")
+            plain["accuracies"][kind] = Measured(interval=(low, high), **entry)
         curves = {name: [(x, y) for x, y in points] for name, points in plain.pop("curves").items()}
-        return Outcome(**plain, accuracies=measured, curves=curves)
+        return Outcome(curves=curves, **plain)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DsslError(
             f"{path} is not a result of dssl reproduce ({error}): delete it and the run is done again"
@@ -130,9 +128,5 @@ def read(path: Path) -> Outcome:
 
 def finished(jobs: Sequence[Job], place: Place) -> dict[str, Outcome]:
     """The results that exist and have exactly the settings of these jobs."""
-    results = {job.name: read(place.result(job)) for job in jobs if place.result(job).is_file()}
-    return {
-        job.name: results[job.name]
-        for job in jobs
-        if job.name in results and results[job.name].fingerprint == job.fingerprint
-    }
+    results = [(job, read(place.result(job))) for job in jobs if place.result(job).is_file()]
+    return {job.name: result for job, result in results if result.fingerprint == job.fingerprint}

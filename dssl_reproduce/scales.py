@@ -90,16 +90,12 @@ def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
             "choose a scale with more epochs, such as cpu-few"
         )
     config = config_io.build(RunConfig, {"method": dict(experiment.settings)}, base=vars(config), where="experiment")
+    warmup = config.optimizer.warmup_epochs * experiment.epochs
     return dataclasses.replace(
-        config,
-        epochs=int(epochs),
-        optimizer=dataclasses.replace(
-            config.optimizer, warmup_epochs=config.optimizer.warmup_epochs * experiment.epochs
-        ),
-        graph=experiment.graph,
-        heavy=experiment.heavy if heavy else NO_HEAVY,
+        config, epochs=int(epochs), optimizer=dataclasses.replace(config.optimizer, warmup_epochs=warmup),
+        graph=experiment.graph, heavy=experiment.heavy if heavy else NO_HEAVY,
         standard=experiment.standard or config.standard,
-    )
+    )  # fmt: skip
 
 
 def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
@@ -121,15 +117,9 @@ def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
     words += [f"{config.epochs} epochs"] if experiment.epochs != 1 else []
     slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return Job(
-        name=f"{slug}-seed{seed}-{fingerprint[:6]}",
-        scale=scale.name,
-        kind=kind,
-        config=config,
-        training=training,
-        protocols=protocols,
-        labels=scale.labels,
-        fingerprint=fingerprint,
-    )
+        name=f"{slug}-seed{seed}-{fingerprint[:6]}", scale=scale.name, kind=kind, config=config, training=training,
+        protocols=protocols, labels=scale.labels, fingerprint=fingerprint,
+    )  # fmt: skip
 
 
 def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int], rows: Sequence[str] = ()) -> list[Job]:
@@ -142,13 +132,9 @@ def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int], ro
         if row not in (names := dict.fromkeys(cell.row for cell in cells)):
             raise choices("row", row, names)
     cells = [cell for cell in cells if not rows or cell.row in rows]
-    found: dict[str, Job] = {}
-    for seed in seeds:
-        for cell in cells:
-            if cell.experiment is not None:
-                job = job_of(cell.experiment, scale, seed=seed)
-                found.setdefault(job.name, job)
-    return list(found.values())
+    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
+    jobs = [job_of(experiment, scale, seed=seed) for seed in seeds for experiment in experiments]
+    return list({job.name: job for job in jobs}.values())
 
 
 def with_our_rows(target: Target, scale: Scale) -> Target:
@@ -161,12 +147,12 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
         return target
     columns: dict[str, Experiment] = {}
     """An experiment of each column: the first directed one where there is one."""
-    for cell in target.cells:
-        one = cell.experiment
-        if one is None or one.method in BASELINES:
-            continue
-        if cell.column not in columns or (columns[cell.column].graph in _UNDIRECTED and one.graph not in _UNDIRECTED):
-            columns[cell.column] = one
+    pretrained = [
+        (cell.column, one) for cell in target.cells if (one := cell.experiment) and one.method not in BASELINES
+    ]
+    for column, one in pretrained:
+        if column not in columns or (columns[column].graph in _UNDIRECTED and one.graph not in _UNDIRECTED):
+            columns[column] = one
 
     def added(row: str, column: str, experiment: Experiment) -> PaperCell:
         return PaperCell(row=row, column=column, paper=OURS, experiment=experiment)
@@ -211,17 +197,11 @@ _EPOCHS = 2
 
 def _settings(data: str, method: str, *, encoder: str, images: int, epochs: int) -> RunConfig:
     batch_size, peak, optimizer, heads = _TUNED[method]
+    optimizer = dataclasses.replace(optimizer, rate=peak * 256 / batch_size, warmup_epochs=0.05 * epochs)
     return RunConfig(
-        data=data,
-        normalization=data,
-        limit=images,
-        encoder=encoder,
-        method=heads,
-        epochs=epochs,
-        batch_size=batch_size,
-        knn_every=max(1, epochs // 5),
-        optimizer=dataclasses.replace(optimizer, rate=peak * 256 / batch_size, warmup_epochs=0.05 * epochs),
-    )
+        data=data, normalization=data, limit=images, encoder=encoder, method=heads, epochs=epochs,
+        batch_size=batch_size, knn_every=max(1, epochs // 5), optimizer=optimizer,
+    )  # fmt: skip
 
 
 def _small_scale(name: str, meaning: str, *, images: int, epochs: int, encoder: str = "whitened") -> Scale:
@@ -258,17 +238,11 @@ SCALES: dict[str, Scale] = {
         _small_scale("cpu-few", "5,000 images, as many steps as cpu", images=_FEW, epochs=10 * _EPOCHS),
         _small_scale("cpu-1000", "1,000 images, about as many steps as cpu", images=_FEWEST, epochs=50 * _EPOCHS),
         _small_scale(
-            "hour",
-            "all of CIFAR-10, up to an hour per run on two cores",
-            images=_ALL,
-            epochs=10 * _EPOCHS,
+            "hour", "all of CIFAR-10, up to an hour per run on two cores", images=_ALL, epochs=10 * _EPOCHS,
             encoder="whitened-quadrants",
         ),
         _small_scale(
-            "hour-few",
-            "5,000 images, as many steps as hour",
-            images=_FEW,
-            epochs=100 * _EPOCHS,
+            "hour-few", "5,000 images, as many steps as hour", images=_FEW, epochs=100 * _EPOCHS,
             encoder="whitened-quadrants",
         ),
         Scale(
@@ -283,7 +257,7 @@ SCALES: dict[str, Scale] = {
             linear=lambda data, method: "linear-sgd" if data == "cifar10" or method == "simclr" else "linear-lars",
         ),
     )
-}
+}  # fmt: skip
 
 
 def named_scale(name: str) -> Scale:

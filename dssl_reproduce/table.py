@@ -181,9 +181,7 @@ def paired_error(first: Sequence[Outcome], second: Sequence[Outcome], *, seed_er
     got right, with the same seeds and test images.
     """
     arms = [{run.seed: run.main for run in runs} for runs in (first, second)]
-    images = [
-        {None if main is None else main.protocol.get("test_fingerprint") for main in arm.values()} for arm in arms
-    ]
+    images = [{main and main.protocol.get("test_fingerprint") for main in arm.values()} for arm in arms]
     if arms[0].keys() != arms[1].keys() or images[0] != images[1] or len(images[0]) != 1:
         return None
     differences = []
@@ -303,13 +301,8 @@ def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
         about = f"`{target.name}` of the paper (`{target.label}`), {about} An entry is *the paper's number* → ours."
     else:
         about = f"`{target.name}`, not in the paper: {about}"
-    lines = [
-        f"# {target.title}",
-        "",
-        about,
-        "",
-        *_grid(table, _both if target.label else lambda cell: _escape(cell.ours)),
-    ]
+    show = _both if target.label else lambda cell: _escape(cell.ours)
+    lines = [f"# {target.title}", "", about, "", *_grid(table, show)]
     if any(cell.knn is not None for cell in table.cells.values()):
         neighbours = {str(run.accuracies["knn"].protocol.get("k")) for run in outcomes if "knn" in run.accuracies}
         lines += ["", f"kNN accuracy (k = {' or '.join(sorted(neighbours))}, temperature 0.1), % of the same runs:", ""]
@@ -384,9 +377,7 @@ def terminal(table: ResultTable) -> str:
     body = text.columns(grid)
     if max(map(len, body)) > 118:
         entries = table.cells.items()
-        body = text.columns(
-            [(f"{row}, {column}", f"{cell.paper:>9} -> {cell.ours}") for (row, column), cell in entries]
-        )
+        body = text.columns([(", ".join(place), f"{cell.paper:>9} -> {cell.ours}") for place, cell in entries])
     compared = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons

@@ -17,8 +17,7 @@ from dssl.errors import DsslError
 from dssl.evaluation import protocols
 from dssl.weights import checkpoint
 from dssl_reproduce import outcome
-from dssl_reproduce.child import run_job
-from dssl_reproduce.harness import gpus_here, progress, run_jobs
+from dssl_reproduce.harness import gpus_here, progress, run_job, run_jobs
 from dssl_reproduce.outcome import finished
 from dssl_reproduce.paper import Experiment, PaperCell
 from dssl_reproduce.scales import job_of, jobs_of
