@@ -29,18 +29,15 @@ def run(arguments: Arguments) -> int:
     from dssl.data.source import expanded
     from dssl.log import show_messages
     from dssl_coco.finetune import COMPARABLE, finetune
-    from dssl_coco.page import score_table, write_page
+    from dssl_coco.results import write_page
 
     config = dataclasses.replace(arguments.config, weights=expanded(arguments.config.weights))
     show_messages()
     result = finetune(config, arguments.out)
     if result.scores is not None:
-        written = write_page(
-            result, arguments.out, pictures=config.pictures, command=command_line("evaluate-coco", arguments)
-        )
-        print(score_table(result.scores))
-        print(f"note: {COMPARABLE}")
-        print(written)
+        command = command_line("evaluate-coco", arguments)
+        written = write_page(result, arguments.out, pictures=config.pictures, command=command)
+        print(result.scores.table(), f"note: {COMPARABLE}", written, sep="\n")
     elif result.ending.signal is None and result.ending.exit_code and is_first_process():
         print(f"{result.ending.verdict.status}: {result.ending.checkpoint}")
     return result.ending.exit_code

@@ -15,6 +15,10 @@ ITERATIONS, BATCH, WARMUP = 90_000, 16, 500
 """The 1x schedule: steps, images per step, steps of warm-up."""
 DROPS = (60_000, 80_000)
 """The steps at which the 1x schedule divides its rate by ten."""
+_AT_LEAST = dict.fromkeys(
+    ("batch_size", "test_size", "max_size", "proposals", "samples", "look_every", "round", "keep", "train_images",
+     "test_images", "steps", "threads"), 1,
+) | {"warmup": 0, "pictures": 0}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +96,14 @@ class CocoConfig:
     """Images shown with their detections on the page."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "test_size", "max_size", "proposals", "samples", "look_every", "round", "keep"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("train_images", "test_images", "steps", "threads"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least 1")
-        for name in ("schedule", "rate", "save_minutes"):
-            finite(name, getattr(self, name), strictly=True)
+        for name, value in vars(self).items():
+            if name in _AT_LEAST and value is not None:
+                require(value >= _AT_LEAST[name], name, value, "at least 1" if _AT_LEAST[name] else "0 or more")
+        for name, number in (("schedule", self.schedule), ("rate", self.rate), ("save_minutes", self.save_minutes)):
+            finite(name, number, strictly=True)
         finite("weight_decay", self.weight_decay)
         require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
-        require(self.warmup is None or self.warmup >= 0, "warmup", self.warmup, "0 or more")
         require(self.clip is None or self.clip > 0, "clip", self.clip, "a number above 0")
-        require(self.pictures >= 0, "pictures", self.pictures, "0 or more")
         require(len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels")
         fits = max(*self.sizes, self.test_size) <= self.max_size
         require(fits, "max_size", self.max_size, "at least as large as every other size")

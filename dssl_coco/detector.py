@@ -19,10 +19,8 @@ from dssl.models import build_encoder
 from dssl.state import Loss
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
-from dssl_coco.batches import Sample
 from dssl_coco.config import SCRATCH, CocoConfig
-
-_COUNTER = "num_batches_tracked"
+from dssl_coco.data import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +60,8 @@ class Detector(nn.Module):
     def forward(self, samples: Sequence[Sample]) -> Loss:
         targets = [{"boxes": one.boxes, "labels": one.labels, "masks": one.masks} for one in samples]
         losses = self.network([one.pixels.float() / 255 for one in samples], targets)
-        parts = {name.removeprefix("loss_"): value for name, value in losses.items()}
-        first, *others = parts.values()
-        return Loss(sum(others, first), {name: one.detach() for name, one in parts.items()})
+        first, *others = losses.values()
+        return Loss(sum(others, first), {name.removeprefix("loss_"): part.detach() for name, part in losses.items()})
 
     @torch.no_grad()
     def detect(self, image: Tensor, *, size: tuple[int, int]) -> dict[str, Tensor]:
@@ -104,21 +101,14 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
     if config.frozen:
         freeze_batchnorm(encoder)
     width = encoder.layer4[-1].conv1.in_channels
-    body = BackboneWithFPN(
-        encoder,
-        {f"layer{number}": str(number - 1) for number in range(1, 5)},
-        [width // 8, width // 4, width // 2, width],
-        out_channels=256,
-    )
+    stages = {f"layer{number}": str(number - 1) for number in range(1, 5)}
+    body = BackboneWithFPN(encoder, stages, [width // 8, width // 4, width // 2, width], out_channels=256)
     if read is not None:
         verified = verify_backbone(body.body, config)
+        text = f"{read.report}; {verified} of {verified} tensors of the backbone are the file's, bit for bit"
         origin = Origin(
-            text=f"{read.report}; {verified} of {verified} tensors of the backbone are the file's, bit for bit",
-            encoder=read.name,
-            sha256=read.sha256,
-            normalization=read.normalization,
-            verified_tensors=verified,
-        )
+            text=text, encoder=read.name, sha256=read.sha256, normalization=read.normalization, verified_tensors=verified
+        )  # fmt: skip
     assert origin is not None
     network = MaskRCNN(
         body,
@@ -156,8 +146,10 @@ def _in_wide_maps(module: nn.Module, inputs: tuple[Any, Sequence[Tensor]]) -> tu
 
 def verify_backbone(body: nn.Module, config: CocoConfig) -> int:
     """Read the file again, compare it with the detector's encoder, and return the number of tensors; a difference is an error."""
-    there = {name: value for name, value in _open(config).network.state_dict().items() if not name.endswith(_COUNTER)}
-    here = {name: value for name, value in body.state_dict().items() if not name.endswith(_COUNTER)}
+    here, there = (
+        {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
+        for network in (body, _open(config).network)
+    )
     wrong = [name for name, value in here.items() if name not in there or not torch.equal(value, there[name])]
     if wrong or here.keys() != there.keys():
         names = wrong or sorted(there.keys() - here.keys())
@@ -179,11 +171,12 @@ def freeze_batchnorm(module: nn.Module) -> None:
 
 
 def _open(config: CocoConfig) -> Encoder:
-    loaded = open_weights(Path(config.weights), encoder=config.encoder)
-    _resnet(loaded.name, config.weights)
+    weights = config.weights
+    loaded = open_weights(Path(weights), encoder=config.encoder)
+    _resnet(loaded.name, weights)
     if loaded.channels != 3:
         raise DsslError(
-            f"{config.weights} is an encoder for gray images, but COCO's are in colour: pretrain with --channels 3"
+            f"{weights} is an encoder for gray images, but COCO's are in colour: pretrain with --channels 3"
         )
     loaded.network.train()
     return loaded

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.optim import build_optimizer
 from dssl.precision import autocast, precision_of
-from dssl.run import EVALUATION_FILE, Run, RunFolder
+from dssl.run import EVALUATION_FILE, Run
 from dssl.state import LossMonitor, RunLength
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-from dssl_coco.annotations import CocoData, CocoImage, read_split
-from dssl_coco.batches import CocoBatches, Sample, read_scaled, scaled_size
 from dssl_coco.config import CocoConfig
+from dssl_coco.data import CocoBatches, CocoData, CocoImage, Sample, read_scaled, read_split, scaled_size
 from dssl_coco.detector import Detector, Origin, build_detector
-from dssl_coco.results import Detection, Scores, require_pycocotools, score, to_results
+from dssl_coco.results import CocoResult, Detection, require_pycocotools, score, to_results
 
 TASK = "coco"
 _MEASURED_SIZE = 224
@@ -45,26 +43,6 @@ _REMEDIES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What the page of a scored run shows."""
-
-    test: CocoData
-    results: list[Detection]
-    protocol: dict[str, Any]
-    losses: list[tuple[int, float, dict[str, float]]]
-    """Step, loss and its parts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CocoResult:
-    """How fine-tuning ended; there are scores only after the last step, on the first process."""
-
-    ending: loop.Ending
-    scores: Scores | None = None
-    findings: Findings | None = None
-
-
 def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
     """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split."""
     require_pycocotools()
@@ -76,8 +54,8 @@ def _run(config: CocoConfig, opened: Run) -> CocoResult:
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     assert folder is not None
     train, test = _data(config)
-    known = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
-    detector, origin = build_detector(config, classes=len(train.category_ids), origin=known)
+    begun = Origin.of(kept["origin"]) if kept is not None and resumed is not None else None
+    detector, origin = build_detector(config, classes=len(train.category_ids), origin=begun)
     precision, why = precision_of(
         config.precision, kept, world,
         # part of an image is enough: which precision is faster hardly depends on the size
@@ -92,11 +70,9 @@ def _run(config: CocoConfig, opened: Run) -> CocoResult:
         "fingerprint": train.fingerprint,
     }
     images = train.trainable()
-    about = {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint}
-    opened.describe(header | about)
+    opened.describe(header | {"precision": precision, "images": len(images), "test_fingerprint": test.fingerprint})
     task = Finetuning(config, images, detector, world=world, header=header, precision=precision)
-    intro = [origin.text, *_greeting(config, train, test, world, why), COMPARABLE]
-    ending = loop.run(task, opened, intro=intro)
+    ending = loop.run(task, opened, intro=[origin.text, *_intro(config, train, test, world, why), COMPARABLE])
     if ending.step < ending.total or ending.signal is not None or ending.verdict.status == "diverged":
         return CocoResult(ending=ending)
     with autocast(world.device, precision):
@@ -104,12 +80,28 @@ def _run(config: CocoConfig, opened: Run) -> CocoResult:
     if not world.first:
         return CocoResult(ending=ending)
     scores = score(test, results)
-    protocol = _protocol(config, train, test, origin, ending, precision=precision, processes=world.size)
+    assert ending.checkpoint is not None
+    protocol = {
+        "detector": "torchvision Mask R-CNN with a feature pyramid on all four stages",
+        "note": COMPARABLE,
+        "weights": origin.plain(),
+        "config": config_io.to_dict(config),
+        "precision": precision,
+        "processes": world.size,
+        "steps": config.total,
+        "rate drops at": list(config.drops),
+        "batchnorm": "frozen" if config.frozen else "trained over the global batch",
+        "train": {"name": train.name, "images": len(images), "fingerprint": train.fingerprint},
+        "test": {"name": test.name, "images": len(test.images), "fingerprint": test.fingerprint},
+        "left out": [*train.notes, *test.notes],
+        "checkpoint": {"file": ending.checkpoint.name, "sha256": checkpoint.read(ending.checkpoint).header["sha256"]},
+        "scored": "the weights of the last step, once",
+    }
     write_text(folder.path / "results.json", json.dumps(results) + "\n")
     written = {"scores": scores.plain(), "protocol": protocol}
     write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")
-    findings = Findings(test=test, results=results, protocol=protocol, losses=_losses(folder))
-    return CocoResult(ending=ending, scores=scores, findings=findings)
+    losses = [(record["step"], record["loss"], record["parts"]) for record in folder.metrics() if "parts" in record]
+    return CocoResult(ending=ending, scores=scores, test=test, detections=results, protocol=protocol, losses=losses)
 
 
 class Finetuning(loop.Task[tuple[Sample, ...]]):
@@ -118,15 +110,9 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
     name = "detector"
 
     def __init__(
-        self,
-        config: CocoConfig,
-        images: Sequence[CocoImage],
-        detector: Detector,
-        *,
-        world: World,
-        header: Mapping[str, Any],
-        precision: Precision,
-    ) -> None:
+        self, config: CocoConfig, images: Sequence[CocoImage], detector: Detector, *, world: World,
+        header: Mapping[str, Any], precision: Precision,
+    ) -> None:  # fmt: skip
         self.config, self.images, self.world, self.header = config, images, world, header
         self.module = self.objective = detector.to(world.device).train()
         per_epoch = len(images) / config.batch_size
@@ -140,11 +126,8 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
         self.monitor = LossMonitor(remedies=_REMEDIES)
 
     def batches(self, start: int) -> AbstractContextManager[CocoBatches]:
-        world = self.world
-        return CocoBatches(
-            self.images, self.config, start=start, rank=world.rank, world_size=world.size,
-            pinned=world.device.type == "cuda",
-        )  # fmt: skip
+        world, pinned = self.world, self.world.device.type == "cuda"
+        return CocoBatches(self.images, self.config, start=start, rank=world.rank, world_size=world.size, pinned=pinned)
 
     def to_device(self, batch: tuple[Sample, ...]) -> list[Sample]:
         return [sample.to(self.world.device) for sample in batch]
@@ -187,7 +170,7 @@ def _data(config: CocoConfig) -> tuple[CocoData, CocoData]:
     return train, test
 
 
-def _greeting(config: CocoConfig, train: CocoData, test: CocoData, world: World, why: str) -> list[str]:
+def _intro(config: CocoConfig, train: CocoData, test: CocoData, world: World, why: str) -> list[str]:
     norm = "frozen" if config.frozen else "trained, over all processes" if world.size > 1 else "trained"
     processes = f"{world.size} processes on " if world.size > 1 else ""
     objects = [len(image.objects) for image in train.trainable()]
@@ -197,36 +180,3 @@ def _greeting(config: CocoConfig, train: CocoData, test: CocoData, world: World,
         *(f"{train.name}: {note}" for note in train.notes),
         *(f"{test.name}: {note}" for note in test.notes if test.name != train.name),
     ]
-
-
-def _protocol(
-    config: CocoConfig,
-    train: CocoData,
-    test: CocoData,
-    origin: Origin,
-    ending: loop.Ending,
-    *,
-    precision: Precision,
-    processes: int,
-) -> dict[str, Any]:
-    assert ending.checkpoint is not None
-    return {
-        "detector": "torchvision Mask R-CNN with a feature pyramid on all four stages",
-        "note": COMPARABLE,
-        "weights": origin.plain(),
-        "config": config_io.to_dict(config),
-        "precision": precision,
-        "processes": processes,
-        "steps": config.total,
-        "rate drops at": list(config.drops),
-        "batchnorm": "frozen" if config.frozen else "trained over the global batch",
-        "train": {"name": train.name, "images": len(train.trainable()), "fingerprint": train.fingerprint},
-        "test": {"name": test.name, "images": len(test.images), "fingerprint": test.fingerprint},
-        "left out": [*train.notes, *test.notes],
-        "checkpoint": {"file": ending.checkpoint.name, "sha256": checkpoint.read(ending.checkpoint).header["sha256"]},
-        "scored": "the weights of the last step, once",
-    }
-
-
-def _losses(folder: RunFolder) -> list[tuple[int, float, dict[str, float]]]:
-    return [(record["step"], record["loss"], record["parts"]) for record in folder.metrics() if "parts" in record]

@@ -1,24 +1,49 @@
-"""Detections in COCO's results format, and their scores, which pycocotools computes."""
+"""Detections in COCO's results format, their scores, which pycocotools computes, and the page that shows them."""
 
 import contextlib
 import importlib
 import io
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image as Pillow
+from PIL import ImageColor, ImageDraw
 from torch import Tensor
 
+from dssl import rng
 from dssl.errors import DsslError
-from dssl_coco.annotations import CocoData, CocoImage
+from dssl.files import write_text
+from dssl.loop import Ending
+from dssl.report import page
+from dssl.report.figures import SERIES, Plot, styled, to_svg
+from dssl.report.pictures import Picture, embedded
+from dssl.run import EVALUATION_PAGE
+from dssl.text import columns
+from dssl_coco.data import CocoData, CocoImage, Segmentation, draw_mask, read_scaled, scaled_size
 
 COLUMNS = ("AP", "AP50", "AP75")
 MASK_THRESHOLD = 0.5
 Detection = dict[str, Any]
 """image_id, category_id, score, bbox (x, y, width, height) and segmentation (run lengths)."""
+Losses = Sequence[tuple[int, float, Mapping[str, float]]]
+"""Step, loss and its parts."""
+SHOWN = 0.5
+"""Detections with a lower score are not drawn."""
+_SIDE = 520
+_COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#0aa5b5", "#d021b8", "#7d8f00", "#00806a", "#9a6324")
+_MEANINGS = {
+    "AP": "Average precision, averaged over the required overlaps 0.50, 0.55, ..., 0.95 and over categories.",
+    "AP50, AP75": "The same where an overlap (intersection over union) of 0.50, or of 0.75, is enough.",
+    "box, mask": "The overlap of rectangles, or of pixels.",
+    "objects": "Annotated objects of the category in the scored images, without crowds; "
+    "a category without objects has no AP.",
+}
 
 
 def require_pycocotools() -> None:
@@ -49,21 +74,34 @@ class Scores:
     detections: int
 
     def plain(self) -> dict[str, Any]:
-        return {
-            "box": self.box,
-            "mask": self.mask,
-            "images": self.images,
-            "detections": self.detections,
-            "classes": [
-                {"name": one.name, "objects": one.objects, "box AP": one.box, "mask AP": one.mask}
-                for one in self.classes
-            ],
-        }
+        classes = [
+            {"name": one.name, "objects": one.objects, "box AP": one.box, "mask AP": one.mask} for one in self.classes
+        ]
+        counts = {"images": self.images, "detections": self.detections}
+        return {"box": self.box, "mask": self.mask, **counts, "classes": classes}
+
+    def table(self) -> str:
+        """The six columns for a terminal."""
+        head = [f"{kind} {column}" for kind in ("box", "mask") for column in COLUMNS]
+        values = [f"{measured[column]:.1f}" for measured in (self.box, self.mask) for column in COLUMNS]
+        return "\n".join(columns([head, values], align=">" * len(head)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CocoResult:
+    """How fine-tuning ended; there are scores, and what their page shows, only after the last step, on the first process."""
+
+    ending: Ending
+    scores: Scores | None = None
+    test: CocoData | None = None
+    detections: Sequence[Detection] = ()
+    protocol: Mapping[str, Any] | None = None
+    losses: Losses = ()
 
 
 def to_results(image: CocoImage, found: dict[str, Tensor], category_ids: Sequence[int]) -> list[Detection]:
     """A detector's output for one image (boxes as corners, labels from 1, soft masks) as COCO's results."""
-    found = {name: value.cpu() for name, value in found.items()}
+    boxes, labels, scores, masks = (found[name].cpu() for name in ("boxes", "labels", "scores", "masks"))
     return [
         {
             "image_id": image.id,
@@ -73,7 +111,7 @@ def to_results(image: CocoImage, found: dict[str, Tensor], category_ids: Sequenc
             "segmentation": encode_mask((soft[0] > MASK_THRESHOLD).byte().numpy()),
         }
         for (left, top, right, bottom), label, score, soft in zip(
-            found["boxes"].tolist(), found["labels"].tolist(), found["scores"].tolist(), found["masks"], strict=True
+            boxes.tolist(), labels.tolist(), scores.tolist(), masks, strict=True
         )
     ]
 
@@ -88,24 +126,12 @@ def encode_mask(pixels: NDArray[np.uint8]) -> dict[str, Any]:
 
 def ground_truth(data: CocoData) -> dict[str, Any]:
     """The split as a COCO data set; ids start at 1, since pycocotools takes a match with id 0 for a miss."""
-    annotations = [
-        {
-            "image_id": image.id,
-            "category_id": data.category_ids[one.label - 1],
-            "bbox": list(one.box),
-            "area": one.area,
-            "iscrowd": int(one.crowd),
-            "segmentation": one.segmentation,
-        }
-        for image in data.images
-        for one in image.instances
-    ]
+    annotations = [one for image in data.images for one in image.annotations]
+    categories = zip(data.category_ids, data.category_names, strict=True)
     return {
         "info": {},
-        "images": [{"id": one.id, "height": one.size[0], "width": one.size[1]} for one in data.images],
-        "categories": [
-            {"id": number, "name": name} for number, name in zip(data.category_ids, data.category_names, strict=True)
-        ],
+        "images": [{"id": image.id, "height": image.size[0], "width": image.size[1]} for image in data.images],
+        "categories": [{"id": number, "name": name} for number, name in categories],
         "annotations": [{"id": number, **one} for number, one in enumerate(annotations, 1)],
     }
 
@@ -114,25 +140,20 @@ def score(data: CocoData, results: Iterable[Detection]) -> Scores:
     """Box and mask AP, AP50 and AP75 over every image of the split, with at most 100 detections per image."""
     from pycocotools.coco import COCO
 
-    found = list(results)
+    detections = list(results)
     truth = ground_truth(data)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints as it goes
         expected = _dataset(COCO(), truth)
         # loadRes cannot read an empty list
-        given = expected.loadRes(found) if found else _dataset(COCO(), {**truth, "annotations": []})
+        given = expected.loadRes(detections) if detections else _dataset(COCO(), {**truth, "annotations": []})
         box, box_classes = _evaluate(expected, given, "bbox")
         mask, mask_classes = _evaluate(expected, given, "segm")
-    objects = Counter(one.label for image in data.images for one in image.objects)
-    return Scores(
-        box=box,
-        mask=mask,
-        classes=tuple(
-            ClassScore(name=name, objects=objects[label], box=box_classes[label - 1], mask=mask_classes[label - 1])
-            for label, name in enumerate(data.category_names, 1)
-        ),
-        images=len(data.images),
-        detections=len(found),
+    objects = Counter(one["label"] for image in data.images for one in image.objects)
+    classes = tuple(
+        ClassScore(name=name, objects=objects[label], box=box_classes[label - 1], mask=mask_classes[label - 1])
+        for label, name in enumerate(data.category_names, 1)
     )
+    return Scores(box=box, mask=mask, classes=classes, images=len(data.images), detections=len(detections))
 
 
 def _evaluate(expected: Any, given: Any, kind: str) -> tuple[dict[str, float], list[float | None]]:
@@ -142,13 +163,124 @@ def _evaluate(expected: Any, given: Any, kind: str) -> tuple[dict[str, float], l
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    columns = {name: 100 * float(value) for name, value in zip(COLUMNS, evaluation.stats[:3], strict=True)}
+    percent = {name: 100 * float(value) for name, value in zip(COLUMNS, evaluation.stats[:3], strict=True)}
     # IoU thresholds x recalls x categories x areas x detections per image: all areas, at most 100; -1 means "no object"
     precision = np.moveaxis(evaluation.eval["precision"][:, :, :, 0, 2], 2, 0)
-    return columns, [100 * float(values.mean()) if (values > -1).all() else None for values in precision]
+    return percent, [100 * float(values.mean()) if (values > -1).all() else None for values in precision]
 
 
 def _dataset(coco: Any, content: dict[str, Any]) -> Any:
     coco.dataset = content
     coco.createIndex()
     return coco
+
+
+def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
+    """Write the page of a scored run to its folder: six columns, every category, the loss, detections next to annotations."""
+    scores, data, protocol = result.scores, result.test, result.protocol
+    assert scores is not None
+    assert data is not None
+    assert protocol is not None
+    weights, config = protocol["weights"], protocol["config"]
+    # the same images for every run with this seed, so that two pages can be compared
+    images = data.trainable()
+    chosen = [images[place] for place in rng.sample(rng.key(config["seed"], "coco pictures"), len(images), pictures)]
+    context = {
+        "name": data.name,
+        "facts": [
+            ("encoder", weights["encoder"]),
+            ("weights", (weights["sha256"] or "from scratch")[:16]),
+            ("backbone tensors verified", str(weights["verified_tensors"])),
+            ("steps", f"{protocol['steps']:,}"),
+            ("images per step", str(config["batch_size"])),
+            ("BatchNorm", protocol["batchnorm"]),
+            ("train images", f"{protocol['train']['images']:,}"),
+            ("scored images", f"{scores.images:,}"),
+            ("seed", str(config["seed"])),
+        ],
+        "weights": weights["text"],
+        "notes": [protocol["note"], *dict.fromkeys(protocol["left out"])],
+        "columns": COLUMNS,
+        "rows": [
+            (kind, [f"{measured[column]:.1f}" for column in COLUMNS])
+            for kind, measured in (("box", scores.box), ("mask", scores.mask))
+        ],
+        "classes": [one for one in sorted(scores.classes, key=lambda one: -one.objects) if one.objects],
+        "absent": sum(one.objects == 0 for one in scores.classes),
+        "losses": loss_plot(result.losses) if result.losses else None,
+        "sheets": [_sheet(data, image, result.detections) for image in chosen],
+        "shown": f"{SHOWN:g}",
+        "meanings": _MEANINGS.items(),
+        "protocol": json.dumps(protocol, indent=1, sort_keys=True),
+        "command": command,
+    }
+    path = folder / EVALUATION_PAGE
+    write_text(path, page.render("coco.html", title=f"Detection and segmentation on {data.name}", context=context))
+    return path
+
+
+def loss_plot(losses: Losses) -> Plot:
+    """The loss and its five parts over the steps."""
+    from matplotlib.figure import Figure
+
+    steps = [step for step, _, _ in losses]
+    description = f"Loss from {losses[0][1]:.2f} at step {steps[0]} to {losses[-1][1]:.2f} at step {steps[-1]}"
+    with styled():
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(steps, [total for _, total, _ in losses], color=SERIES[0], linewidth=2, label="total")
+        for color, name in zip(SERIES[1:], losses[0][2], strict=False):
+            axes.plot(steps, [parts[name] for _, _, parts in losses], color=color, linewidth=1, label=name)
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y")
+        axes.legend(ncols=3, fontsize=11)
+        svg = to_svg(figure, name="loss", description=description)
+    return Plot(svg=svg, description=description, caption=f"{description}.")
+
+
+class _Drawn(NamedTuple):
+    """An object on a picture."""
+
+    box: Sequence[float]
+    segmentation: Segmentation
+    color: str
+    name: str
+
+
+def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Picture:
+    """The annotations on the left, the detections on the right."""
+    size = height, width = scaled_size(image.size, shorter=_SIDE, longest=_SIDE)
+
+    def drawn(one: Mapping[str, Any]) -> _Drawn:
+        place = data.category_ids.index(one["category_id"])
+        name = data.category_names[place] + (f" {one['score']:.2f}" if "score" in one else "")
+        return _Drawn(one["bbox"], one["segmentation"], _COLORS[(place + 1) % len(_COLORS)], name)
+
+    sure = [one for one in results if one["image_id"] == image.id and one["score"] >= SHOWN]
+    pixels = read_scaled(image, size).permute(1, 2, 0).numpy()
+    joined = Pillow.new("RGB", (2 * width + 8, height), "white")
+    for left, objects in ((0, image.objects), (width + 8, sorted(sure, key=lambda one: float(one["score"])))):
+        joined.paste(_painted(pixels, [drawn(one) for one in objects], before=image.size), (left, 0))
+    description = f"{image.path.name}: {len(image.objects)} objects annotated, {len(sure)} found"
+    return embedded(joined, description=description, photo=True)
+
+
+def _painted(pixels: NDArray[np.uint8], objects: Sequence[_Drawn], *, before: tuple[int, int]) -> Pillow.Image:
+    """Tint each object's pixels, then frame and name it, in the colour of its category."""
+    after = (pixels.shape[0], pixels.shape[1])
+    painted = pixels.astype(np.float32)
+    for one in objects:
+        inside = draw_mask(one.segmentation, before=before, after=after).numpy().astype(bool)
+        painted[inside] = 0.55 * painted[inside] + 0.45 * np.array(ImageColor.getrgb(one.color))
+    picture = Pillow.fromarray(painted.round().astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
+    down, across = after[0] / before[0], after[1] / before[1]
+    for (left, top, width, height), _, color, name in objects:
+        corner = (left * across, top * down)
+        pen.rectangle((*corner, (left + width) * across, (top + height) * down), outline=color, width=2)
+        place = (corner[0] + 2, max(0.0, corner[1] - 12))
+        pen.rectangle(pen.textbbox(place, name), fill=color)
+        pen.text(place, name, fill="white")
+    return picture

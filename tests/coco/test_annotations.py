@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dssl.errors import DsslError
-from dssl_coco.annotations import read_split
+from dssl_coco.data import read_split
 from tests.coco.drawing import CATEGORIES, crowd, draw, square, triangle, write
 
 
@@ -15,7 +15,7 @@ def test_categories_with_gaps_get_labels_without(tmp_path: Path) -> None:
     data = read_split(draw(tmp_path), "all")
     assert data.category_ids == (3, 41, 90)
     assert data.category_names == ("square", "never there", "triangle")
-    assert [[one.label for one in image.objects] for image in data.images] == [[1], [3], [1, 3], [], [1], [3]]
+    assert [[one["label"] for one in image.objects] for image in data.images] == [[1], [3], [1, 3], [], [1], [3]]
     assert [image.id for image in data.images] == [10, 20, 30, 40, 50, 60]
 
 
@@ -24,7 +24,7 @@ def test_empty_images_and_crowds_are_scored_but_not_trained_on(tmp_path: Path) -
     assert len(data.images) == 6
     assert [image.id for image in data.trainable()] == [10, 20, 30, 50, 60]
     (with_crowd,) = (image for image in data.images if image.id == 50)
-    assert [one.crowd for one in with_crowd.instances] == [False, True]
+    assert [one["iscrowd"] for one in with_crowd.annotations] == [0, 1]
     assert len(with_crowd.objects) == 1
     assert any("1 images without an object are not trained on" in note for note in data.notes)
     assert any("1 crowd regions" in note for note in data.notes)
@@ -39,7 +39,7 @@ def test_an_image_with_nothing_but_a_crowd_is_not_trained_on(tmp_path: Path) -> 
 def test_a_box_without_area_in_its_image_is_left_out_and_counted(tmp_path: Path, box: list[float]) -> None:
     write(tmp_path, "all", [(40, 40, [square(1, 1, 20), square(5, 5, 10) | {"bbox": box}])])
     data = read_split(tmp_path, "all")
-    assert [one.box for one in data.images[0].instances] == [(1, 1, 20, 20)]
+    assert [one["bbox"] for one in data.images[0].annotations] == [[1, 1, 20, 20]]
     assert data.notes == ("1 annotations whose box has no area inside its image are left out",)
 
 
@@ -48,7 +48,7 @@ def test_a_box_that_would_vanish_in_float32_is_left_out(tmp_path: Path, box: lis
     """torchvision refuses it in the middle of a run, and again after every resume."""
     write(tmp_path, "all", [(40, 40, [square(1, 1, 20), square(5, 5, 10) | {"bbox": box}])])
     data = read_split(tmp_path, "all")
-    assert len(data.images[0].instances) == 1
+    assert len(data.images[0].annotations) == 1
     assert data.notes == ("1 annotations whose box is thinner than 0.01 pixels are left out",)
 
 
@@ -67,7 +67,7 @@ def test_polygons_without_inside_are_left_out(tmp_path: Path) -> None:
     broken["annotations"][1]["segmentation"] = [[1, 1, 5, 5]]
     (tmp_path / "annotations" / "instances_all.json").write_text(json.dumps(broken))
     data = read_split(tmp_path, "all")
-    assert [len(one.segmentation) for one in data.images[0].instances] == [1, 1]
+    assert [len(one["segmentation"]) for one in data.images[0].annotations] == [1, 1]
     assert data.notes == ("1 annotations whose mask has no polygon with three corners are left out",)
 
 

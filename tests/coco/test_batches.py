@@ -11,8 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from dssl import rng
 from dssl.errors import DsslError
-from dssl_coco.annotations import CocoImage, read_split
-from dssl_coco.batches import Choices, CocoBatches, Sample, draw_mask, make_sample, scaled_size
+from dssl_coco.data import Choices, CocoBatches, CocoImage, Sample, draw_mask, make_sample, read_split, scaled_size
 from dssl_coco.results import encode_mask
 from tests.coco.drawing import crowd, draw, square, tiny, write
 

@@ -13,9 +13,8 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from dssl.errors import DsslError
 from dssl.precision import autocast
-from dssl_coco.annotations import read_split
-from dssl_coco.batches import make_sample
 from dssl_coco.config import CocoConfig
+from dssl_coco.data import make_sample, read_split
 from dssl_coco.detector import Detector, Origin, build_detector, verify_backbone
 from tests.coco.drawing import draw, pretrained, tiny
 

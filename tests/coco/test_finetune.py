@@ -19,12 +19,11 @@ from dssl.cli import main
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.weights import checkpoint
-from dssl_coco.annotations import read_split
-from dssl_coco.batches import CocoBatches
 from dssl_coco.config import CocoConfig
+from dssl_coco.data import CocoBatches, read_split
 from dssl_coco.detector import Origin, build_detector
 from dssl_coco.finetune import Finetuning, detect_all, finetune
-from dssl_coco.page import write_page
+from dssl_coco.results import write_page
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
 from tests.train.running import end_of, kill_at, run

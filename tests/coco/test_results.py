@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dssl_coco.annotations import CocoData, read_split
-from dssl_coco.batches import draw_mask
+from dssl_coco.data import CocoData, draw_mask, read_split
 from dssl_coco.results import COLUMNS, Detection, ground_truth, score, to_results
 from tests.coco.drawing import crowd, draw, square, triangle, write
 
@@ -27,14 +26,14 @@ def perfect(data: CocoData, *, shift: float = 0.0) -> list[Detection]:
         centres = np.stack([columns.ravel() + 0.5 - shift, rows.ravel() + 0.5], axis=1)
         masks, boxes, labels = [], [], []
         for one in image.objects:
-            assert isinstance(one.segmentation, list)
+            assert isinstance(one["segmentation"], list)
             inside = np.zeros(height * width, dtype=bool)
-            for polygon in one.segmentation:
+            for polygon in one["segmentation"]:
                 inside |= Outline(np.reshape(polygon, (-1, 2)), closed=False).contains_points(centres)
             masks.append(inside.reshape(image.size))
-            left, top, wide, high = one.box
+            left, top, wide, high = one["bbox"]
             boxes.append([left + shift, top, left + shift + wide, top + high])
-            labels.append(one.label)
+            labels.append(one["label"])
         if not boxes:
             continue
         found = {
@@ -162,7 +161,7 @@ def test_triangles_are_scored_by_their_pixels(tmp_path: Path) -> None:
         "image_id": 10, "category_id": 90, "score": 0.9, "bbox": [10, 10, 80, 80],
         "segmentation": {"size": [100, 100], "counts": runs["counts"].decode()},
     }  # fmt: skip
-    overlap = mask.iou([runs], [mask.merge(mask.frPyObjects(data.images[0].objects[0].segmentation, 100, 100))], [0])
+    overlap = mask.iou([runs], [mask.merge(mask.frPyObjects(data.images[0].objects[0]["segmentation"], 100, 100))], [0])
     assert overlap[0, 0] == pytest.approx(0.5, abs=0.01)
     measured = six(data, [one])
     assert measured[:3] == pytest.approx([100] * 3)
