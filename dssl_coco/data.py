@@ -100,20 +100,21 @@ def read_split(folder: Path, split: str, *, limit: int | None = None) -> CocoDat
             left_out[checked] += 1
         else:
             annotations[one["image_id"]].append(checked)
-    images = [
-        CocoImage(
-            id=one["id"], path=folder / split / one["file_name"], size=sizes[one["id"]],
-            annotations=tuple(annotations[one["id"]]),
-        )
-        for one in sorted(plain["images"], key=lambda one: int(one["id"]))
-    ]  # fmt: skip
+    files = sorted((one["id"], folder / split / one["file_name"]) for one in plain["images"])
+    images = [CocoImage(id=id_, path=path, size=sizes[id_], annotations=tuple(annotations[id_])) for id_, path in files]
     if limit is not None:
         images = [image for image in images if image.objects][:limit]
     if not images:
         raise DsslError(f"{file} has no images: there is nothing to train on or to score")
-    digest = hashlib.sha256(content)
-    for image, count in zip(images, _bytes_of(images, folder / split), strict=True):
-        digest.update(f"\n{image.id} {count}".encode())
+    digest, missing = hashlib.sha256(content), []
+    for image in images:
+        try:
+            digest.update(f"\n{image.id} {image.path.stat().st_size}".encode())
+        except OSError:
+            missing.append(printable(image.path.name))
+    if missing:
+        names = ", ".join([*missing[:3], *(["..."] if len(missing) > 3 else [])])
+        raise DsslError(f"{folder / split} lacks {len(missing)} of the {len(images)} annotated images: {names}")
     return CocoData(
         name=f"{folder.name} {split}", images=tuple(images), category_ids=tuple(number for number, _ in categories),
         category_names=tuple(name for _, name in categories), fingerprint=digest.hexdigest(),
@@ -163,23 +164,16 @@ def _checked(one: Annotation, sizes: Mapping[int, Size], labels: Mapping[int, in
     segmentation = _segmentation(one.get("segmentation"), size, where)
     if not segmentation:
         return "whose mask has no polygon with three corners"
-    values = {"bbox": box, "area": float(area), "iscrowd": int(crowd), "segmentation": segmentation}
-    return {
-        "image_id": one["image_id"],
-        "category_id": one["category_id"],
-        "label": labels[one["category_id"]],
-        **values,
-    }
+    about = {"image_id": one["image_id"], "category_id": one["category_id"], "label": labels[one["category_id"]]}
+    return {**about, "bbox": box, "area": float(area), "iscrowd": int(crowd), "segmentation": segmentation}
 
 
 def _segmentation(given: Any, size: Size, where: str) -> Segmentation:
     """The polygons that enclose an area (pycocotools takes one with two corners for a box), or the run lengths."""
     if isinstance(given, dict):
-        counts, given_size = given.get("counts"), given.get("size")
-        if given_size != list(size) or not isinstance(counts, str | list):
-            raise DsslError(
-                f"{where} has a run-length mask of size {given_size}, expected its image's {list(size)} and counts"
-            )
+        counts, old, new = given.get("counts"), given.get("size"), list(size)
+        if old != new or not isinstance(counts, str | list):
+            raise DsslError(f"{where} has a run-length mask of size {old}, expected its image's {new} and counts")
         runs = run_lengths(counts) if isinstance(counts, str) else counts
         if not all(isinstance(run, int) and run >= 0 for run in runs) or sum(runs) != math.prod(size):
             raise DsslError(f"{where} has run lengths that do not add up to its image's {math.prod(size)} pixels")
@@ -205,20 +199,6 @@ def _size(one: dict[str, Any], where: str) -> Size:
     if not isinstance(one.get("file_name"), str):
         raise DsslError(f"{where} needs a file_name")
     return height, width
-
-
-def _bytes_of(images: list[CocoImage], folder: Path) -> list[int]:
-    """The size of every image's file; missing files are reported before anything starts."""
-    sizes, missing = [], []
-    for image in images:
-        try:
-            sizes.append(image.path.stat().st_size)
-        except OSError:
-            missing.append(printable(image.path.name))
-    if missing:
-        names = ", ".join([*missing[:3], *(["..."] if len(missing) > 3 else [])])
-        raise DsslError(f"{folder} lacks {len(missing)} of the {len(images)} annotated images: {names}")
-    return sizes
 
 
 def _notes(images: list[CocoImage], left_out: Counter[str]) -> tuple[str, ...]:

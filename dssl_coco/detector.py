@@ -1,7 +1,6 @@
 """torchvision's Mask R-CNN around an encoder, with proof that the encoder is the one in the file."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +40,7 @@ class Origin:
         return cls(**{**plain, "normalization": Normalization.of(plain["normalization"])})
 
     def plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return plain
+        return {**dataclasses.asdict(self), "normalization": self.normalization.plain()}
 
 
 class Detector(nn.Module):
@@ -92,9 +90,8 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
     elif config.weights == SCRATCH:
         name = _resnet(config.encoder or "resnet50", "--encoder")
         encoder = build_encoder(name, image_size=config.test_size)
-        origin = Origin(
-            text=f"{name} from scratch", encoder=name, sha256=None, normalization=IMAGENET, verified_tensors=0
-        )
+        text = f"{name} from scratch"
+        origin = Origin(text=text, encoder=name, sha256=None, normalization=IMAGENET, verified_tensors=0)
     else:
         read = _open(config)
         encoder = read.network
@@ -110,19 +107,14 @@ def build_detector(config: CocoConfig, *, classes: int, origin: Origin | None = 
             text=text, encoder=read.name, sha256=read.sha256, normalization=read.normalization, verified_tensors=verified
         )  # fmt: skip
     assert origin is not None
+    train, test = config.proposals, max(1, config.proposals // 2)
     network = MaskRCNN(
-        body,
-        num_classes=classes + 1,
-        image_mean=list(origin.normalization.mean),
-        image_std=list(origin.normalization.std),
+        body, num_classes=classes + 1, _skip_resize=True,
+        image_mean=list(origin.normalization.mean), image_std=list(origin.normalization.std),
         rpn_anchor_generator=AnchorGenerator(tuple((side,) for side in config.anchors), ((0.5, 1.0, 2.0),) * 5),
-        rpn_pre_nms_top_n_train=config.proposals,
-        rpn_post_nms_top_n_train=config.proposals,
-        rpn_pre_nms_top_n_test=max(1, config.proposals // 2),
-        rpn_post_nms_top_n_test=max(1, config.proposals // 2),
-        box_batch_size_per_image=config.samples,
-        _skip_resize=True,
-    )
+        rpn_pre_nms_top_n_train=train, rpn_post_nms_top_n_train=train,
+        rpn_pre_nms_top_n_test=test, rpn_post_nms_top_n_test=test, box_batch_size_per_image=config.samples,
+    )  # fmt: skip
     keep_boxes_wide(network)
     return Detector(network), origin
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from dssl.report.figures import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture, embedded
 from dssl.run import EVALUATION_PAGE
 from dssl.text import columns
-from dssl_coco.data import CocoData, CocoImage, Segmentation, draw_mask, read_scaled, scaled_size
+from dssl_coco.data import CocoData, CocoImage, Size, draw_mask, read_scaled, scaled_size
 
 COLUMNS = ("AP", "AP50", "AP75")
 MASK_THRESHOLD = 0.5
@@ -37,13 +37,6 @@ SHOWN = 0.5
 """Detections with a lower score are not drawn."""
 _SIDE = 520
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#0aa5b5", "#d021b8", "#7d8f00", "#00806a", "#9a6324")
-_MEANINGS = {
-    "AP": "Average precision, averaged over the required overlaps 0.50, 0.55, ..., 0.95 and over categories.",
-    "AP50, AP75": "The same where an overlap (intersection over union) of 0.50, or of 0.75, is enough.",
-    "box, mask": "The overlap of rectangles, or of pixels.",
-    "objects": "Annotated objects of the category in the scored images, without crowds; "
-    "a category without objects has no AP.",
-}
 
 
 def require_pycocotools() -> None:
@@ -181,37 +174,18 @@ def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str)
     assert scores is not None
     assert data is not None
     assert protocol is not None
-    weights, config = protocol["weights"], protocol["config"]
     # the same images for every run with this seed, so that two pages can be compared
     images = data.trainable()
-    chosen = [images[place] for place in rng.sample(rng.key(config["seed"], "coco pictures"), len(images), pictures)]
+    key = rng.key(protocol["config"]["seed"], "coco pictures")
     context = {
         "name": data.name,
-        "facts": [
-            ("encoder", weights["encoder"]),
-            ("weights", (weights["sha256"] or "from scratch")[:16]),
-            ("backbone tensors verified", str(weights["verified_tensors"])),
-            ("steps", f"{protocol['steps']:,}"),
-            ("images per step", str(config["batch_size"])),
-            ("BatchNorm", protocol["batchnorm"]),
-            ("train images", f"{protocol['train']['images']:,}"),
-            ("scored images", f"{scores.images:,}"),
-            ("seed", str(config["seed"])),
-        ],
-        "weights": weights["text"],
-        "notes": [protocol["note"], *dict.fromkeys(protocol["left out"])],
+        "scores": scores,
         "columns": COLUMNS,
-        "rows": [
-            (kind, [f"{measured[column]:.1f}" for column in COLUMNS])
-            for kind, measured in (("box", scores.box), ("mask", scores.mask))
-        ],
-        "classes": [one for one in sorted(scores.classes, key=lambda one: -one.objects) if one.objects],
-        "absent": sum(one.objects == 0 for one in scores.classes),
         "losses": loss_plot(result.losses) if result.losses else None,
-        "sheets": [_sheet(data, image, result.detections) for image in chosen],
+        "sheets": [_sheet(data, images[place], result.detections) for place in rng.sample(key, len(images), pictures)],
         "shown": f"{SHOWN:g}",
-        "meanings": _MEANINGS.items(),
-        "protocol": json.dumps(protocol, indent=1, sort_keys=True),
+        "protocol": protocol,
+        "protocol_text": json.dumps(protocol, indent=1, sort_keys=True),
         "command": command,
     }
     path = folder / EVALUATION_PAGE
@@ -240,44 +214,36 @@ def loss_plot(losses: Losses) -> Plot:
     return Plot(svg=svg, description=description, caption=f"{description}.")
 
 
-class _Drawn(NamedTuple):
-    """An object on a picture."""
-
-    box: Sequence[float]
-    segmentation: Segmentation
-    color: str
-    name: str
-
-
 def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Picture:
     """The annotations on the left, the detections on the right."""
     size = height, width = scaled_size(image.size, shorter=_SIDE, longest=_SIDE)
-
-    def drawn(one: Mapping[str, Any]) -> _Drawn:
-        place = data.category_ids.index(one["category_id"])
-        name = data.category_names[place] + (f" {one['score']:.2f}" if "score" in one else "")
-        return _Drawn(one["bbox"], one["segmentation"], _COLORS[(place + 1) % len(_COLORS)], name)
-
     sure = [one for one in results if one["image_id"] == image.id and one["score"] >= SHOWN]
+    sure.sort(key=lambda one: float(one["score"]))
     pixels = read_scaled(image, size).permute(1, 2, 0).numpy()
     joined = Pillow.new("RGB", (2 * width + 8, height), "white")
-    for left, objects in ((0, image.objects), (width + 8, sorted(sure, key=lambda one: float(one["score"])))):
-        joined.paste(_painted(pixels, [drawn(one) for one in objects], before=image.size), (left, 0))
+    joined.paste(_painted(pixels, image.objects, data, before=image.size), (0, 0))
+    joined.paste(_painted(pixels, sure, data, before=image.size), (width + 8, 0))
     description = f"{image.path.name}: {len(image.objects)} objects annotated, {len(sure)} found"
     return embedded(joined, description=description, photo=True)
 
 
-def _painted(pixels: NDArray[np.uint8], objects: Sequence[_Drawn], *, before: tuple[int, int]) -> Pillow.Image:
-    """Tint each object's pixels, then frame and name it, in the colour of its category."""
+def _painted(
+    pixels: NDArray[np.uint8], objects: Sequence[Mapping[str, Any]], data: CocoData, *, before: Size
+) -> Pillow.Image:
+    """Tint the pixels of each annotation or detection, then frame and name it, in the colour of its category."""
     after = (pixels.shape[0], pixels.shape[1])
+    labels = [data.category_ids.index(one["category_id"]) + 1 for one in objects]
+    colors = [_COLORS[label % len(_COLORS)] for label in labels]
     painted = pixels.astype(np.float32)
-    for one in objects:
-        inside = draw_mask(one.segmentation, before=before, after=after).numpy().astype(bool)
-        painted[inside] = 0.55 * painted[inside] + 0.45 * np.array(ImageColor.getrgb(one.color))
+    for one, color in zip(objects, colors, strict=True):
+        inside = draw_mask(one["segmentation"], before=before, after=after).numpy().astype(bool)
+        painted[inside] = 0.55 * painted[inside] + 0.45 * np.array(ImageColor.getrgb(color))
     picture = Pillow.fromarray(painted.round().astype(np.uint8))
     pen = ImageDraw.Draw(picture)
     down, across = after[0] / before[0], after[1] / before[1]
-    for (left, top, width, height), _, color, name in objects:
+    for one, label, color in zip(objects, labels, colors, strict=True):
+        left, top, width, height = one["bbox"]
+        name = data.category_names[label - 1] + (f" {one['score']:.2f}" if "score" in one else "")
         corner = (left * across, top * down)
         pen.rectangle((*corner, (left + width) * across, (top + height) * down), outline=color, width=2)
         place = (corner[0] + 2, max(0.0, corner[1] - 12))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,18 +55,12 @@ def settings(graph: str, *, seed: int = 0) -> "RunConfig":
 
     usual = recipe("shapes", method="simsiam")
     return dataclasses.replace(
-        usual,
-        data=f"figures:{IMAGES}",
-        encoder="whitened",
-        image_size=16,
+        usual, data=f"figures:{IMAGES}", encoder="whitened", image_size=16, graph=graph, heavy=HEAVY,
         method=SimSiamConfig(hidden=512, output=128, bottleneck=128),
         optimizer=dataclasses.replace(usual.optimizer, rate=0.8, fixed_predictor_rate=True),
-        graph=graph,
-        heavy=HEAVY,
-        epochs=EPOCHS,
-        seed=seed,
+        epochs=EPOCHS, seed=seed,
         precision="fp32",  # its outcome was measured in fp32, and bf16 gains little on images this small
-    )
+    )  # fmt: skip
 
 
 def run(arguments: Arguments) -> int:
@@ -134,17 +129,13 @@ def accuracies(folder: Path, *, seed: int) -> Iterator[tuple[str, float, float]]
         "untrained encoder": untrained_encoder(config),
         **{name: open_weights(folder / graph) for name, graph in RUNS.items()},
     }
+    labels, test_labels = torch.from_numpy(train.labels), torch.from_numpy(test.labels)
+    measured = partial(knn_accuracy, k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(train.classes))
     turned = tilted(test)
     for name, encoder in encoders.items():
-        bank = encoder.features(train).values
-        clean, other = (
-            100 * knn_accuracy(
-                bank, torch.from_numpy(train.labels), encoder.features(images).values, torch.from_numpy(test.labels),
-                k=NEIGHBOURS, temperature=TEMPERATURE, classes=len(train.classes),
-            )
-            for images in (test, turned)
-        )  # fmt: skip
-        yield name, clean, other
+        bank, clean, other = (encoder.features(images).values for images in (train, test, turned))
+        accuracy = [100 * measured(bank, labels, features, test_labels) for features in (clean, other)]
+        yield name, accuracy[0], accuracy[1]
 
 
 def tilted(source: "Source") -> "Source":
@@ -155,11 +146,9 @@ def tilted(source: "Source") -> "Source":
     from dssl.data.source import InMemory
 
     assert source.labels is not None and source.classes is not None  # noqa: PT018
-    turned = [
-        Image.fromarray(source.image(index)).rotate(TILT, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))
-        for index in range(len(source))
-    ]
+    images = (Image.fromarray(source.image(index)) for index in range(len(source)))
+    turned = [np.asarray(image.rotate(TILT, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))) for image in images]
     return InMemory(
-        np.stack([np.asarray(image) for image in turned]), labels=source.labels, classes=source.classes,
-        name=f"{source.name}, tilted", caption="tilted", fingerprint=f"{source.fingerprint}/tilted {TILT}",
+        np.stack(turned), labels=source.labels, classes=source.classes, name=f"{source.name}, tilted",
+        caption="tilted", fingerprint=f"{source.fingerprint}/tilted {TILT}",
     )  # fmt: skip

@@ -88,13 +88,9 @@ def gpus_here() -> list[str]:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    place: Place,
-    *,
-    workers: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    jobs: Sequence[Job], place: Place, *, workers: int | None = None, say: Callable[[str], None] = lambda line: None,
     show: Callable[[str], None] = lambda line: None,
-) -> SessionEnd:
+) -> SessionEnd:  # fmt: skip
     """Run what is not finished; on SIGINT or SIGTERM every run saves itself before this returns.
 
     ``say`` gets a line for every start and end, ``show`` one of progress every half second.
@@ -317,8 +313,6 @@ def _baseline(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
         steps = used["epochs"] * (len(benchmark.train) // used["batch_size"])
     return {
         "verdict": job.kind,
-        "reason": "",
-        "spread": None,
         "accuracies": accuracies,
         "steps": steps,
         "seconds": round(time.monotonic() - start, 1),
@@ -351,12 +345,9 @@ def _measured(result: Result, benchmark: Benchmark) -> Measured:
     if "checkpoint" in protocol:
         protocol["checkpoint"] = {key: protocol["checkpoint"].get(key) for key in _OF_CHECKPOINT}
     assert result.predicted is not None
-    return Measured(
-        accuracy=result.accuracy,
-        interval=(round(low, 3), round(high, 3)),
-        protocol={"name": result.name, **protocol},
-        right=pack(result.predicted.numpy() == benchmark.test_labels),
-    )
+    right = pack(result.predicted.numpy() == benchmark.test_labels)
+    about = {"name": result.name, **protocol}
+    return Measured(accuracy=result.accuracy, interval=(round(low, 3), round(high, 3)), protocol=about, right=right)
 
 
 def _versions() -> dict[str, str]:

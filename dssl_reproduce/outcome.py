@@ -75,8 +75,8 @@ class Outcome:
     training: dict[str, Any] | None
     verdict: str
     """Of the run's health watch; a baseline's kind, such as "supervised"."""
-    reason: str
-    spread: float | None
+    reason: str = ""
+    spread: float | None = None
     """Of the worst view at the end: 1 is healthy, 0 is a single point."""
     accuracies: dict[str, Measured]
     """By kind: knn, linear, supervised; empty for a run that diverged."""

@@ -33,6 +33,10 @@ Place = tuple[str, str]
 _COLOURS: dict[str, Colour] = {"collapse": "bad", "diverged": "bad", "agrees": "good", "disagrees": "bad"}
 _BROKEN = ("collapse", "diverges")
 _NORMAL_95 = 1.959963984540054
+_SPREAD = (
+    "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has "
+    "partially collapsed, below the lower one fully."
+)
 _PANELS = {"knn": "kNN accuracy, %", "spread": "spread of the worst view"}
 
 
@@ -310,13 +314,7 @@ def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
     if drawn and target.name == "steps":
         lines += ["", f"![gain against steps, with 95 % intervals]({target.name}.png)"]
     elif drawn:
-        lines += [
-            "",
-            f"![kNN accuracy and spread of each run by epoch]({target.name}.png)",
-            "",
-            "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has "
-            "partially collapsed, below the lower one fully.",
-        ]
+        lines += ["", f"![kNN accuracy and spread of each run by epoch]({target.name}.png)", "", _SPREAD]
     if table.comparisons:
         lines += ["", f"## {'What agrees with the paper, and what does not' if target.label else 'Differences'}", ""]
         measured = [one for one in table.comparisons if one.verdict != "not measured"]
