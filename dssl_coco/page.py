@@ -13,7 +13,7 @@ from PIL import ImageColor, ImageDraw
 from dssl import rng
 from dssl.files import write_text
 from dssl.report import page
-from dssl.report.figures import SERIES, Plot, styled, to_svg
+from dssl.report.page import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture, embedded
 from dssl.run import EVALUATION_PAGE
 from dssl.text import columns

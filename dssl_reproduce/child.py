@@ -28,7 +28,7 @@ from dssl.evaluation.result import Result
 from dssl.evaluation.store import FeatureStore
 from dssl.log import show_messages
 from dssl.report.pictures import draw_gallery
-from dssl.report.run_data import read_run
+from dssl.report.run_report import read_run
 from dssl.run import RunFolder
 from dssl.training.prepare import open_data, open_test_data, untrained_encoder
 from dssl.training.pretrain import train

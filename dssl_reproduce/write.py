@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from dssl import text
-from dssl.report import figures
-from dssl.report.figures import COLORS
+from dssl.report import page
+from dssl.report.page import COLORS
 from dssl.report.run_report import series
 from dssl.training.health import COLLAPSED, PARTIAL
 from dssl_reproduce.outcome import Outcome
@@ -143,13 +143,13 @@ def curves(table: ResultTable, runs: Mapping[tuple[str, str], Sequence[Outcome]]
     rows = [row for row in table.rows if any(place[0] == row for place in drawn)]
     if not columns:
         return None
-    with figures.styled():
+    with page.styled():
         size = (max(7.0, 1.0 + 4.6 * len(columns)), 6.4 + 0.3 * -(-len(rows) // 4))
         figure = Figure(figsize=size, layout="constrained", facecolor=COLORS["surface"])
         grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
         grid[1, 0].set_ylim(0, 1.1)
         for number, column in enumerate(columns):
-            grid[0, number].set_title(figures.label(column), loc="left", fontsize=14, color=COLORS["ink"])
+            grid[0, number].set_title(page.label(column), loc="left", fontsize=14, color=COLORS["ink"])
             grid[1, number].set_xlabel("epoch")
             for level in (PARTIAL, COLLAPSED):
                 grid[1, number].axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
@@ -168,7 +168,7 @@ def curves(table: ResultTable, runs: Mapping[tuple[str, str], Sequence[Outcome]]
                             axes.plot(*np.array(points).T, linewidth=2, markersize=4, **line)
         looks = [series(place) for place in range(len(rows))]
         handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
-        labels = [figures.label(row) for row in rows]
+        labels = [page.label(row) for row in rows]
         figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
@@ -189,7 +189,7 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
                 lines.setdefault(first, []).append((runs[row, first][0].steps, ours - theirs, error))
     if max(map(len, lines.values()), default=0) < 2:
         return None
-    with figures.styled():
+    with page.styled():
         figure = Figure(figsize=(7.6, 4.4), layout="constrained", facecolor=COLORS["surface"])
         axes = figure.subplots()
         axes.axhline(0, color=COLORS["muted"], linewidth=1, zorder=1)
@@ -198,7 +198,7 @@ def gains(target: Target, table: ResultTable, runs: Mapping[tuple[str, str], Seq
             steps, values, errors = zip(*sorted(points), strict=True)
             axes.errorbar(
                 steps, values, yerr=errors, color=color, linestyle=style, marker="o", markersize=5, linewidth=2, capsize=3,
-                label=figures.label(f"{name} over {dict(target.compare_columns)[name].rpartition(', ')[2]}"),
+                label=page.label(f"{name} over {dict(target.compare_columns)[name].rpartition(', ')[2]}"),
             )  # fmt: skip
         axes.set_xscale("log")
         ticks = sorted({step for points in lines.values() for step, _, _ in points})

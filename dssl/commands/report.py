@@ -36,8 +36,7 @@ def run(arguments: Arguments) -> int:
     if arguments.images < 0:
         raise DsslError(f"--images is {arguments.images}: expected 0 or more")
     from dssl.report import run_report
-    from dssl.report.map import embedding_maps
-    from dssl.report.run_data import find_runs
+    from dssl.report.run_report import embedding_maps, find_runs
 
     runs = find_runs(arguments.runs)
     tables = []

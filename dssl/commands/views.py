@@ -12,7 +12,7 @@ from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
 if TYPE_CHECKING:
-    from dssl.report.survey import FeatureRows, FeatureSpace, Pixels
+    from dssl.report.views import FeatureRows, FeatureSpace, Pixels
     from dssl.weights.encoder import Encoder
 
 
@@ -61,8 +61,7 @@ def run(arguments: Arguments) -> int:
     from dssl.augment.policy import named_table
     from dssl.data import open_source
     from dssl.report import views
-    from dssl.report.operations import operation_table, tables_of
-    from dssl.report.survey import default_size, survey
+    from dssl.report.views import default_size, operation_table, survey, tables_of
 
     # a page must say what "heavy" means
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
@@ -122,7 +121,7 @@ def _space(loaded: "Encoder") -> "FeatureSpace":
     import torch
 
     from dssl.models import evaluating, forward
-    from dssl.report.survey import FeatureSpace
+    from dssl.report.views import FeatureSpace
 
     mean, deviation = (
         torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.normalization.mean, loaded.normalization.std)

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dssl.report import page
 from dssl.report.page import Colour, percent
 from dssl.report.pictures import Picture
-from dssl.report.survey import PolicyStrength, Survey, survey
-from dssl.report.views import FLAT_WARN, view_picture
+from dssl.report.views import FLAT_WARN, PolicyStrength, Survey, survey, view_picture
 from dssl.state import Status
 from dssl.text import columns, duration
 from dssl.training.trials import NONE, Search, Trial

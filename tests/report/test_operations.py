@@ -5,8 +5,7 @@ import pytest
 from PIL import Image as Pillow
 
 from dssl.augment import KINDS
-from dssl.report.operations import SHOWN_MAGNITUDES, operation_table, tables_of
-from dssl.report.survey import contrast_of_pixels
+from dssl.report.views import SHOWN_MAGNITUDES, contrast_of_pixels, operation_table, tables_of
 
 
 def _probes() -> list[np.ndarray]:

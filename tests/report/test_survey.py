@@ -9,9 +9,9 @@ from PIL import Image as Pillow
 
 from dssl.data import Source, UnreadableImage
 from dssl.errors import DsslError
-from dssl.report import survey as module
 from dssl.report import views
-from dssl.report.survey import (
+from dssl.report import views as module
+from dssl.report.views import (
     FLAT_BELOW,
     FeatureSpace,
     PolicyStrength,

@@ -16,7 +16,7 @@ from dssl.config_io import to_dict
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.report.survey import FeatureSpace, survey
+from dssl.report.views import FeatureSpace, survey
 from dssl.weights import checkpoint
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
