@@ -95,7 +95,7 @@ class Plot:
 
     svg: Markup
     description: str
-    caption: str
+    caption: str = ""
 
 
 def label(text: str) -> str:

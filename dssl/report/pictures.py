@@ -55,7 +55,7 @@ class Picture:
     flag: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SheetRow:
     """A title, a line below it, and the images; ``alarm`` sets the line in red."""
 
@@ -142,10 +142,10 @@ def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np
             break
     views = maker.allocate(len(originals))
     plan = maker.plan(np.array(list(originals), np.int64), epoch=0)
-    for row, image in enumerate(originals.values()):
-        maker.apply(plan, row, image, views, row)
-    rows = [SheetRow(title="original", note=source.name, images=list(originals.values()))]
-    rows += [SheetRow(title=name, note="", images=list(views[name])) for name in maker.names]
+    images = list(originals.values())
+    maker.apply_many(plan, 0, images, views, 0)
+    rows = [SheetRow("original", source.name, images)]
+    rows += [SheetRow(name, "", list(views[name])) for name in maker.names]
     sheet = contact_sheet(rows, title="The views of this run", cell=96)
     try:
         write_atomically(path, [png(sheet, optimize=False)])  # optimizing would cost every start 0.4 s

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
@@ -64,10 +65,6 @@ class RunData:
     knns: tuple[dict[str, Any], ...]
     starts: tuple[dict[str, Any], ...] = ()
     """Records of where the run stands beside the weights that it started from; empty where it started from none."""
-
-    @property
-    def method(self) -> str:
-        return self.config.method.name
 
     @property
     def steps(self) -> int:
@@ -136,12 +133,9 @@ class RunData:
     @property
     def seconds(self) -> float:
         """Training time over all sessions, from the logged rates."""
-        total, before = 0.0, 0
-        for check in self.checks:
-            images = (int(check["step"]) - before) * self.config.batch_size
-            total += images / max(float(check["images_per_second"]), 1e-9)
-            before = int(check["step"])
-        return total
+        steps = pairwise([0, *(int(check["step"]) for check in self.checks)])
+        rates = (max(float(check["images_per_second"]), 1e-9) for check in self.checks)
+        return sum((to - since) * self.config.batch_size / rate for (since, to), rate in zip(steps, rates, strict=True))
 
     @property
     def verdict(self) -> Verdict:
@@ -310,11 +304,13 @@ def html(
         "colours": {verdict: colour for verdict, (colour, _) in _VERDICTS.items()},
         "notes": notes,
         "curves": curves_plot(runs),
+        "levels": (PARTIAL, COLLAPSED),
         "starts": start_plot(runs) if any(run.starts for run in runs) else None,
         "tables": tables,
         "differences": differences(runs),
         "sheets": _sheets(runs),
         "maps": maps_plot(maps, classes=classes) if maps else None,
+        "mapped": len(maps[0].labels) if maps else 0,
         "command": command,
     }
     title = title or (f"Report of {len(runs)} runs" if len(runs) != 1 else f"Report of {runs[0].name}")
@@ -349,38 +345,22 @@ def series(number: int) -> tuple[str, str]:
 def curves_plot(runs: Sequence[RunData]) -> Plot:
     """kNN accuracy, loss, spread and effective rank by epoch, a line for each run."""
     description = "kNN accuracy, loss, spread and effective rank of each run by epoch"
-    caption = (
-        "Each line is a run. Spread is 1 when the embeddings fill the sphere and 0 when they are one point; the effective "
-        "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
-        f"partially ({PARTIAL:g}) and fully ({COLLAPSED:g}) collapsed."
-    )
-    if any(run.starts and run.curve("knn") for run in runs):
-        caption += " In the curve of kNN a dashed line is the start of its run."
     knn = [run.curve("knn") for run in runs]
     started = [bool(run.starts and points and points[0][0] == 0) for run, points in zip(runs, knn, strict=True)]
+    losses, spreads = ([run.thinned(name, 400) for run in runs] for name in ("loss", "spread"))
     ranks = [[(epoch, 100 * value) for epoch, value in run.thinned("rank", 400)] for run in runs]
     panels = [
         Panel("kNN accuracy, %", knn, dotted=True, start=started),
-        Panel("loss", [run.thinned("loss", 400) for run in runs]),
-        Panel(
-            "spread of the worst view",
-            [run.thinned("spread", 400) for run in runs],
-            limits=(0, 1.1),
-            levels=(PARTIAL, COLLAPSED),
-        ),
+        Panel("loss", losses),
+        Panel("spread of the worst view", spreads, limits=(0, 1.1), levels=(PARTIAL, COLLAPSED)),
         Panel("effective rank of the worst view, %", ranks, limits=(0, None)),
     ]
-    return _lines(panels, [run.name for run in runs], name="curves", description=description, caption=caption)
+    return _lines(panels, [run.name for run in runs], name="curves", description=description)
 
 
 def start_plot(runs: Sequence[RunData]) -> Plot:
     """Where runs that started from weights stand beside these, by epoch; the start is the dashed line."""
     description = "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
-    caption = (
-        "The encoder beside the weights that it started from (dashed): kNN and a linear probe on training images that are held "
-        "out, and the drift, 1 - mean cosine between the features of an image then and now. The last point of a finished run is "
-        "the result."
-    )
     titles = {
         "kNN": "kNN accuracy on held-out training images, %",
         "probe": "linear probe on held-out training images, %",
@@ -391,7 +371,7 @@ def start_plot(runs: Sequence[RunData]) -> Plot:
         Panel(title, [run.since_start(name) for run in runs], dotted=True, start=[True] * len(runs))
         for name, title in titles.items()
     ]
-    return _lines(panels, [], name="starts", description=description, caption=caption)
+    return _lines(panels, [], name="starts", description=description)
 
 
 def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
@@ -426,11 +406,7 @@ def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
         figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
         description = "Test images of each run in the plane of the two main axes of their features"
         svg = page.to_svg(figure, name="maps", description=description)
-    caption = (
-        f"{len(found[0].labels)} test images: the encoder's features, normalised and centred, along their two main axes "
-        "(PCA). All maps have the same scale. Colour is the class, which training never saw."
-    )
-    return Plot(svg=svg, description=description, caption=caption)
+    return Plot(svg=svg, description=description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +422,7 @@ class Panel:
     levels: Sequence[float] = ()
 
 
-def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, description: str, caption: str) -> Plot:
+def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, description: str) -> Plot:
     """Four panels over the epochs."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -484,7 +460,7 @@ def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, descrip
             labels, ncols = [page.label(_short(run)) for run in legend], min(3, len(legend))
             figure.legend(handles, labels, loc="outside upper left", ncols=ncols, fontsize=13, handlelength=2.2)
         svg = page.to_svg(figure, name=name, description=description)
-    return Plot(svg=svg, description=description, caption=caption)
+    return Plot(svg=svg, description=description)
 
 
 def _swatch(number: int) -> Markup:

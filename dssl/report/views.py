@@ -60,14 +60,6 @@ FARTHER_WARN = 0.5
 """A policy that is farther from the original than the standard view on fewer images than this is not heavier."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureSpace:
-    """An encoder's name, and the function that maps N images to their N x D features."""
-
-    name: str
-    features: Callable[[Pixels], FeatureRows]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     """One image, its standard view and its heavy views, one for each policy."""
@@ -130,13 +122,14 @@ def survey(
     examples: int,
     sample: int,
     measure_speed: bool = True,
-    space: FeatureSpace | None = None,
+    encoder: str | None = None,
+    features: Callable[[Pixels], FeatureRows] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Make every policy's view of ``sample`` images, keep the first ``examples``, and measure them all.
 
     The images of the source have ``channels`` channels. The seed draws them without replacement; unreadable ones are skipped
-    and named. With a ``space``, distances from the original are measured in it instead of in pixels.
+    and named. With the ``features`` of an encoder, distances from the original are measured by them instead of by pixels.
     """
     maker_of = partial(ViewMaker, size=size, seed=seed, channels=channels, policies={"standard": standard})
     heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
@@ -163,7 +156,7 @@ def survey(
             except UnreadableImage as problem:
                 unreadable.append(str(problem))
                 continue
-            maker.apply(plan, row, image, out, len(small))
+            maker.apply_many(plan, row, [image], out, len(small))
             # the whole image squeezed to the size of its views, for comparison with them
             small.append(resize(image, (size, size), Pillow.Resampling.BILINEAR))
             # nothing else of a decoded image is kept, except for the few on which the speed is measured
@@ -177,16 +170,16 @@ def survey(
         views_of = {name: batch[: len(small)] for name, batch in out.items()}
         originals, standard_views = np.stack(small), views_of["s1"]
         probes += small[: _PROBES - len(probes)]
-        near = None if space is None else (space.features(originals), space.features(standard_views))
+        near = None if features is None else (features(originals), features(standard_views))
         for name, made in views_of.items():
             changes, far, flat = measures[name]
             flat.append(nearly_flat(made))
             if name != "s1":
                 changes.append(change(made, standard_views))
-                if space is None or near is None:
+                if features is None or near is None:
                     far.append(farther(originals, standard_views, made))
                 else:
-                    far.append(farther_in_features(*near, space.features(made)))
+                    far.append(farther_in_features(*near, features(made)))
         for row, (title, original) in enumerate(thumbnails):
             heavy_views = tuple(views_of[name][row] for name in heavy)
             shown.append(Example(name=title, original=original, standard=standard_views[row], heavy=heavy_views))
@@ -202,7 +195,7 @@ def survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
         value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),
         standard_flat=float(np.concatenate(measures["s1"][2]).mean()), probes=tuple(probes), policies=tuple(strengths),
-        encoder=None if space is None else space.name, unreadable=tuple(unreadable),
+        encoder=encoder, unreadable=tuple(unreadable),
     )  # fmt: skip
 
 
@@ -260,7 +253,7 @@ def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
 
             def part(first: int) -> None:
                 for row in range(first, _BLOCK, threads):
-                    maker.apply(plan, row, images[row % len(images)], out, row)
+                    maker.apply_many(plan, row, [images[row % len(images)]], out, row)
 
             list(workers.map(part, range(threads)))
 
@@ -321,8 +314,7 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
         maker = ViewMaker(views, size=batch.shape[1], seed=seed, channels=batch.shape[3])
         out = maker.allocate(len(batch))
         plan = maker.plan(np.arange(len(batch), dtype=np.int64), epoch=0)
-        for place, image in enumerate(batch):
-            maker.apply(plan, place, image, out, place)
+        maker.apply_many(plan, 0, batch, out, 0)
         made = [out[view.name] for view in views]
         blank = [m for m, images in zip(magnitudes, made, strict=True) if nearly_flat(images).mean() >= 0.5]
         changes = tuple(float(change(images, batch).mean()) for images in made)
@@ -367,10 +359,9 @@ def judge(policy: PolicyStrength, *, size: int) -> tuple[Colour, str, str]:
 
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
     """The whole page; ``command`` makes it again."""
-    gallery = _gallery(survey)
-    unreadable = list(survey.unreadable[:5])
-    if (more := len(survey.unreadable) - 5) > 0:
-        unreadable.append(f"and {more} more")
+    rows = gallery(survey, named=True)
+    more = len(survey.unreadable) - 5
+    unreadable = [*survey.unreadable[:5], *([f"and {more} more"] if more > 0 else [])]
     settings = [
         ("standard policy", survey.standard),
         ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
@@ -383,8 +374,8 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
         "settings": settings,
         "unreadable": unreadable,
         "policies": [(policy, *judge(policy, size=survey.size)) for policy in survey.policies],
-        "gallery": gallery,
-        "flagged": any(cell.flag for _, _, cells in gallery for cell in cells),
+        "gallery": rows,
+        "flagged": any(cell.flag for _, _, cells in rows for cell in cells),
         "strength": strength_plot(survey.policies),
         "tables": [(table, _strips(table)) for table in tables],
         "flat_below": FLAT_BELOW,
@@ -397,14 +388,12 @@ def sheet(survey: Survey) -> bytes:
     """The contact sheet as PNG: the paper's appendix figure for your images."""
     examples = survey.examples
     rows = [
-        SheetRow(title="original", note="", images=[example.original for example in examples]),
-        SheetRow(title="standard view", note=survey.standard, images=[example.standard for example in examples]),
+        SheetRow("original", "", [example.original for example in examples]),
+        SheetRow("standard view", survey.standard, [example.standard for example in examples]),
     ]
     for number, policy in enumerate(survey.policies):
-        verdict, _, _ = judge(policy, size=survey.size)
-        note = f"{percent(policy.flat)} blank"
         images = [example.heavy[number] for example in examples]
-        rows.append(SheetRow(title=policy.policy, note=note, images=images, alarm=verdict == "bad"))
+        rows.append(SheetRow(policy.policy, f"{percent(policy.flat)} blank", images, alarm=policy.flat >= FLAT_BAD))
     return png(contact_sheet(rows, title=f"{survey.name}, {survey.size} px"))
 
 
@@ -444,19 +433,14 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
             axes.plot(middle, below, marker="o", markersize=6.5, color=color, markeredgecolor=COLORS["surface"])
         axes.set_yticks(range(len(policies)), [page.label(policy.policy) for policy in reversed(policies)])
         axes.tick_params(axis="y", length=0, pad=8, labelsize=13, labelcolor=COLORS["ink"])
-        axes.set_ylim(-0.28, len(policies) - 0.1)
-        axes.set_xlim(0, top)
+        axes.set(xlim=(0, top), ylim=(-0.28, len(policies) - 0.1))
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.set_xlabel("mean absolute difference from the standard view, levels of 255")
         description = "Distribution of the change that each policy makes to the standard view"
         svg = page.to_svg(figure, name="strength", description=description)
-    caption = (
-        "How far each heavy view is from the standard view it was made from. A ridge is a histogram over the images, "
-        "each scaled to the same height; the bar below it spans the middle half of them and the dot is the median."
-    )
-    return Plot(svg=svg, description=description, caption=caption)
+    return Plot(svg=svg, description=description)
 
 
 def _values(survey: Survey) -> list[tuple[str, str]]:
@@ -470,14 +454,19 @@ def _values(survey: Survey) -> list[tuple[str, str]]:
     return [("values from black to white", "; ".join(bounds)), *([("pictures show", shown)] if shown else [])]
 
 
-def _gallery(survey: Survey) -> list[tuple[str, str, list[Picture]]]:
-    """Title, note and pictures of each row."""
+def gallery(survey: Survey, *, side: int = PICTURE_SIDE, named: bool = False) -> list[tuple[str, str, list[Picture]]]:
+    """Title, note and pictures of each row: originals, standard views, and a row for each policy."""
     examples = survey.examples
-    originals = [view_picture(one.original, one.name, caption=_end(one.name)) for one in examples]
-    standard = [view_picture(one.standard, f"standard view of {one.name}") for one in examples]
+    # the end of a long name distinguishes files better than its beginning
+    captions = [image.name if len(image.name) <= 32 else f"…{image.name[-31:]}" for image in examples]
+    originals = [
+        _picture(image.original, image.name, caption=caption if named else "", side=side)
+        for image, caption in zip(examples, captions, strict=True)
+    ]
+    standard = [_picture(image.standard, f"standard view of {image.name}", side=side) for image in examples]
     rows = [("original", "the whole image", originals), ("standard view", survey.standard, standard)]
     for number, policy in enumerate(survey.policies):
-        pictures = [view_picture(one.heavy[number], f"{policy.policy} of {one.name}") for one in examples]
+        pictures = [_picture(image.heavy[number], f"{policy.policy} of {image.name}", side=side) for image in examples]
         rows.append((policy.policy, "from the standard view", pictures))
     return rows
 
@@ -487,21 +476,13 @@ def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
     top = max(max(strip.changes) for strip in table.operations)
     strips = []
     for strip in table.operations:
-        shown = zip(table.magnitudes, strip.changes, strip.images, strict=True)
-        pictures = [
-            view_picture(image, f"{strip.name}, m = {m:g}", caption=f"{change:.1f}", side=80)
-            for m, change, image in shown
-        ]
+        cells = zip(table.magnitudes, strip.changes, strip.images, strict=True)
+        pictures = [_picture(image, f"{strip.name}, m = {m:g}", caption=f"{by:.1f}", side=80) for m, by, image in cells]
         strips.append((page.sparkline(strip.changes, top=top), pictures))
     return strips
 
 
-def view_picture(image: Image, description: str, *, caption: str = "", side: int = PICTURE_SIDE) -> Picture:
+def _picture(image: Image, description: str, *, caption: str = "", side: int) -> Picture:
     """A view as a page holds it, in a red frame where it came out nearly flat."""
     flag = "nearly flat" if nearly_flat(image[None])[0] else ""
     return picture(image, description=description, caption=caption, flag=flag, side=side)
-
-
-def _end(name: str) -> str:
-    """The end of a long name, which distinguishes files better than its beginning."""
-    return name if len(name) <= 32 else f"…{name[-31:]}"

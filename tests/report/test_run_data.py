@@ -15,7 +15,7 @@ from tests.report.run_folders import write_run
 
 def test_a_finished_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "one", "dssl"))
-    assert (run.name, run.method, run.steps, run.total, run.finished) == ("one", "simsiam", 96, 96, True)
+    assert (run.name, run.config.method.name, run.steps, run.total, run.finished) == ("one", "simsiam", 96, 96, True)
     assert run.verdict.status == "healthy"
     assert run.curve("loss")[0] == pytest.approx((0.5, -0.9 * (1 - 2.718281828 ** (-12 / 96))))
     assert [epoch for epoch, _ in run.curve("knn")] == [2, 4, 6, 8, 10, 12]

@@ -13,7 +13,6 @@ from dssl.report import views
 from dssl.report import views as module
 from dssl.report.views import (
     FLAT_BELOW,
-    FeatureSpace,
     PolicyStrength,
     change,
     contrast_of_pixels,
@@ -163,7 +162,7 @@ def test_with_an_encoder_its_features_say_what_is_farther() -> None:
 
     found = survey(
         Memory(channels=1), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3,
-        sample=12, measure_speed=False, space=FeatureSpace("halves", features),
+        sample=12, measure_speed=False, encoder="halves", features=features,
     )  # fmt: skip
     inverted, darkened = found.policies
     assert found.encoder == "halves"
