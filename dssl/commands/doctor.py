@@ -173,10 +173,9 @@ def verdict(budget: "Budget", memory: float, *, name: str, gpus: int, asked: flo
     wanted = asked * gpus
     if given >= wanted:
         return f"{space}; the loader keeps up: {given:,.0f} images a second of {wanted:,.0f}"
-    return (
-        f"{space}; the loader gives {given:,.0f} of {wanted:,.0f} images a second: it would wait for data up to "
-        f"{1 - given / wanted:.0%} of the time; pack the images (dssl data) or add cores"
-    )
+    waits = f"it would wait for data up to {1 - given / wanted:.0%} of the time"
+    remedy = "pack the images (dssl data) or add cores"
+    return f"{space}; the loader gives {given:,.0f} of {wanted:,.0f} images a second: {waits}; {remedy}"
 
 
 def _version(package: str) -> str:

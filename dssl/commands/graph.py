@@ -103,9 +103,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
 def _meaning(edge: Edge) -> str:
     if edge.largest == 0:
         return "costs nothing"
-    if edge.is_taught:
-        text = "alignment D to the features of a frozen teacher, the negative cosine"
-    else:
-        text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
     moving = "" if edge.final is None else ", the weight moves over the run"
-    return text + (", target detached" if edge.detach and not edge.is_taught else "") + moving
+    if edge.is_taught:
+        return f"alignment D to the features of a frozen teacher, the negative cosine{moving}"
+    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
+    return f"{text}{', target detached' if edge.detach else ''}{moving}"

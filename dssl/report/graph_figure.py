@@ -23,10 +23,8 @@ def draw_graph(graph: ViewGraph, path: Path) -> None:
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same bytes
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
-    with (
-        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}),
-        replacing(path) as temporary,
-    ):
+    styled = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42})
+    with styled, replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=200, metadata=metadata)
 
 
@@ -38,9 +36,7 @@ def graph_figure(graph: ViewGraph) -> Figure:
     width, height = across + 2.4, -down + 3.0
     figure = Figure(figsize=(width * 0.82, height * 0.82))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(-1.2, width - 1.2)
-    axes.set_ylim(down - 1.7, 1.3)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-1.2, width - 1.2), ylim=(down - 1.7, 1.3), aspect="equal")
     axes.axis("off")
     middle = down / 2
     _box(axes, (0, middle), "image")

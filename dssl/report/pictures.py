@@ -142,9 +142,9 @@ def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np
             break
     views = maker.allocate(len(originals))
     plan = maker.plan(np.array(list(originals), np.int64), epoch=0)
-    images = list(originals.values())
-    maker.apply_many(plan, 0, images, views, 0)
-    rows = [SheetRow("original", source.name, images)]
+    for row, image in enumerate(originals.values()):
+        maker.apply_many(plan, row, [image], views, row)
+    rows = [SheetRow("original", source.name, list(originals.values()))]
     rows += [SheetRow(name, "", list(views[name])) for name in maker.names]
     sheet = contact_sheet(rows, title="The views of this run", cell=96)
     try:

@@ -206,30 +206,27 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
     for folder in folders:
         if not folder.is_dir():
             raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
-        # a glob, because it skips folders that may not be read
-        one = RunFolder(folder)
-        inside = [folder] if one.has_run else sorted(path.parent for path in folder.glob(f"*/{one.config_file.name}"))
-        if folder not in inside:
-            inside = [path for path in inside if _is_readable(path)]
+        file = RunFolder(folder).config_file.name
+        inside = [folder]
+        if not RunFolder(folder).has_run:  # a glob, because it skips folders that may not be read
+            inside = [path for path in sorted(path.parent for path in folder.glob(f"*/{file}")) if _is_readable(path)]
         if not inside:
-            raise DsslError(f"{folder} holds no run (no {one.config_file.name} in it or one level below)")
-        known = {path.resolve() for path in paths}
-        paths += [path for path in inside if path.resolve() not in known]
+            raise DsslError(f"{folder} holds no run (no {file} in it or one level below)")
+        earlier = {path.resolve() for path in paths}
+        paths += [path for path in inside if path.resolve() not in earlier]
     return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
 def _is_readable(path: Path) -> bool:
     """Whether a folder beside runs is one, too: searches and detectors have pages of their own, and others are named."""
-    file = RunFolder(path).config_file
+    folder = RunFolder(path)
     try:
-        about = RunFolder(path).read_config()
-        if "task" in about:
-            return False
-        config_io.from_dict(about["config"], where=str(file))
+        if "task" not in (about := folder.read_config()):
+            config_io.from_dict(about["config"], where=str(folder.config_file))
+            return True
     except (DsslError, KeyError) as error:
-        logger.warning(f"{file} is left out: {error}")
-        return False
-    return True
+        logger.warning(f"{folder.config_file} is left out: {error}")
+    return False
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -374,35 +371,34 @@ def start_plot(runs: Sequence[RunData]) -> Plot:
     return _lines(panels, [], name="starts", description=description)
 
 
-def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
+def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     """The maps side by side on one scale, so that a collapsed embedding looks small."""
     from matplotlib.figure import Figure
 
-    rows = -(-len(found) // 3)
-    reach = max(1e-6, max(float(np.quantile(np.abs(one.points), 0.995)) for one in found)) * 1.06
-    shown = list(classes[: len(SERIES)])
+    rows = -(-len(maps) // 3)
+    reach = max(1e-6, max(float(np.quantile(np.abs(mapped.points), 0.995)) for mapped in maps)) * 1.06
     with page.styled():
         figure = Figure(figsize=(14.5, 0.5 + 14.2 / 3 * rows), layout="constrained")
         grid = figure.subplots(rows, 3, squeeze=False)
         for axes in grid.flat:
             axes.axis("off")
-        for one, axes in zip(found, grid.flat, strict=False):
+        for mapped, axes in zip(maps, grid.flat, strict=False):
             axes.axis("on")
             # classes beyond the palette are drawn first, in gray
-            for label in sorted(set(one.labels.tolist()), key=lambda label: label < len(SERIES)):
-                x, y = one.points[one.labels == label, :2].T
+            for label in sorted(set(mapped.labels.tolist()), key=lambda label: label < len(SERIES)):
+                x, y = mapped.points[mapped.labels == label, :2].T
                 color, alpha = (SERIES[label], 0.9) if label < len(SERIES) else (COLORS["muted"], 0.3)
                 axes.plot(x, y, "o", color=color, alpha=alpha, markersize=4.6, markeredgewidth=0)
             axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
-            axes.set_title(page.label(_short(one.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
-            axes.set_xlabel(f"the plane shows {one.variance:.0%} of the variance", fontsize=12)
+            axes.set_title(page.label(_short(mapped.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
+            axes.set_xlabel(f"the plane shows {mapped.variance:.0%} of the variance", fontsize=12)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(True)
-        dots = [grid[0, 0].plot([], [], "o", color=SERIES[number])[0] for number in range(len(shown))]
-        names = [page.label(name) for name in shown]
-        if len(classes) > len(shown):
+        names = [page.label(name) for name in classes[: len(SERIES)]]
+        dots = [grid[0, 0].plot([], [], "o", color=color)[0] for color in SERIES[: len(names)]]
+        if len(classes) > len(names):
             dots.append(grid[0, 0].plot([], [], "o", color=COLORS["muted"], alpha=0.3)[0])
-            names.append(f"{len(classes) - len(shown)} other classes")
+            names.append(f"{len(classes) - len(names)} other classes")
         figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
         description = "Test images of each run in the plane of the two main axes of their features"
         svg = page.to_svg(figure, name="maps", description=description)

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from dssl.report import page
 from dssl.report.page import Colour, percent
-from dssl.report.pictures import Picture
-from dssl.report.views import FLAT_WARN, PolicyStrength, gallery, survey
+from dssl.report.views import FLAT_WARN, gallery, survey
 from dssl.state import Status
 from dssl.text import columns, duration
 from dssl.training.trials import NONE, Search, Trial
@@ -49,7 +48,12 @@ def html(search: Search, *, line: str | None, command: str) -> str:
         "line": line,
         "notes": [*notes(search), *blank],
         "start": _score(search.start),
-        "rows": [_row(trial, search, *strengths.get(trial.policy, (None, []))) for trial in search.ranked],
+        "rows": [
+            (trial, _score(trial), _beside(trial, search), *strengths.get(trial.policy, (None, [])))
+            for trial in search.ranked
+        ],
+        "control": NONE,
+        "colours": _COLOURS,
         "examples": rows[:2],
         "sample": seen.measured,
         "reference": REFERENCE,
@@ -114,20 +118,6 @@ def summary(search: Search, *, line: str | None) -> str:
         rows.append((trial.policy, _score(trial), _beside(trial, search), *numbers))
     lines = [*columns(rows, align="<><>><>"), "", answer(search), *notes(search)]
     return "\n".join(lines if line is None else [*lines, "", line])
-
-
-def _row(trial: Trial, search: Search, strength: PolicyStrength | None, pictures: list[Picture]) -> dict[str, object]:
-    return {
-        "trial": trial,
-        "control": trial.policy == NONE,
-        "score": _score(trial),
-        "rotation": percent(trial.rotation),
-        "rank": f"{trial.rank:.1f}",
-        "blank": "–" if strength is None else percent(strength.flat),
-        "colour": _COLOURS.get(trial.verdict, "neutral"),
-        "beside": _beside(trial, search),
-        "pictures": pictures,
-    }
 
 
 def _beside(trial: Trial, search: Search) -> str:

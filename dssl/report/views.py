@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image as Pillow
@@ -235,8 +237,8 @@ def farther(originals: Pixels, standard: Pixels, heavy: Pixels) -> NDArray[np.bo
 
 def farther_in_features(originals: FeatureRows, standard: FeatureRows, heavy: FeatureRows) -> NDArray[np.bool_]:
     """The same for the features of the images: the distance is one minus the cosine."""
-    original, near, far = (_unit(features) for features in (originals, standard, heavy))
-    return np.asarray((original * far).sum(axis=1) < (original * near).sum(axis=1))
+    original, near, far = (torch.as_tensor(rows, dtype=torch.float64) for rows in (originals, standard, heavy))
+    return (F.cosine_similarity(original, far) < F.cosine_similarity(original, near)).numpy()
 
 
 def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
@@ -274,13 +276,6 @@ def default_size(source: Source) -> int:
         except UnreadableImage as error:
             problem = error
     raise DsslError(f"none of the first images of {source.name} can be read: {problem}")
-
-
-def _unit(features: FeatureRows) -> NDArray[np.float64]:
-    """Rows of length one; a row of zeros stays, and is at right angles to everything."""
-    rows = np.asarray(features, dtype=np.float64)
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(length > 0, length, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,18 +324,18 @@ def _operations(name: str, *, channels: int) -> tuple[tuple[float, ...], dict[st
     if name == CORRUPTIONS:
         kinds = [kind.name for kind in KINDS.values() if channels in (1, 3) or not kind.needs_colour]
         return SEVERITIES, {kind: [Corruption(kind, severity) for severity in SEVERITIES] for kind in kinds}
-    names = [row.operation for row in named_table(name)]
+    rows = named_table(name)
     return SHOWN_MAGNITUDES, {
-        operation: [AtMagnitude(operation, magnitude, name) for magnitude in SHOWN_MAGNITUDES] for operation in names
+        row.operation: [AtMagnitude(row.operation, m, name) for m in SHOWN_MAGNITUDES] for row in rows
     }
 
 
 def tables_of(policies: Sequence[str]) -> tuple[str, ...]:
     """The tables from which the policies draw at a chosen magnitude, or else all their tables; corruptions if there are any."""
-    found = [part for text in policies for part in parts(parse(text))]
-    chosen = [part.table for part in found if isinstance(part, RandAugment | AtMagnitude)]
-    drawn = [part.table for part in found if isinstance(part, UniformAugment | TrivialAugment)]
-    corruptions = [CORRUPTIONS for part in found if isinstance(part, Corruption)]
+    every = [part for text in policies for part in parts(parse(text))]
+    chosen = [part.table for part in every if isinstance(part, RandAugment | AtMagnitude)]
+    drawn = [part.table for part in every if isinstance(part, UniformAugment | TrivialAugment)]
+    corruptions = [CORRUPTIONS for part in every if isinstance(part, Corruption)]
     return tuple(dict.fromkeys([*(chosen or drawn), *corruptions]))
 
 

@@ -84,7 +84,8 @@ def test_shares(share: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(124_567, "125 000"), (999, "999"), (3.4, "3.4"), (1_234_567, "1 230 000")]
+    ("number", "text"),
+    [(124_567, "125 000"), (999, "999"), (3.4, "3.4"), (1_234_567, "1 230 000"), (1.49, "1.49")],
 )
 def test_rates(number: float, text: str) -> None:
     assert page.rate(number) == text.replace(" ", "\N{NO-BREAK SPACE}")
