@@ -166,11 +166,10 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -
 
 def _legend(axes: Axes, graph: ViewGraph) -> None:
     kinds = {edge.kind for edge in graph.edges}
-    handles = []
-    if "similarity" in kinds:
-        handles.append(Line2D([], [], color=STANDARD, linewidth=2.2, label="similarity of the method"))
-    if "alignment" in kinds:
-        handles.append(Line2D([], [], color=HEAVY, linewidth=2.2, label="alignment, target detached"))
+    labels = ("similarity", STANDARD, "similarity of the method"), ("alignment", HEAVY, "alignment, target detached")
+    handles = [
+        Line2D([], [], color=color, linewidth=2.2, label=label) for kind, color, label in labels if kind in kinds
+    ]
     handles.append(Line2D([], [], color=DERIVED, linestyle=":", label="made from"))
     if any(len(edge.targets) > 1 for edge in graph.edges):
         handles.append(Line2D([], [], color=INK, marker="o", linestyle="", label="mean of the targets"))
