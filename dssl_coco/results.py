@@ -21,7 +21,7 @@ from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.loop import Ending
 from dssl.report import page
-from dssl.report.figures import SERIES, Plot, styled, to_svg
+from dssl.report.page import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture, embedded
 from dssl.run import EVALUATION_PAGE
 from dssl.text import columns

@@ -70,9 +70,8 @@ def run(arguments: Arguments) -> int:
     from dssl.files import write_text
     from dssl.log import show_messages
     from dssl.report import run_report
-    from dssl.report.map import embedding_maps
     from dssl.report.pictures import draw_gallery
-    from dssl.report.run_data import read_run
+    from dssl.report.run_report import embedding_maps, read_run
     from dssl.text import columns
     from dssl.training.pretrain import train
 

@@ -34,7 +34,7 @@ from dssl.evaluation.store import FeatureStore
 from dssl.files import write_text
 from dssl.log import show_messages
 from dssl.report.pictures import draw_gallery
-from dssl.report.run_data import read_run
+from dssl.report.run_report import read_run
 from dssl.run import RunFolder
 from dssl.state import StopSignals
 from dssl.training.prepare import open_data, open_test_data, untrained_encoder

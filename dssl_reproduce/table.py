@@ -14,8 +14,8 @@ import numpy as np
 from dssl import text
 from dssl.errors import DsslError
 from dssl.presets import named_graph
-from dssl.report import figures
-from dssl.report.figures import COLORS
+from dssl.report import page
+from dssl.report.page import COLORS
 from dssl.report.page import Colour
 from dssl.report.run_report import series
 from dssl.training.health import COLLAPSED, PARTIAL
@@ -436,7 +436,7 @@ def tables_in(folder: Path) -> list[dict[str, object]]:
 
 def picture(table: ResultTable) -> bytes | None:
     """A PNG of the table's runs, or of its gains against steps; None where there is nothing to draw."""
-    with figures.styled():
+    with page.styled():
         figure = _gains(table) if table.target.name == "steps" else _curves(table)
         if figure is None:
             return None
@@ -462,7 +462,7 @@ def _curves(table: ResultTable) -> "Figure | None":
     grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
     grid[1, 0].set_ylim(0, 1.1)
     for number, column in enumerate(columns):
-        grid[0, number].set_title(figures.label(column), loc="left", fontsize=14, color=COLORS["ink"])
+        grid[0, number].set_title(page.label(column), loc="left", fontsize=14, color=COLORS["ink"])
         grid[1, number].set_xlabel("epoch")
         for level in (PARTIAL, COLLAPSED):
             grid[1, number].axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
@@ -479,7 +479,7 @@ def _curves(table: ResultTable) -> "Figure | None":
                         axes.plot(*np.array(points).T, linewidth=2, markersize=4, **line)
     looks = [series(place) for place in range(len(rows))]
     handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
-    labels = [figures.label(row) for row in rows]
+    labels = [page.label(row) for row in rows]
     figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
     return figure
 
@@ -507,7 +507,7 @@ def _gains(table: ResultTable) -> "Figure | None":
         steps, values, errors = zip(*sorted(points), strict=True)
         axes.errorbar(
             steps, values, yerr=errors, color=color, linestyle=style, marker="o", markersize=5, linewidth=2, capsize=3,
-            label=figures.label(f"{name} over {pairs[name].rpartition(', ')[2]}"),
+            label=page.label(f"{name} over {pairs[name].rpartition(', ')[2]}"),
         )  # fmt: skip
     axes.set_xscale("log")
     ticks = sorted({step for points in lines.values() for step, _, _ in points})

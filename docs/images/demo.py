@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from dssl.report import figures
-from dssl.report.figures import COLORS
-from dssl.report.run_data import read_run
-from dssl.report.run_report import series
+from dssl.report import page
+from dssl.report.page import COLORS
+from dssl.report.run_report import read_run, series
 from dssl.training.health import COLLAPSED, PARTIAL
 from dssl_reproduce import demo
 
@@ -46,7 +45,7 @@ def measure(folders: list[Path]) -> None:
 
 def draw(path: Path) -> None:
     rows = json.loads(RESULTS.read_text())["seeds"][0]["rows"]
-    with figures.styled():
+    with page.styled():
         figure = Figure(figsize=(10, 3.7), layout="constrained", facecolor="white")
         accuracy, spread = figure.subplots(1, 2)
         for number, name in enumerate(demo.RUNS):

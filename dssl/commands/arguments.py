@@ -36,11 +36,8 @@ def check_counts(arguments: object, names: Iterable[str]) -> None:
 def with_home(arguments: T) -> T:
     """The arguments with a leading ~ of every path expanded; a shell expands it only at the beginning of a word."""
     assert dataclasses.is_dataclass(arguments)
-    changes = {}
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        if (expanded := _expanded(value)) != value:
-            changes[field.name] = expanded
+    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
+    changes = {name: expanded for name, value in values.items() if (expanded := _expanded(value)) != value}
     return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]  # T is one
 
 

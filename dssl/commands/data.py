@@ -2,8 +2,9 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     from dssl.data import Quarantine, Source
     from dssl.data.source import Split
 
-_OPTIONS = {"show": ("split", "measure", "every"), "pack": ("out", "format", "side", "shard"), "cifar10": ("origin",)}
-_OF_IMAGES = ("channels", "range")
+_ACTIONS = {
+    "show": ("split", "measure", "every", "channels", "range"),
+    "pack": ("out", "format", "side", "shard", "channels", "range"),
+    "cifar10": ("origin",),
+}
+"""The options of each action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +66,12 @@ class Arguments:
 
 def run(arguments: Arguments) -> int:
     """Run the action; the exit code is 0."""
-    for action, options in _OPTIONS.items():
-        for option in options:
-            if action != arguments.action and getattr(arguments, option) not in (None, False):
-                raise DsslError(f"--{option} belongs to `dssl data {action}`, not to `dssl data {arguments.action}`")
-    for option in _OF_IMAGES:
-        if arguments.action == "cifar10" and getattr(arguments, option) is not None:
-            raise DsslError(f"--{option} belongs to `dssl data show` and `dssl data pack`, not to `dssl data cifar10`")
+    for option in dict.fromkeys(option for options in _ACTIONS.values() for option in options):
+        owners = [f"`dssl data {action}`" for action, options in _ACTIONS.items() if option in options]
+        if option not in _ACTIONS[arguments.action] and getattr(arguments, option) not in (None, False):
+            raise DsslError(f"--{option} belongs to {' and '.join(owners)}, not to `dssl data {arguments.action}`")
     check_counts(arguments, ("channels",))
-    if arguments.action == "show":
-        return _show(arguments)
-    if arguments.action == "pack":
-        return _pack(arguments)
-    return _cifar10(arguments)
+    return {"show": _show, "pack": _pack, "cifar10": _cifar10}[arguments.action](arguments)
 
 
 def _show(arguments: Arguments) -> int:
@@ -81,12 +79,8 @@ def _show(arguments: Arguments) -> int:
 
     from dssl.data import Quarantine, check_sample, measure, open_source
 
-    source = open_source(
-        arguments.place,
-        split=arguments.split or "train",
-        channels=arguments.channels or 3,
-        value_range=arguments.range,
-    )
+    split, channels = arguments.split or "train", arguments.channels or 3
+    source = open_source(arguments.place, split=split, channels=channels, value_range=arguments.range)
     print(source.name)
     print(f"  fingerprint  {source.fingerprint}")
     if source.labels is None or source.classes is None:
@@ -110,9 +104,9 @@ def _show(arguments: Arguments) -> int:
         print(f"  range        {values.text()} (what becomes black and white)")
     _unreadable(quarantine)
     if arguments.measure:
-        found, count = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
-        print(f"  mean         {', '.join(f'{value:.4f}' for value in found.mean)} (over {count:,} images)")
-        print(f"  std          {', '.join(f'{value:.4f}' for value in found.std)}")
+        measured, count = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
+        print(f"  mean         {', '.join(f'{value:.4f}' for value in measured.mean)} (over {count:,} images)")
+        print(f"  std          {', '.join(f'{value:.4f}' for value in measured.std)}")
     return 0
 
 
@@ -128,43 +122,26 @@ def _pack(arguments: Arguments) -> int:
     check_counts(arguments, ("side", "shard"))
     form = arguments.format or "pixels"
     if form != "pixels" and arguments.side is not None:
-        raise DsslError(
-            f"--side is {arguments.side}: shards hold the original files, only --format pixels reduces them"
-        )
+        reason = "shards hold the original files, only --format pixels reduces them"
+        raise DsslError(f"--side is {arguments.side}: {reason}")
     if form == "pixels" and arguments.shard is not None:
         raise DsslError(f"--shard is {arguments.shard}: expected with --format tar or parquet only")
-    channels = arguments.channels or 3
-    splits: list[tuple[Split, Source]] = [
-        ("train", open_source(arguments.place, channels=channels, value_range=arguments.range))
-    ]
+    opened = partial(open_source, arguments.place, channels=arguments.channels or 3)
+    splits: dict[Split, Source] = {"train": opened(value_range=arguments.range)}
     with suppress(NoSplitError):
-        known = splits[0][1].value_range
-        splits.append(("test", open_source(arguments.place, split="test", channels=channels, value_range=known)))
-    with claimed(arguments.out, dict(splits)):
-        for split, source in splits:
-            quarantine = Quarantine(source, max_share=arguments.max_bad)
+        splits["test"] = opened(split="test", value_range=splits["train"].value_range)
+    with claimed(arguments.out, splits):
+        for split, source in splits.items():
+            quarantine, files = Quarantine(source, max_share=arguments.max_bad), 1
             with tqdm(total=len(source), unit=" images", desc=split, disable=None) as bar:
+                common: dict[str, Any] = {
+                    "quarantine": quarantine, "progress": lambda done, bar=bar: bar.update(done - bar.n)
+                }  # fmt: skip
                 if form == "pixels":
-                    files, size = (
-                        1,
-                        pack(
-                            source,
-                            arguments.out / f"{split}.npy",
-                            side=arguments.side or 256,
-                            quarantine=quarantine,
-                            progress=lambda done: bar.update(done - bar.n),
-                        ),
-                    )
+                    size = pack(source, arguments.out / f"{split}.npy", side=arguments.side or 256, **common)
                 else:
-                    files, size = write_shards(
-                        source,
-                        arguments.out,
-                        split=split,
-                        form=form,
-                        shard=arguments.shard or 10_000,
-                        quarantine=quarantine,
-                        progress=lambda done: bar.update(done - bar.n),
-                    )
+                    shard = arguments.shard or 10_000
+                    files, size = write_shards(source, arguments.out, split=split, form=form, shard=shard, **common)
             count = f"{quarantine.total - len(quarantine):,} images"
             shards = "" if form == "pixels" else f" in {files:,} shard{'s' if files != 1 else ''}"
             print(f"{arguments.out}: {split}: {count}{shards}, {size / 1e6:,.1f} MB")

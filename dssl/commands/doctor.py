@@ -23,17 +23,10 @@ if TYPE_CHECKING:
     from dssl.training.budget import Budget
 
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "numba",
-    "pillow",
-    "safetensors",
-    "timm",
-    "pycocotools",
-    "onnx",
-    "onnxruntime",
-)
+    "torch", "torchvision", "numpy", "numba", "pillow", "safetensors", "timm", "pycocotools", "onnx", "onnxruntime",
+)  # fmt: skip
+_USUAL = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000, "robust": 2_000}
+"""Images of a run by recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,33 +73,27 @@ def run(arguments: Arguments) -> int:
     place = next(folder for folder in (arguments.out.resolve(), *arguments.out.resolve().parents) if folder.exists())
     writable = "" if os.access(place, os.W_OK) else "  NOT WRITABLE"
     print(f"disk         {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}{writable}")
-    print(
-        f"measuring    {arguments.recipe}: {config.encoder}, {config.method.name}, {config.graph}, batch {config.batch_size} ..."
-    )
+    what = f"{config.encoder}, {config.method.name}, {config.graph}, batch {config.batch_size}"
+    print(f"measuring    {arguments.recipe}: {what} ...")
     if device.type == "cuda" or arguments.device == "cuda":
         _gpu(arguments, config, device)
     else:
         if arguments.data is not None or arguments.gpus > 1 or arguments.card is not None:
-            raise DsslError(
-                "--data, --gpus and --card are about a GPU, which this machine does not have: add --device cuda"
-            )
+            which = "--data, --gpus and --card are about a GPU"
+            raise DsslError(f"{which}, which this machine does not have: add --device cuda")
         _measure(arguments, config, device)
     return 0
 
 
 def _configuration(arguments: Arguments) -> "RunConfig":
-    changes: dict[str, Any] = {"checkpoint_activations": arguments.checkpoint_activations}
-    if arguments.encoder is not None:
-        changes["encoder"] = arguments.encoder
-    if arguments.batch_size is not None:
-        changes["batch_size"] = arguments.batch_size
     check_counts(arguments, ("images", "batch_size"))
+    given: dict[str, Any] = {"encoder": arguments.encoder, "batch_size": arguments.batch_size}
+    changes = {name: value for name, value in given.items() if value is not None}
+    changes["checkpoint_activations"] = arguments.checkpoint_activations
     config = recipe(arguments.recipe, method=arguments.method, **changes)
     if arguments.gpus < 1 or config.batch_size % arguments.gpus or config.batch_size // arguments.gpus < 2:
-        raise DsslError(
-            f"gpus is {arguments.gpus} and the batch is {config.batch_size}: expected a number of GPUs that divides the batch "
-            "into parts of at least 2 images"
-        )
+        expected = "expected a number of GPUs that divides the batch into parts of at least 2 images"
+        raise DsslError(f"gpus is {arguments.gpus} and the batch is {config.batch_size}: {expected}")
     return config
 
 
@@ -118,33 +105,27 @@ def _measure(
 
     speed = measure_speed(config, device, batch_size=batch_size)
     print(f"precision    {speed.why}")
-    print(
-        f"views        {speed.views_per_second:,.0f} a second on one thread, "
-        f"from images in memory ({config.image_size} px, decoding not counted)"
-    )
+    about = f"from images in memory ({config.image_size} px, decoding not counted)"
+    print(f"views        {speed.views_per_second:,.0f} a second on one thread, {about}")
     print(f"training     {speed.images_per_second:,.0f} images a second ({speed.precision})")
     print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
     print(_length(arguments, config, arguments.gpus * speed.images_per_second, "about"))
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
-        print(
-            f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "
-            "cores threads wait for each other; set OMP_NUM_THREADS=1, or wait until the machine is idle"
-        )
+        remedy = "set OMP_NUM_THREADS=1, or wait until the machine is idle"
+        print(f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "
+              f"cores threads wait for each other; {remedy}")  # fmt: skip
     bound = speed.views_per_second * default_threads() / len(speed.views)
     if device.type != "cuda" and bound < 1.2 * speed.images_per_second:
-        print(
-            f"warning      views for only {bound:,.0f} images a second: the processor would wait for data; add cores or --threads"
-        )
+        waits = "the processor would wait for data; add cores or --threads"
+        print(f"warning      views for only {bound:,.0f} images a second: {waits}")
     return speed.images_per_second
 
 
 def _length(arguments: Arguments, config: "RunConfig", rate: float, word: str) -> str:
-    usual = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000, "robust": 2_000}
-    count = arguments.images or usual[arguments.recipe]
+    count = arguments.images or _USUAL[arguments.recipe]
     on = f" on {arguments.gpus} GPUs" if arguments.gpus > 1 else ""
-    return (
-        f"a run        {config.epochs} epochs of {count:,} images{on}: {word} {duration(count * config.epochs / rate)}"
-    )
+    time = duration(count * config.epochs / rate)
+    return f"a run        {config.epochs} epochs of {count:,} images{on}: {word} {time}"
 
 
 def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> None:
@@ -154,11 +135,10 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
     from dssl.training.budget import CARDS, ON_TOP, step_budget
     from dssl.training.estimate import loader_rate
 
-    known = {card.name: card for card in CARDS}
-    name = arguments.card or "A100"
-    if name not in known:
-        raise choices("card", name, known)
-    card = known[name]
+    cards, name = {card.name: card for card in CARDS}, arguments.card or "A100"
+    if name not in cards:
+        raise choices("card", name, cards)
+    card = cards[name]
     precision: Precision = "bf16" if config.precision == "auto" else config.precision
     budget = step_budget(config, gpus=arguments.gpus, precision=precision)
     print(
@@ -185,25 +165,21 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
 def verdict(budget: "Budget", memory: float, *, name: str, gpus: int, asked: float, given: float) -> str:
     """One line: does it fit, and is it fed."""
     card = f"{gpus} x {name}" if gpus > 1 else name
+    sizes = f"{budget.needed / 2**30:.1f} of {memory / 2**30:.1f} GiB"
+    space = f"fits on {card}: {sizes}"
     if budget.needed > memory:
-        space = (
-            f"does not fit on {card}: {budget.needed / 2**30:.1f} of {memory / 2**30:.1f} GiB; take --batch-size "
-            f"{budget.most(memory) * gpus} or less, more GPUs, or --checkpoint-activations"
-        )
-    else:
-        space = f"fits on {card}: {budget.needed / 2**30:.1f} of {memory / 2**30:.1f} GiB"
+        fitting = f"--batch-size {budget.most(memory) * gpus} or less"
+        space = f"does not fit on {card}: {sizes}; take {fitting}, more GPUs, or --checkpoint-activations"
     wanted = asked * gpus
     if given >= wanted:
         return f"{space}; the loader keeps up: {given:,.0f} images a second of {wanted:,.0f}"
-    return (
-        f"{space}; the loader gives {given:,.0f} of {wanted:,.0f} images a second: it would wait for data up to "
-        f"{1 - given / wanted:.0%} of the time; pack the images (dssl data) or add cores"
-    )
+    waits = f"it would wait for data up to {1 - given / wanted:.0%} of the time"
+    remedy = "pack the images (dssl data) or add cores"
+    return f"{space}; the loader gives {given:,.0f} of {wanted:,.0f} images a second: {waits}; {remedy}"
 
 
 def _version(package: str) -> str:
-    name = {"pillow": "PIL"}.get(package, package)
-    if importlib.util.find_spec(name) is None:
+    if importlib.util.find_spec("PIL" if package == "pillow" else package) is None:
         return "not installed"
     try:
         return metadata.version(package)

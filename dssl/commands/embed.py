@@ -49,9 +49,8 @@ def run(arguments: Arguments) -> int:
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
     if arguments.dense and arguments.out.suffix in (".csv", ".parquet"):
-        raise DsslError(
-            f"--out is {arguments.out}: feature maps do not fit a table; expected a folder, or a name that ends in .npz"
-        )
+        reason = "feature maps do not fit a table; expected a folder, or a name that ends in .npz"
+        raise DsslError(f"--out is {arguments.out}: {reason}")
     if arguments.shard is not None and arguments.out.suffix in (".npz", ".csv"):
         raise DsslError(f"--shard is {arguments.shard}: {arguments.out} has none; expected a folder, or a .parquet")
     shard = arguments.shard or 10_000
@@ -61,27 +60,20 @@ def run(arguments: Arguments) -> int:
     if arguments.dense:
         network = DenseEncoder(network, image_size=encoder.image_size, channels=encoder.channels)
     encoder = dataclasses.replace(
-        encoder,
-        network=network,
-        batch_size=arguments.batch_size,
-        autocast=half_type(arguments.precision),
-        threads=arguments.threads,
-        progress=show_progress,
-    )
-    source = open_source(
-        arguments.data, split=arguments.split, channels=encoder.channels, value_range=encoder.value_range
-    )
+        encoder, network=network, batch_size=arguments.batch_size, autocast=half_type(arguments.precision),
+        threads=arguments.threads, progress=show_progress,
+    )  # fmt: skip
+    values = encoder.value_range
+    source = open_source(arguments.data, split=arguments.split, channels=encoder.channels, value_range=values)
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(encoder, source, arguments.out)
     elif arguments.out.suffix == ".parquet":
         done = embed_parquet(encoder, source, arguments.out, shard=shard)
     else:
         done = embed_shards(encoder, source, arguments.out, shard=shard)
-    what = (
-        f"feature maps of {' x '.join(map(str, done.shape))}"
-        if arguments.dense
-        else f"embeddings of {done.shape[0]} numbers"
-    )
+    what = f"embeddings of {done.shape[0]} numbers"
+    if arguments.dense:
+        what = f"feature maps of {' x '.join(map(str, done.shape))}"
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
     kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
     print(

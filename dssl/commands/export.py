@@ -33,15 +33,12 @@ def run(arguments: Arguments) -> int:
     loaded = open_encoder(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
-    for line in clear_other_weights(
-        out, loaded, own=arguments.out is None and (arguments.weights.is_dir() or base != Path())
-    ):
+    own = arguments.out is None and (arguments.weights.is_dir() or base != Path())
+    for line in clear_other_weights(out, loaded, own=own):
         print(line)
     exported = export(loaded, out, formats=arguments.formats)
-    for one in exported:
-        print(one.text())
-        for line in one.code:
-            print(f"    {line}")
+    for file in exported:
+        print(file.text(), *(f"    {line}" for line in file.code), sep="\n")
     evaluation = evaluation_of(loaded, base / "evaluation" / EVALUATION_FILE)
     path = out / CARD_FILE
     write_text(path, card(loaded, exported, evaluation=evaluation, earlier=earlier_files(path, exported)))

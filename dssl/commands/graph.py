@@ -78,14 +78,13 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         divided = "all weights, because no edge is a similarity"
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
     if any(edge.kind == "alignment" and not edge.is_taught for edge in graph.active_edges):
-        lines.append(
-            "  D is the negative cosine; for vicreg and barlowtwins, the part of S that pulls the two ends together"
-        )
+        vicreg = "for vicreg and barlowtwins, the part of S that pulls the two ends together"
+        lines.append(f"  D is the negative cosine; {vicreg}")
     lines += ["", "cost of a step with a batch of n"]
     costs = [("method", "encoder passes", "of these without gradient", "compared pairs")]
     for method in METHODS.values():
-        price = method.cost(graph)
-        costs.append((method.name, str(price.passes), str(price.without_gradient), str(price.pairs)))
+        cost = method.cost(graph)
+        costs.append((method.name, str(cost.passes), str(cost.without_gradient), str(cost.pairs)))
     lines += [f"  {line}" for line in columns(costs)]
     if graph.taught:
         lines.append(f"  and with each of them {len(graph.taught)} of the teacher, without gradient")
@@ -94,9 +93,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         if (pixels := graph.size(name)) is not None:
             sizes.setdefault(pixels, []).append(name)
     for pixels, names in sizes.items():
-        lines.append(
-            f"  at {pixels} px: {', '.join(names)}; a pass costs about ({pixels} / the run's image size)² of the others"
-        )
+        price = f"a pass costs about ({pixels} / the run's image size)² of the others"
+        lines.append(f"  at {pixels} px: {', '.join(names)}; {price}")
     if graph == named_graph("dssl"):
         lines += [f"  byol: {_PUBLISHED}", "  simclr: the standard pair alone compares 2n² pairs"]
     return "\n".join(lines)
@@ -105,9 +103,8 @@ def describe(graph: ViewGraph, *, name: str) -> str:
 def _meaning(edge: Edge) -> str:
     if edge.largest == 0:
         return "costs nothing"
-    if edge.is_taught:
-        text = "alignment D to the features of a frozen teacher, the negative cosine"
-    else:
-        text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
     moving = "" if edge.final is None else ", the weight moves over the run"
-    return text + (", target detached" if edge.detach and not edge.is_taught else "") + moving
+    if edge.is_taught:
+        return f"alignment D to the features of a frozen teacher, the negative cosine{moving}"
+    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
+    return f"{text}{', target detached' if edge.detach else ''}{moving}"

@@ -36,21 +36,17 @@ def run(arguments: Arguments) -> int:
     if arguments.images < 0:
         raise DsslError(f"--images is {arguments.images}: expected 0 or more")
     from dssl.report import run_report
-    from dssl.report.map import embedding_maps
-    from dssl.report.run_data import find_runs
 
-    runs = find_runs(arguments.runs)
+    runs = run_report.find_runs(arguments.runs)
     tables = []
     if arguments.tables is not None:
         from dssl_reproduce.table import tables_in
 
         tables = tables_in(arguments.tables)
-    maps, classes, notes = embedding_maps(runs, images=arguments.images) if arguments.images else ([], (), [])
+    count = arguments.images
+    maps, classes, notes = run_report.embedding_maps(runs, images=count) if count else ([], (), [])
     command = command_line("report", arguments)
     page = run_report.html(runs, command=command, tables=tables, maps=maps, classes=classes, notes=notes)
     write_text(arguments.out, page)
-    print(run_report.summary(runs))
-    for note in notes:
-        print(f"note: {note}")
-    print(f"\n{arguments.out}")
+    print(run_report.summary(runs), *(f"note: {note}" for note in notes), f"\n{arguments.out}", sep="\n")
     return 0

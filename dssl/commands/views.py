@@ -12,7 +12,9 @@ from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
 if TYPE_CHECKING:
-    from dssl.report.survey import FeatureRows, FeatureSpace, Pixels
+    from collections.abc import Callable
+
+    from dssl.report.views import FeatureRows, Pixels
     from dssl.weights.encoder import Encoder
 
 
@@ -61,8 +63,6 @@ def run(arguments: Arguments) -> int:
     from dssl.augment.policy import named_table
     from dssl.data import open_source
     from dssl.report import views
-    from dssl.report.operations import operation_table, tables_of
-    from dssl.report.survey import default_size, survey
 
     # a page must say what "heavy" means
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
@@ -70,37 +70,27 @@ def run(arguments: Arguments) -> int:
     channels = arguments.channels or (3 if loaded is None else loaded.channels)
     if arguments.policies == Arguments.policies and channels not in (1, 3):
         policies = [show(without_colour(parse(text))) for text in policies]
-    names = tables_of(policies)
+    names = views.tables_of(policies)
     if arguments.table is not None:
         named_table(arguments.table)  # refuses an unknown name before anything is measured
         names = (arguments.table,)
-    known = None if loaded is None else loaded.value_range
-    source = open_source(
-        arguments.source, split=arguments.split, channels=channels, value_range=arguments.range or known
-    )
-    size = arguments.size or (default_size(source) if loaded is None else loaded.image_size)
+    values = arguments.range or (None if loaded is None else loaded.value_range)
+    source = open_source(arguments.source, split=arguments.split, channels=channels, value_range=values)
+    size = arguments.size or (views.default_size(source) if loaded is None else loaded.image_size)
     standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
     if arguments.standard is None and channels not in (1, 3):
         standard = show(without_colour(parse(standard)))
-    found = survey(
-        source,
-        policies=policies,
-        standard=standard,
-        size=size,
-        channels=channels,
-        seed=arguments.seed,
-        examples=arguments.show,
-        sample=arguments.sample,
-        measure_speed=arguments.speed,
-        space=None if loaded is None else _space(loaded),
-        progress=show_progress,
-    )
-    tables = [operation_table(name, found.probes, seed=arguments.seed) for name in names]
-    write_text(arguments.out, views.html(found, tables, command=command_line("views", arguments)))
+    survey = views.survey(
+        source, policies=policies, standard=standard, size=size, channels=channels, seed=arguments.seed,
+        examples=arguments.show, sample=arguments.sample, measure_speed=arguments.speed, progress=show_progress,
+        encoder=None if loaded is None else f"{loaded.name} in {Path(loaded.place).name}",
+        features=None if loaded is None else _features(loaded),
+    )  # fmt: skip
+    tables = [views.operation_table(name, survey.probes, seed=arguments.seed) for name in names]
+    write_text(arguments.out, views.html(survey, tables, command=command_line("views", arguments)))
     sheet = arguments.out.with_suffix(".png")
-    write_atomically(sheet, [views.sheet(found)])
-    print(views.summary(found))
-    print(f"\n{arguments.out}\n{sheet}\n{time.perf_counter() - begun:.1f} s")
+    write_atomically(sheet, [views.sheet(survey)])
+    print(f"{views.summary(survey)}\n\n{arguments.out}\n{sheet}\n{time.perf_counter() - begun:.1f} s")
     return 0
 
 
@@ -109,24 +99,20 @@ def _encoder(weights: Path, arguments: Arguments) -> "Encoder":
 
     loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
     if arguments.channels not in (None, loaded.channels):
-        raise DsslError(
-            f"--channels is {arguments.channels}, but {weights} was trained with {loaded.channels}: "
-            f"expected --channels {loaded.channels}"
-        )
+        expected = f"was trained with {loaded.channels}: expected --channels {loaded.channels}"
+        raise DsslError(f"--channels is {arguments.channels}, but {weights} {expected}")
     print(loaded.report)
     return loaded
 
 
-def _space(loaded: "Encoder") -> "FeatureSpace":
+def _features(loaded: "Encoder") -> "Callable[[Pixels], FeatureRows]":
     """The encoder's features of uint8 images, normalised as in its training."""
     import torch
 
     from dssl.models import evaluating, forward
-    from dssl.report.survey import FeatureSpace
 
-    mean, deviation = (
-        torch.tensor(values).view(1, -1, 1, 1) for values in (loaded.normalization.mean, loaded.normalization.std)
-    )
+    about = loaded.normalization
+    mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (about.mean, about.std))
 
     def embed(images: "Pixels") -> "FeatureRows":
         pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
@@ -134,7 +120,7 @@ def _space(loaded: "Encoder") -> "FeatureSpace":
             features: FeatureRows = forward(loaded.network, (pixels - mean) / deviation).numpy()
         return features
 
-    return FeatureSpace(f"{loaded.name} in {Path(loaded.place).name}", embed)
+    return embed
 
 
 def _check(arguments: Arguments) -> None:
@@ -143,18 +129,14 @@ def _check(arguments: Arguments) -> None:
     if not arguments.policies:
         raise DsslError('--policies is empty: expected at least one, such as "ra(2,5)"')
     if arguments.out.suffix != ".html":
-        raise DsslError(
-            f"--out is {arguments.out}: expected a name ending in .html; the contact sheet is written next to it"
-        )
+        expected = "expected a name ending in .html; the contact sheet is written next to it"
+        raise DsslError(f"--out is {arguments.out}: {expected}")
     check_counts(arguments, ("show", "sample", "size", "channels"))
     if holds(arguments.source, arguments.out):
-        raise DsslError(
-            f"--out is {arguments.out}, inside the images of {arguments.source}: the contact sheet would become part of them; "
-            "name a file outside"
-        )
+        reason = "the contact sheet would become part of them; name a file outside"
+        raise DsslError(f"--out is {arguments.out}, inside the images of {arguments.source}: {reason}")
     if arguments.encoder is not None and arguments.weights is None:
         raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
     if arguments.show > arguments.sample:
-        raise DsslError(
-            f"--show {arguments.show} is more than --sample {arguments.sample}: the images shown are among those measured"
-        )
+        reason = "the images shown are among those measured"
+        raise DsslError(f"--show {arguments.show} is more than --sample {arguments.sample}: {reason}")

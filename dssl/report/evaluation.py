@@ -8,8 +8,7 @@ from dssl import rng
 from dssl.data import UnreadableImage
 from dssl.evaluation.protocols import Benchmark, Evaluation
 from dssl.report import page
-from dssl.report.map import Retrieval, layouts, map_picture, map_thumbnail, retrieve
-from dssl.report.pictures import Picture, embedded, picture
+from dssl.report.pictures import Picture, Retrieval, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
 from dssl.text import columns
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8

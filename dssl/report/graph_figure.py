@@ -1,6 +1,7 @@
 """A view graph as a picture for a paper."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -22,10 +23,8 @@ def draw_graph(graph: ViewGraph, path: Path) -> None:
     figure = graph_figure(graph)
     # text stays text and no date is written, so that the same graph gives the same bytes
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix, {})
-    with (
-        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42}),
-        replacing(path) as temporary,
-    ):
+    styled = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dssl", "pdf.fonttype": 42})
+    with styled, replacing(path) as temporary:
         figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=200, metadata=metadata)
 
 
@@ -37,9 +36,7 @@ def graph_figure(graph: ViewGraph) -> Figure:
     width, height = across + 2.4, -down + 3.0
     figure = Figure(figsize=(width * 0.82, height * 0.82))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(-1.2, width - 1.2)
-    axes.set_ylim(down - 1.7, 1.3)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-1.2, width - 1.2), ylim=(down - 1.7, 1.3), aspect="equal")
     axes.axis("off")
     middle = down / 2
     _box(axes, (0, middle), "image")
@@ -60,15 +57,13 @@ def graph_figure(graph: ViewGraph) -> Figure:
     for view in graph.views:
         colour = HEAVY if view.is_heavy else STANDARD
         axes.add_patch(Circle(places[view.name], _RADIUS, facecolor="white", edgecolor=colour, linewidth=2, zorder=5))
-        axes.text(
-            *places[view.name], _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6
-        )
+        x, y = places[view.name]
+        axes.text(x, y, _subscript(view.name), ha="center", va="center", fontsize=13, color=colour, zorder=6)
         own = [view.policy] if view.source is None and view.policy not in ("standard", "heavy") else []
         if about := ", ".join([*own, *([] if view.size is None else [f"{view.size} px"])]):
-            x, y = places[view.name]
-            above = y > middle  # away from the arrow that comes from the image
-            y += (_RADIUS + 0.1) * (1 if above else -1)
-            axes.text(x, y, about, ha="center", va="bottom" if above else "top", fontsize=8.5, color=colour, zorder=6)
+            # away from the arrow that comes from the image
+            y, side = (y + _RADIUS + 0.1, "bottom") if y > middle else (y - _RADIUS - 0.1, "top")
+            axes.text(x, y, about, ha="center", va=side, fontsize=8.5, color=colour, zorder=6)
     for name in graph.taught:
         _box(axes, places[f"teacher({name})"], f"teacher({name})")
     _legend(axes, graph)
@@ -97,34 +92,25 @@ def _places(graph: ViewGraph) -> dict[str, _Point]:
 
 def _box(axes: Axes, place: _Point, name: str) -> None:
     x, y = place
-    frame = FancyBboxPatch(
-        (x - 0.5, y - 0.38), 1.0, 0.76, boxstyle="round,pad=0.02", facecolor="#f2f2f2", edgecolor=INK, zorder=2
-    )
-    axes.add_patch(frame)
+    look: dict[str, Any] = {"boxstyle": "round,pad=0.02", "facecolor": "#f2f2f2", "edgecolor": INK, "zorder": 2}
+    axes.add_patch(FancyBboxPatch((x - 0.5, y - 0.38), 1.0, 0.76, **look))
     axes.text(x, y, name, ha="center", va="center", fontsize=11 if len(name) < 8 else 9, color=INK)
+
+
+def _arrow(axes: Axes, start: _Point, end: _Point, bend: float, **look: Any) -> None:
+    axes.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", **look))
 
 
 def _derivation(axes: Axes, start: _Point, end: _Point, policy: str, *, label: bool, below: bool = False) -> None:
     side = -1 if below else 1
-    bend = -0.28 * side if label else 0.0
-    arrow = FancyArrowPatch(
-        start,
-        end,
-        connectionstyle=f"arc3,rad={bend}",
-        arrowstyle="-|>",
-        mutation_scale=9,
-        color=DERIVED,
-        linestyle=(0, (2, 2)),
-        shrinkA=22 if label else 34,
-        shrinkB=22 if policy else 34,
-        zorder=1,
-    )
-    axes.add_patch(arrow)
+    _arrow(
+        axes, start, end, -0.28 * side if label else 0.0, arrowstyle="-|>", mutation_scale=9, color=DERIVED,
+        linestyle=(0, (2, 2)), shrinkA=22 if label else 34, shrinkB=22 if policy else 34, zorder=1,
+    )  # fmt: skip
     if label:
-        x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-        axes.text(
-            x, y + 0.47 * side, policy, ha="center", va="top" if below else "bottom", fontsize=9, color="#707070", style="italic"
-        )  # fmt: skip
+        x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + 0.47 * side
+        look: dict[str, Any] = {"fontsize": 9, "color": "#707070", "style": "italic"}
+        axes.text(x, y, policy, ha="center", va="top" if below else "bottom", **look)
 
 
 def _is_pair(edge: Edge, other: Edge) -> bool:
@@ -142,28 +128,15 @@ def _junction(edge: Edge, places: dict[str, _Point]) -> _Point:
     return right + 0.38 * _COLUMN, height
 
 
-def _mean(axes: Axes, edge: Edge, places: dict[str, _Point], colour: str) -> None:
-    """The point of a mean, and a line from it to each of its views."""
-    point = _junction(edge, places)
-    for vertex in edge.targets:
-        end = places[str(vertex)]
-        arrow = FancyArrowPatch(point, end, arrowstyle="-", color=colour, linewidth=1.2, shrinkA=0, shrinkB=22)
-        axes.add_patch(arrow)
-    axes.add_patch(Circle(point, 0.09, facecolor=colour, edgecolor=colour, zorder=4))
-
-
 def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -> None:
     start, end = places[edge.predictor], _junction(edge, places)
     mean = len(edge.targets) > 1
     both = any(_is_pair(edge, other) for other in graph.edges)
-    made_with = {
-        graph.view(edge.predictor).source,
-        *(view.name for view in graph.views if view.source == edge.predictor),
-    }
+    source = graph.view(edge.predictor).source
+    made_with = {source, *(view.name for view in graph.views if view.source == edge.predictor)}
     derivation = not mean and (edge.is_taught or edge.target_views[0] in made_with)
-    returning = any(
-        (other.predictor, other.targets) == (str(edge.targets[0]), (Vertex(edge.predictor),)) for other in graph.edges
-    )
+    reverse = str(edge.targets[0]), (Vertex(edge.predictor),)
+    returning = any((other.predictor, other.targets) == reverse for other in graph.edges)
     far = start[0] == end[0] and abs(start[1] - end[1]) > _ROW * 1.1
     if derivation:
         bend = -0.28 if end[0] < start[0] else -0.05 if returning and not both else 0.28
@@ -174,37 +147,30 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -
     else:
         bend = 0.16 if returning and not both else 0.0
     colour = STANDARD if edge.kind == "similarity" else HEAVY
-    axes.add_patch(
-        FancyArrowPatch(
-            start,
-            end,
-            connectionstyle=f"arc3,rad={bend}",
-            arrowstyle="<|-|>" if both else "-|>",
-            mutation_scale=16,
-            linewidth=2.2,
-            color=colour,
-            alpha=1.0 if edge.largest else 0.25,
-            shrinkA=22,
-            shrinkB=4 if mean else 34 if edge.is_taught else 22,
-            zorder=3,
-        )
-    )
-    if mean:
-        _mean(axes, edge, places, colour)
+    _arrow(
+        axes, start, end, bend, arrowstyle="<|-|>" if both else "-|>", mutation_scale=16, linewidth=2.2, color=colour,
+        alpha=1.0 if edge.largest else 0.25, shrinkA=22, shrinkB=4 if mean else 34 if edge.is_taught else 22, zorder=3,
+    )  # fmt: skip
+    if mean:  # a point, and a line from it to each of the views
+        for vertex in edge.targets:
+            _arrow(
+                axes, end, places[str(vertex)], 0, arrowstyle="-", color=colour, linewidth=1.2, shrinkA=0, shrinkB=22
+            )
+        axes.add_patch(Circle(end, 0.09, facecolor=colour, edgecolor=colour, zorder=4))
     if edge.weight_text != "1":
-        across, along = end[0] - start[0], end[1] - start[1]
-        x = (start[0] + end[0]) / 2 + bend * along / 2
-        y = (start[1] + end[1]) / 2 - bend * across / 2
+        x = (start[0] + end[0]) / 2 + bend * (end[1] - start[1]) / 2
+        y = (start[1] + end[1]) / 2 - bend * (end[0] - start[0]) / 2
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
         axes.text(x, y, edge.weight_text, ha="center", va="center", fontsize=9, color=colour, bbox=box, zorder=4)
 
 
 def _legend(axes: Axes, graph: ViewGraph) -> None:
-    handles = [Line2D([], [], color=DERIVED, linestyle=":", label="made from")]
-    if any(edge.kind == "alignment" for edge in graph.edges):
-        handles.insert(0, Line2D([], [], color=HEAVY, linewidth=2.2, label="alignment, target detached"))
-    if any(edge.kind == "similarity" for edge in graph.edges):
-        handles.insert(0, Line2D([], [], color=STANDARD, linewidth=2.2, label="similarity of the method"))
+    kinds = {edge.kind for edge in graph.edges}
+    labels = ("similarity", STANDARD, "similarity of the method"), ("alignment", HEAVY, "alignment, target detached")
+    handles = [
+        Line2D([], [], color=color, linewidth=2.2, label=label) for kind, color, label in labels if kind in kinds
+    ]
+    handles.append(Line2D([], [], color=DERIVED, linestyle=":", label="made from"))
     if any(len(edge.targets) > 1 for edge in graph.edges):
         handles.append(Line2D([], [], color=INK, marker="o", linestyle="", label="mean of the targets"))
     axes.legend(handles=handles, loc="lower left", ncols=1, fontsize=8.5, frameon=False, borderaxespad=0.6)
@@ -212,6 +178,5 @@ def _legend(axes: Axes, graph: ViewGraph) -> None:
 
 def _subscript(name: str) -> str:
     letters = name.rstrip("0123456789")
-    digits = name[len(letters) :]
-    plain = letters.replace("_", r"\_")
+    digits, plain = name[len(letters) :], letters.replace("_", r"\_")
     return rf"$\mathrm{{{plain}}}_{{{digits}}}$" if digits else rf"$\mathrm{{{plain}}}$"

@@ -1,21 +1,43 @@
-"""The base of every HTML page: one template and one stylesheet, no script, nothing loaded from elsewhere."""
+"""The base of every HTML page: one template and one stylesheet, no script, nothing loaded from elsewhere; and its figures.
+
+A figure is drawn with Matplotlib inside ``styled()`` in the colours of ``COLORS``: ``to_svg`` turns each into a class of the
+stylesheet, so that it follows light and dark, and style attributes, which the page's content security policy forbids, into
+presentation attributes. The same data gives the same bytes.
+"""
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import jinja2
 from markupsafe import Markup
 
 from dssl.version import VERSION
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Colour: TypeAlias = Literal["good", "warn", "bad", "neutral"]
 """How a badge or a number is coloured; ``neutral`` says nothing about quality."""
 
 TEMPLATES = Path(__file__).parent / "templates"
+STYLESHEET = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+"""Of all pages, as it is written between the style tags."""
+_DECLARED = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLESHEET.partition("@media")[0]))
+COLORS = {name: _DECLARED[name] for name in re.findall(r"\.fill-([\w-]+) ", STYLESHEET)}
+"""The light colours of the stylesheet that have a class for figures, by name."""
+SERIES = tuple(COLORS[f"series-{number}"] for number in range(1, 7))
+
+_TOKENS = {value: name for name, value in COLORS.items()}
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
 def percent(share: float) -> str:
@@ -45,25 +67,10 @@ def exact(number: int) -> str:
 
 
 @cache
-def stylesheet() -> str:
-    """The stylesheet of all pages, as it is written between the style tags."""
-    return (TEMPLATES / "style.css").read_text(encoding="utf-8")
-
-
-def content_security_policy(style: str) -> str:
-    """Allow exactly this style element and images inside the page: no script, no request, no form, no style attribute."""
-    digest = base64.b64encode(hashlib.sha256(style.encode("utf-8")).digest()).decode("ascii")
-    return f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-
-
-@cache
 def _environment() -> jinja2.Environment:
+    loader, strict = jinja2.FileSystemLoader(TEMPLATES), jinja2.StrictUndefined
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"exact": exact, "percent": percent, "rate": rate}
     return environment
@@ -74,8 +81,99 @@ def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
 
     Text in ``context`` is escaped; only what this package's own helpers made as ``Markup`` (figures) is inserted unchanged.
     """
-    style = stylesheet()
-    policy = content_security_policy(style)
+    digest = base64.b64encode(hashlib.sha256(STYLESHEET.encode("utf-8")).digest()).decode("ascii")
+    # exactly this style element and images inside the page: no script, no request, no form, no style attribute
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     # the stylesheet is ours and contains no "</"
-    made = {"title": title, "version": VERSION, "stylesheet": Markup(style), "content_security_policy": policy}
+    made = {"title": title, "version": VERSION, "stylesheet": Markup(STYLESHEET), "content_security_policy": policy}
     return _environment().get_template(template).render(context, **made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A figure as a page holds it."""
+
+    svg: Markup
+    description: str
+    caption: str = ""
+
+
+def label(text: str) -> str:
+    """Text that is safe in a figure: no character that XML forbids, and no dollar sign that would start a formula."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text).replace("$", r"\$")
+
+
+def styled() -> AbstractContextManager[None]:
+    """The settings under which a figure is drawn and passed to ``to_svg``."""
+    import matplotlib
+
+    ink, muted, line = (COLORS[name] for name in ("ink", "muted", "line"))
+    return matplotlib.rc_context({
+        "svg.fonttype": "none", "svg.hashsalt": "dssl", "font.size": 13, "legend.frameon": False, "text.color": ink,
+        "axes.edgecolor": line, "grid.color": line, "xtick.color": line, "ytick.color": line,
+        "axes.labelcolor": muted, "xtick.labelcolor": muted, "ytick.labelcolor": muted,
+        "axes.facecolor": "none", "figure.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
+        "axes.prop_cycle": f"cycler('color', {list(SERIES)!r})",
+    })  # fmt: skip
+
+
+def to_svg(figure: "Figure", *, name: str, description: str) -> Markup:
+    """The figure as an SVG element for a page; ``name`` keeps its ids apart from those of the page's other figures."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    for element in list(root.iter()):
+        element[:] = [child for child in element if _local(child.tag) not in {"metadata", "style"}]
+        element.tag = _local(element.tag)
+        element.attrib = _presentation({_local(key): value for key, value in element.attrib.items()}, name)
+    width, height = (float(root.attrib[key].removesuffix("pt")) for key in ("width", "height"))
+    root.attrib.update(width=f"{width:g}", height=f"{height:g}", role="img", **{"aria-label": description})
+    root.attrib["class"] = "plot"
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def sparkline(values: Sequence[float], *, top: float) -> Markup:
+    """A small line without axes, from zero to ``top``, with a dot at its highest point."""
+    width, height = 104.0, 30.0
+    step = width / max(1, len(values) - 1)
+    points = [(i * step, height - height * value / top if top > 0 else height) for i, value in enumerate(values)]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    peak = points[max(range(len(values)), key=values.__getitem__)]
+    return Markup(
+        f'<svg class="sparkline" viewBox="0 0 {width:g} {height:g}" aria-hidden="true">'
+        f'<line x1="0" y1="{height:g}" x2="{width:g}" y2="{height:g}" class="stroke-line"/>'
+        f'<polyline points="{path}" fill="none" stroke-width="1.75" stroke-linejoin="round" class="stroke-series-1"/>'
+        f'<circle cx="{peak[0]:.1f}" cy="{peak[1]:.1f}" r="2.6" class="fill-series-1"/></svg>'
+    )
+
+
+def _local(tag: str) -> str:
+    return tag.rpartition("}")[2]
+
+
+def _presentation(attributes: dict[str, str], name: str) -> dict[str, str]:
+    """Attributes without ``style``: its colours as classes, the rest as attributes, and ids with the figure's name."""
+    declared = [part.partition(":") for part in attributes.pop("style", "").split(";") if part.strip()]
+    properties = {key.strip(): value.strip() for key, _, value in declared}
+    font = properties.pop("font", "")
+    if size := re.search(r"([\d.]+)px", font):
+        attributes["font-size"] = size[1]
+        if weight := re.search(r"\b(bold|[5-9]00)\b", font):
+            attributes["font-weight"] = weight[1]
+    classes = []
+    for key, value in (properties | {k: attributes[k] for k in ("fill", "stroke") if k in attributes}).items():
+        if token := _TOKENS.get(value):
+            classes.append(f"{key}-{token}")
+            attributes.pop(key, None)
+        else:
+            attributes[key] = value
+    if classes:
+        attributes["class"] = " ".join(sorted(classes))
+    if "id" in attributes:
+        attributes["id"] = f"{name}-{attributes['id']}"
+    for key, value in attributes.items():
+        if key == "href" and value.startswith("#"):
+            attributes[key] = f"#{name}-{value[1:]}"
+        elif value.startswith("url(#"):
+            attributes[key] = f"url(#{name}-{value[5:]}"
+    return attributes

@@ -1,22 +1,29 @@
-"""Images as PNG: thumbnails inside a page, contact sheets for a slide, and the gallery of a run's views."""
+"""Images as PNG: thumbnails inside a page, contact sheets, the gallery of a run's views, and maps of an embedding."""
 
 import base64
 import io
 import logging
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
+from torch import Tensor
 
+from dssl import rng
 from dssl.augment import BaseViewMaker
 from dssl.data import Source, UnreadableImage
 from dssl.data.decode import resize
+from dssl.evaluation.knn import neighbours
 from dssl.files import write_atomically
-from dssl.report.figures import COLORS
+from dssl.report.page import COLORS
 from dssl.types import Image
 
 logger = logging.getLogger("dssl")
@@ -27,11 +34,15 @@ PICTURE_SIDE = 144
 _ENLARGE_UP_TO = 64
 """Images up to this many pixels a side are kept whole and enlarged with hard edges: each pixel is what the model sees."""
 
+CELL = 36
+"""Pixels of a side of a cell of the map."""
+
 _MARGIN, _GAP, _TEXT, _WIDEST = 28, 8, 15, 300
 _GALLERY = 8
+_Positions = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Picture:
     """An image as a page holds it; ``flag`` says why it has a red frame."""
 
@@ -44,7 +55,7 @@ class Picture:
     flag: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SheetRow:
     """A title, a line below it, and the images; ``alarm`` sets the line in red."""
 
@@ -87,15 +98,8 @@ def embedded(
     if photo:
         image.save(buffer, format="JPEG", quality=85)
     content = buffer.getvalue() if photo else png(image)
-    return Picture(
-        source=f"data:image/{'jpeg' if photo else 'png'};base64,{base64.b64encode(content).decode('ascii')}",
-        width=image.width,
-        height=image.height,
-        description=description,
-        enlarge=enlarge,
-        caption=caption,
-        flag=flag,
-    )
+    source = f"data:image/{'jpeg' if photo else 'png'};base64,{base64.b64encode(content).decode('ascii')}"
+    return Picture(source, image.width, image.height, description, enlarge, caption, flag)
 
 
 def picture(image: Image, *, description: str, side: int = PICTURE_SIDE, caption: str = "", flag: str = "") -> Picture:
@@ -122,8 +126,7 @@ def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> P
         draw.text((_MARGIN, y + cell / 2 + 2), note, fill=COLORS["bad" if row.alarm else "muted"], font=plain)
         for column, image in enumerate(row.images):
             small = max(image.shape[:2]) < cell
-            kind = Pillow.Resampling.NEAREST if small else Pillow.Resampling.LANCZOS
-            fitted = _fitted(to_pillow(image), cell, kind)
+            fitted = _fitted(image, cell, Pillow.Resampling.NEAREST if small else Pillow.Resampling.LANCZOS)
             x = left + column * (cell + _GAP) + (cell - fitted.width) // 2
             sheet.paste(fitted, (x, y + (cell - fitted.height) // 2))
     return sheet
@@ -131,22 +134,18 @@ def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> P
 
 def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np.uint8]:
     """Write a sheet of a few originals and every view of the graph below them, and return it: look before you train."""
-    originals: list[Image] = []
-    indices: list[int] = []
+    originals: dict[int, Image] = {}
     for index in range(len(source)):
-        try:
-            originals.append(source.image(index))
-        except UnreadableImage:
-            continue
-        indices.append(index)
+        with suppress(UnreadableImage):
+            originals[index] = source.image(index)
         if len(originals) == _GALLERY:
             break
     views = maker.allocate(len(originals))
-    plan = maker.plan(np.array(indices, np.int64), epoch=0)
-    for row, image in enumerate(originals):
-        maker.apply(plan, row, image, views, row)
-    rows = [SheetRow(title="original", note=source.name, images=originals)]
-    rows += [SheetRow(title=name, note="", images=list(views[name])) for name in maker.names]
+    plan = maker.plan(np.array(list(originals), np.int64), epoch=0)
+    for row, image in enumerate(originals.values()):
+        maker.apply_many(plan, row, [image], views, row)
+    rows = [SheetRow("original", source.name, list(originals.values()))]
+    rows += [SheetRow(name, "", list(views[name])) for name in maker.names]
     sheet = contact_sheet(rows, title="The views of this run", cell=96)
     try:
         write_atomically(path, [png(sheet, optimize=False)])  # optimizing would cost every start 0.4 s
@@ -155,8 +154,96 @@ def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np
     return np.asarray(sheet)
 
 
-def _fitted(image: Pillow.Image, side: int, kind: Pillow.Resampling) -> Pillow.Image:
-    return image.resize(_fitting(image.size, side), kind)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Positions in the plane, and the name of the method that found them."""
+
+    name: str
+    points: _Positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval:
+    """An image and the images nearest to it, by their index in the source, with their similarities."""
+
+    query: int
+    nearest: tuple[tuple[int, float], ...]
+
+
+def centred(features: Tensor) -> Tensor:
+    """Features of length one, around their mean."""
+    unit = F.normalize(features.double(), dim=1)
+    return unit - unit.mean(dim=0)
+
+
+def pca(features: Tensor, *, dimensions: int = 2) -> _Positions:
+    """The main axes of the normalised, centred features; signs are fixed, so that the same features give the same map."""
+    rows = centred(features)
+    _, axes = torch.linalg.eigh(rows.T @ rows)
+    axes = axes[:, -min(dimensions, axes.shape[1]) :].flip(1)
+    largest = axes.abs().argmax(dim=0)
+    points = rows @ (axes * axes[largest, torch.arange(axes.shape[1])].sign())
+    return points.numpy() if points.shape[1] >= 2 else np.pad(points.numpy(), ((0, 0), (0, 1)))
+
+
+def layouts(features: Tensor, *, seed: int) -> list[Layout]:
+    """PCA always; t-SNE where scikit-learn is installed and there are enough images for it."""
+    flat = [Layout(name="PCA", points=pca(features))]
+    if len(features) < 50:
+        return flat
+    reduced = pca(features, dimensions=50)
+    if not np.isfinite(reduced).all() or np.ptp(reduced, axis=0).max() == 0:
+        return flat  # one point for all images: scikit-learn's t-SNE would take the process with it
+    state = rng.key(seed, "map") % 2**31
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of other libraries
+        try:
+            from sklearn.manifold import TSNE
+        except ImportError:
+            return flat
+        points = TSNE(random_state=state, init="pca", perplexity=min(30, len(features) // 4)).fit_transform(reduced)
+        return [*flat, Layout(name="t-SNE", points=np.asarray(points, np.float64))]
+
+
+def map_picture(
+    layout: Layout, thumbnails: list[Pillow.Image], *, cells: tuple[int, int] = (29, 20), side: int = CELL
+) -> Pillow.Image:
+    """Thumbnails of ``map_thumbnail`` at their positions, on a grid so that none hides another; the first in a cell wins."""
+    columns, rows = cells
+    canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
+    # outliers would squeeze the rest into a corner: the outermost hundredth is moved to the rim
+    low, high = np.quantile(layout.points, 0.01, axis=0), np.quantile(layout.points, 0.99, axis=0)
+    place = np.clip((layout.points - low) / np.where(high > low, high - low, 1.0), 0, 1)
+    taken: set[tuple[int, int]] = set()
+    for (x, y), thumbnail in zip(place, thumbnails, strict=True):
+        cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
+        if cell not in taken:
+            taken.add(cell)
+            canvas.paste(thumbnail, (cell[0] * side + 1, cell[1] * side + 1))
+    return canvas
+
+
+def map_thumbnail(image: Image, *, side: int = CELL) -> Pillow.Image:
+    """An image that fits into a cell of the map: of 1,500 decoded photos only this can be kept in memory."""
+    return _fitted(image, side - 2, Pillow.Resampling.BILINEAR, mode="RGB")
+
+
+def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: int, seed: int) -> list[Retrieval]:
+    """Some images, chosen by the seed, with their nearest neighbours among all others."""
+    if len(features) < 2:
+        return []
+    chosen = rng.sample(rng.key(seed, "retrieval"), len(features), queries)
+    similarities, indices = neighbours(features, features[torch.from_numpy(chosen)], k=count + 1)
+    sheets = []
+    for place, values, nearest in zip(chosen.tolist(), similarities.tolist(), indices.tolist(), strict=True):
+        others = [(int(rows[row]), value) for row, value in zip(nearest, values, strict=True) if row != place]
+        sheets.append(Retrieval(query=int(rows[place]), nearest=tuple(others[:count])))
+    return sheets
+
+
+def _fitted(image: Image, side: int, kind: Pillow.Resampling, *, mode: str | None = None) -> Pillow.Image:
+    whole = to_pillow(image)
+    return (whole if mode is None else whole.convert(mode)).resize(_fitting(whole.size, side), kind)
 
 
 def _fitting(size: tuple[int, int], side: int) -> tuple[int, int]:

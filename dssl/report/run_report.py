@@ -1,29 +1,41 @@
-"""The page of ``dssl report``: runs side by side, with curves, verdicts, what differs between them, views and maps."""
+"""The page of ``dssl report``: runs as their folders describe them, side by side, even while they are running."""
 
 import io
+import logging
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
 
-from dssl import config_io
+from dssl import config_io, rng
+from dssl.config import RunConfig
+from dssl.data import Quarantine, Subset
+from dssl.errors import DsslError
 from dssl.files import printable
-from dssl.report import figures, page
-from dssl.report.figures import COLORS, SERIES, Plot
-from dssl.report.map import EmbeddingMap
-from dssl.report.page import Colour
-from dssl.report.pictures import Picture, embedded
-from dssl.report.run_data import Curve, RunData
-from dssl.run import RunFolder
+from dssl.presets import named_graph
+from dssl.report import page
+from dssl.report.page import COLORS, SERIES, Colour, Plot
+from dssl.report.pictures import Picture, centred, embedded, pca
+from dssl.run import EVALUATION_PAGE, RunFolder
+from dssl.state import Verdict
 from dssl.text import columns
-from dssl.training.health import COLLAPSED, PARTIAL
+from dssl.training.health import COLLAPSED, PARTIAL, WINDOW, lower_spread
+from dssl.training.prepare import open_test_data
+from dssl.weights.load import open_weights
 
-if TYPE_CHECKING:
-    from matplotlib.layout_engine import LayoutEngine
+logger = logging.getLogger("dssl")
+Curve = Literal["loss", "knn", "spread", "rank"]
+_Curve = list[tuple[float, float]]
 
 _VERDICTS: dict[str, tuple[Colour, str]] = {
     "healthy": ("good", "The embeddings of every view keep their spread and their rank."),
@@ -33,20 +45,240 @@ _VERDICTS: dict[str, tuple[Colour, str]] = {
     "diverged": ("bad", "The loss is no longer a number."),
     "below where it started": ("bad", "The encoder is worse than the weights that it started from."),
 }
-_PANELS: tuple[tuple[Curve, str], ...] = (
-    ("knn", "kNN accuracy, %"),
-    ("loss", "loss"),
-    ("spread", "spread of the worst view"),
-    ("rank", "effective rank of the worst view, %"),
-)
-_START_PANELS: tuple[tuple[str, str], ...] = (
-    ("kNN", "kNN accuracy on held-out training images, %"),
-    ("probe", "linear probe on held-out training images, %"),
-    ("drift", "drift of the features from the start"),
-    ("feature_rank", "effective rank of the features"),
-)
 _STYLES = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
 """Matplotlib's line styles, and the dashes of the same look in SVG."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run."""
+
+    name: str
+    """What distinguishes it from the others on the page."""
+    path: Path
+    config: RunConfig
+    images: int
+    """How many images it trains on."""
+    precision: str
+    checks: tuple[dict[str, Any], ...]
+    """Records of metrics.jsonl with the state of the embeddings, by step."""
+    knns: tuple[dict[str, Any], ...]
+    starts: tuple[dict[str, Any], ...] = ()
+    """Records of where the run stands beside the weights that it started from; empty where it started from none."""
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return int(self.checks[-1]["step"]) if self.checks else 0
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run."""
+        return self.images // self.config.batch_size * self.config.epochs
+
+    @property
+    def finished(self) -> bool:
+        return self.total > 0 and self.steps >= self.total
+
+    def curve(self, name: Curve) -> _Curve:
+        """(epoch, value) where the value is finite; the lowest of the views, because one collapsed view is enough."""
+        records = self.knns if name == "knn" else self.checks
+        points = [(float(record["epoch"]), self._value(record, name)) for record in records]
+        return [(epoch, value) for epoch, value in points if math.isfinite(value)]
+
+    def since_start(self, name: str) -> _Curve:
+        """(epoch, value) beside the weights that the run started from: drift, feature_rank, or kNN and probe where measured."""
+        records = [(float(record["epoch"]), record["start"]) for record in self.starts]
+        points = [(epoch, now[name] if name in now else now["held_out"].get(name)) for epoch, now in records]
+        return [(epoch, value) for epoch, value in points if value is not None]
+
+    def thinned(self, name: Curve, count: int) -> _Curve:
+        """At most ``count`` points of a curve, the last one included."""
+        points = self.curve(name)
+        every = max(1, math.ceil(len(points) / count))
+        return points[::-1][::every][::-1]
+
+    @property
+    def knn(self) -> float | None:
+        """The last kNN accuracy in percent."""
+        return next((value for _, value in reversed(self.curve("knn"))), None)
+
+    @property
+    def spread(self) -> float | None:
+        """Spread of the worst view, the median of the last checks, as the verdict sees it."""
+        return self._recent("spread")
+
+    @property
+    def rank(self) -> float | None:
+        """Effective rank of the worst view as a share of the largest possible, the median of the last checks."""
+        return self._recent("rank")
+
+    @property
+    def images_per_second(self) -> float | None:
+        """The median over the run without the first check, which includes compilation."""
+        rates = [float(check["images_per_second"]) for check in self.checks[1:] or self.checks]
+        return median(rates) if rates else None
+
+    @property
+    def views_per_second(self) -> float | None:
+        rate = self.images_per_second
+        return None if rate is None else rate * len(named_graph(self.config.graph).made)
+
+    @property
+    def data_share(self) -> float | None:
+        """The share of the time in which steps waited for images."""
+        shares = [float(check["data_share"]) for check in self.checks[1:] or self.checks]
+        return fmean(shares) if shares else None
+
+    @property
+    def seconds(self) -> float:
+        """Training time over all sessions, from the logged rates."""
+        steps = pairwise([0, *(int(check["step"]) for check in self.checks)])
+        rates = (max(float(check["images_per_second"]), 1e-9) for check in self.checks)
+        return sum((to - since) * self.config.batch_size / rate for (since, to), rate in zip(steps, rates, strict=True))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The run's verdict; its reason was logged when its status became what it is."""
+        if not self.checks:
+            return Verdict("too early", 0)
+        last = self.checks[-1]
+        status, step = last["verdict"], int(last["step"])
+        fine = status in ("healthy", "too early", "below where it started")
+        if fine and self.starts and (below := self.starts[-1]["start"].get("below")):
+            reason, remedies = below["reason"], tuple(below["remedies"])
+            return Verdict("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
+        if fine and self.starts and int(self.starts[-1]["step"]) >= step:
+            # a check at the end of an epoch comes before the comparison with the start: the run is no longer below it
+            status = "healthy" if status == "below where it started" else status
+        if status in ("healthy", "too early"):
+            return Verdict(status, step)
+        logged = [check for check in self.checks if check["verdict"] == status and "reason" in check]
+        changed: dict[str, Any] = {"step": step, "reason": "the reason is not recorded", "remedies": ()}
+        changed |= logged[-1] if logged else {}
+        return Verdict(status, int(changed["step"]), reason=changed["reason"], remedies=tuple(changed["remedies"]))
+
+    def _recent(self, name: Literal["spread", "rank"]) -> float | None:
+        by_view: dict[str, list[float]] = {}
+        for check in self.checks[-WINDOW:]:
+            for view, value in self._by_view(check, name).items():
+                by_view.setdefault(view, []).append(value)
+        return min(filter(math.isfinite, map(median, by_view.values())), default=None)
+
+    def _value(self, record: Mapping[str, Any], name: Curve) -> float:
+        if name in ("spread", "rank"):
+            return min(filter(math.isfinite, self._by_view(record, name).values()), default=math.nan)
+        return float(record[name])
+
+    def _by_view(self, record: Mapping[str, Any], name: str) -> dict[str, float]:
+        """By view; the lower of the spreads of projection and prediction where the health check judges both."""
+        judged_from = self.config.method.predictions_checked_from
+        if name == "spread" and judged_from is not None and int(record["step"]) > judged_from:
+            return lower_spread(named_graph(self.config.graph), record["spread"], record["source"])
+        return {view: float(value) for view, value in record[name].items()}
+
+
+def read_run(path: Path, *, name: str | None = None) -> RunData:
+    """A run from its folder; a last line that was cut short by a kill is skipped."""
+    folder = RunFolder(path)
+    if not folder.has_run:
+        raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
+    about = folder.read_config()
+    if (task := about.get("task")) is not None:
+        command, page = {"tune": ("tune", "tune.html")}.get(task, ("evaluate-coco", EVALUATION_PAGE))
+        raise DsslError(f"{path} is a run of dssl {command}: its page is {path / page}")
+    config = config_io.from_dict(about["config"], where=str(folder.config_file))
+    try:
+        images, precision = int(about["images"]), str(about["precision"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DsslError(f"{folder.config_file} is not the configuration of a dssl run ({error})") from None
+    records = [record for record in folder.metrics() if "epoch" in record]
+    checks, knns, starts = (
+        tuple(record for record in records if keys <= record.keys())
+        for keys in ({"loss", "spread"}, {"knn"}, {"start"})
+    )
+    return RunData(name or path.name, path, config, images, precision, checks, knns, starts)
+
+
+def find_runs(folders: Sequence[Path]) -> list[RunData]:
+    """The runs of the folders: each is a run, or holds runs. Runs of the same name are distinguished by their parents' names."""
+    paths: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
+        file = RunFolder(folder).config_file.name
+        inside = [folder]
+        if not RunFolder(folder).has_run:  # a glob, because it skips folders that may not be read
+            inside = [path for path in sorted(path.parent for path in folder.glob(f"*/{file}")) if _is_readable(path)]
+        if not inside:
+            raise DsslError(f"{folder} holds no run (no {file} in it or one level below)")
+        earlier = {path.resolve() for path in paths}
+        paths += [path for path in inside if path.resolve() not in earlier]
+    return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a folder beside runs is one, too: searches and detectors have pages of their own, and others are named."""
+    folder = RunFolder(path)
+    try:
+        if "task" not in (about := folder.read_config()):
+            config_io.from_dict(about["config"], where=str(folder.config_file))
+            return True
+    except (DsslError, KeyError) as error:
+        logger.warning(f"{folder.config_file} is left out: {error}")
+    return False
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    absolute = [path.resolve() for path in paths]
+    for depth in range(1, max((len(path.parts) for path in absolute), default=1) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in absolute]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in absolute]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingMap:
+    """Test images of one run in the plane of the two main axes of their features."""
+
+    run: str
+    points: NDArray[np.float64]
+    labels: NDArray[np.int64]
+    variance: float
+    """The share of the features' variance that the plane shows."""
+
+
+def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[EmbeddingMap], tuple[str, ...], list[str]]:
+    """The maps of the runs that can be mapped, the classes, and the reasons why the others cannot.
+
+    All maps on a page show the same images, so runs on other data than the first are left out.
+    """
+    maps: list[EmbeddingMap] = []
+    problems: list[str] = []
+    classes: tuple[str, ...] = ()
+    first: str | None = None
+    for run in runs:
+        try:
+            encoder = open_weights(run.path)
+            source = open_test_data(run.config, value_range=encoder.value_range)
+            if source is None or source.labels is None or source.classes is None:
+                raise DsslError(f"{run.config.data} has no labelled test images")
+            if first is not None and source.fingerprint != first:
+                raise DsslError("its test images differ from those of the first run")
+            chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
+            mapped = Subset(source, chosen)
+            features = encoder.features(mapped, quarantine=Quarantine(mapped, max_share=1.0))
+        except (DsslError, OSError) as error:
+            problems.append(f"{run.name}: no map: {error}")
+            continue
+        first, classes = source.fingerprint, source.classes
+        points = pca(features.values)
+        total = float(centred(features.values).square().sum())
+        share = float(np.square(points).sum()) / total if total > 0 else 0.0
+        labels = source.labels[chosen][features.rows]
+        maps.append(EmbeddingMap(run=run.name, points=points, labels=labels, variance=share))
+    return maps, classes, problems
 
 
 def html(
@@ -69,11 +301,13 @@ def html(
         "colours": {verdict: colour for verdict, (colour, _) in _VERDICTS.items()},
         "notes": notes,
         "curves": curves_plot(runs),
+        "levels": (PARTIAL, COLLAPSED),
         "starts": start_plot(runs) if any(run.starts for run in runs) else None,
         "tables": tables,
         "differences": differences(runs),
         "sheets": _sheets(runs),
         "maps": maps_plot(maps, classes=classes) if maps else None,
+        "mapped": len(maps[0].labels) if maps else 0,
         "command": command,
     }
     title = title or (f"Report of {len(runs)} runs" if len(runs) != 1 else f"Report of {runs[0].name}")
@@ -95,12 +329,9 @@ def summary(runs: Sequence[RunData]) -> str:
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the runs differ, with the value of each run; those that change no result are left out."""
     flat = [config_io.flat(config_io.to_dict(run.config)) for run in runs]
-    found = []
-    for key in dict.fromkeys(key for values in flat for key in values):
-        values = ["–" if one.get(key) is None else str(one[key]) for one in flat]
-        if len(set(values)) > 1 and not config_io.is_harmless(key, runs[0].config):
-            found.append((key, values))
-    return found
+    keys = dict.fromkeys(key for values in flat for key in values if not config_io.is_harmless(key, runs[0].config))
+    rows = [(key, ["–" if values.get(key) is None else str(values[key]) for values in flat]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def series(number: int) -> tuple[str, str]:
@@ -108,91 +339,70 @@ def series(number: int) -> tuple[str, str]:
     return SERIES[number % len(SERIES)], list(_STYLES)[number // len(SERIES) % len(_STYLES)]
 
 
-def _roomy() -> "LayoutEngine":
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    return ConstrainedLayoutEngine(h_pad=0.14, w_pad=0.14)
-
-
 def curves_plot(runs: Sequence[RunData]) -> Plot:
     """kNN accuracy, loss, spread and effective rank by epoch, a line for each run."""
     description = "kNN accuracy, loss, spread and effective rank of each run by epoch"
-    caption = (
-        "Each line is a run. Spread is 1 when the embeddings fill the sphere and 0 when they are one point; the effective "
-        "rank is the share of dimensions that they use. The worst view of a run counts. Below the dashed lines a view has "
-        f"partially ({PARTIAL:g}) and fully ({COLLAPSED:g}) collapsed."
-    )
-    if any(run.starts and run.curve("knn") for run in runs):
-        caption += " In the curve of kNN a dashed line is the start of its run."
-    points = {name: [_points(run, name) for run in runs] for name, _ in _PANELS}
-    started = [bool(run.starts and knn and knn[0][0] == 0) for run, knn in zip(runs, points["knn"], strict=True)]
+    knn = [run.curve("knn") for run in runs]
+    started = [bool(run.starts and points and points[0][0] == 0) for run, points in zip(runs, knn, strict=True)]
+    losses, spreads = ([run.thinned(name, 400) for run in runs] for name in ("loss", "spread"))
+    ranks = [[(epoch, 100 * value) for epoch, value in run.thinned("rank", 400)] for run in runs]
     panels = [
-        Panel(
-            title, points[name], dotted=name == "knn", start=started if name == "knn" else (), **_LIMITS.get(name, {})
-        )
-        for name, title in _PANELS
+        Panel("kNN accuracy, %", knn, dotted=True, start=started),
+        Panel("loss", losses),
+        Panel("spread of the worst view", spreads, limits=(0, 1.1), levels=(PARTIAL, COLLAPSED)),
+        Panel("effective rank of the worst view, %", ranks, limits=(0, None)),
     ]
-    return _lines(panels, [run.name for run in runs], name="curves", description=description, caption=caption)
+    return _lines(panels, [run.name for run in runs], name="curves", description=description)
 
 
 def start_plot(runs: Sequence[RunData]) -> Plot:
     """Where runs that started from weights stand beside these, by epoch; the start is the dashed line."""
     description = "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
-    caption = (
-        "The encoder beside the weights that it started from (dashed): kNN and a linear probe on training images that are held "
-        "out, and the drift, 1 - mean cosine between the features of an image then and now. The last point of a finished run is "
-        "the result."
-    )
+    titles = {
+        "kNN": "kNN accuracy on held-out training images, %",
+        "probe": "linear probe on held-out training images, %",
+        "drift": "drift of the features from the start",
+        "feature_rank": "effective rank of the features",
+    }
     panels = [
         Panel(title, [run.since_start(name) for run in runs], dotted=True, start=[True] * len(runs))
-        for name, title in _START_PANELS
+        for name, title in titles.items()
     ]
-    return _lines(panels, [], name="starts", description=description, caption=caption)
+    return _lines(panels, [], name="starts", description=description)
 
 
-def maps_plot(found: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
+def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     """The maps side by side on one scale, so that a collapsed embedding looks small."""
     from matplotlib.figure import Figure
 
-    rows = -(-len(found) // 3)
-    reach = max(1e-6, max(float(np.quantile(np.abs(one.points), 0.995)) for one in found)) * 1.06
-    shown = list(classes[: len(SERIES)])
-    with figures.styled():
+    rows = -(-len(maps) // 3)
+    reach = max(1e-6, max(float(np.quantile(np.abs(mapped.points), 0.995)) for mapped in maps)) * 1.06
+    with page.styled():
         figure = Figure(figsize=(14.5, 0.5 + 14.2 / 3 * rows), layout="constrained")
         grid = figure.subplots(rows, 3, squeeze=False)
         for axes in grid.flat:
             axes.axis("off")
-        for one, axes in zip(found, grid.flat, strict=False):
+        for mapped, axes in zip(maps, grid.flat, strict=False):
             axes.axis("on")
             # classes beyond the palette are drawn first, in gray
-            for label in sorted(set(one.labels.tolist()), key=lambda label: label < len(SERIES)):
-                x, y = one.points[one.labels == label, :2].T
+            for label in sorted(set(mapped.labels.tolist()), key=lambda label: label < len(SERIES)):
+                x, y = mapped.points[mapped.labels == label, :2].T
                 color, alpha = (SERIES[label], 0.9) if label < len(SERIES) else (COLORS["muted"], 0.3)
                 axes.plot(x, y, "o", color=color, alpha=alpha, markersize=4.6, markeredgewidth=0)
             axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
-            axes.set_title(figures.label(_short(one.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
-            axes.set_xlabel(f"the plane shows {one.variance:.0%} of the variance", fontsize=12)
+            axes.set_title(page.label(_short(mapped.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
+            axes.set_xlabel(f"the plane shows {mapped.variance:.0%} of the variance", fontsize=12)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(True)
-        dots = [grid[0, 0].plot([], [], "o", color=SERIES[number])[0] for number in range(len(shown))]
-        names = [figures.label(name) for name in shown]
-        if len(classes) > len(shown):
+        names = [page.label(name) for name in classes[: len(SERIES)]]
+        dots = [grid[0, 0].plot([], [], "o", color=color)[0] for color in SERIES[: len(names)]]
+        if len(classes) > len(names):
             dots.append(grid[0, 0].plot([], [], "o", color=COLORS["muted"], alpha=0.3)[0])
-            names.append(f"{len(classes) - len(shown)} other classes")
+            names.append(f"{len(classes) - len(names)} other classes")
         figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
         description = "Test images of each run in the plane of the two main axes of their features"
-        svg = figures.to_svg(figure, name="maps", description=description)
-    caption = (
-        f"{len(found[0].labels)} test images: the encoder's features, normalised and centred, along their two main axes "
-        "(PCA). All maps have the same scale. Colour is the class, which training never saw."
-    )
-    return Plot(svg=svg, description=description, caption=caption)
-
-
-def _points(run: RunData, name: Curve) -> Sequence[tuple[float, float]]:
-    if name == "rank":
-        return [(epoch, 100 * value) for epoch, value in run.thinned(name, 400)]
-    return run.curve(name) if name == "knn" else run.thinned(name, 400)
+        svg = page.to_svg(figure, name="maps", description=description)
+    return Plot(svg=svg, description=description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,19 +418,15 @@ class Panel:
     levels: Sequence[float] = ()
 
 
-_LIMITS: dict[str, dict[str, Any]] = {
-    "spread": {"limits": (0, 1.1), "levels": (PARTIAL, COLLAPSED)},
-    "rank": {"limits": (0, None)},
-}
-
-
-def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, description: str, caption: str) -> Plot:
+def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, description: str) -> Plot:
     """Four panels over the epochs."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+    roomy = ConstrainedLayoutEngine(h_pad=0.14, w_pad=0.14)
     dashed = {"linewidth": 1, "linestyle": (0, (5, 4)), "zorder": 1}
-    with figures.styled():
-        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(legend) + 2) // 3)), layout=_roomy())
+    with page.styled():
+        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(legend) + 2) // 3)), layout=roomy)
         grid = figure.subplots(2, 2, sharex=True)
         for axes, panel in zip(grid.flat, panels, strict=True):
             axes.set_title(panel.title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
@@ -245,16 +451,12 @@ def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, descrip
         for axes in grid[1]:
             axes.set_xlabel("epoch")
         if legend:
-            looks = [series(number) for number in range(len(legend))]
-            handles = [
-                grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks
-            ]
-            labels = [figures.label(_short(run)) for run in legend]
-            figure.legend(
-                handles, labels, loc="outside upper left", ncols=min(3, len(labels)), fontsize=13, handlelength=2.2
-            )
-        svg = figures.to_svg(figure, name=name, description=description)
-    return Plot(svg=svg, description=description, caption=caption)
+            looks = [{"color": color, "linestyle": style} for color, style in map(series, range(len(legend)))]
+            handles = [grid[0, 0].plot([], [], linewidth=2.2, **look)[0] for look in looks]
+            labels, ncols = [page.label(_short(run)) for run in legend], min(3, len(legend))
+            figure.legend(handles, labels, loc="outside upper left", ncols=ncols, fontsize=13, handlelength=2.2)
+        svg = page.to_svg(figure, name=name, description=description)
+    return Plot(svg=svg, description=description)
 
 
 def _swatch(number: int) -> Markup:
@@ -290,19 +492,15 @@ def _sheets(runs: Sequence[RunData]) -> list[Picture]:
         path = RunFolder(run.path).views_file
         if path.is_file():
             by_bytes.setdefault(path.read_bytes(), []).append(run.name)
-    found = []
+    sheets = []
     for content, names in by_bytes.items():
         named = ", ".join(names)
-        try:
-            with Pillow.open(io.BytesIO(content), formats=["PNG"]) as image:
-                image.load()
-                if image.width > 1600:  # views of large images: the page shows them at about half of this
-                    image.thumbnail((1600, 1600 * image.height), Pillow.Resampling.LANCZOS)
-                shown = embedded(image.convert("RGB"), description=f"Originals and views of {named}", caption=named)
-        except (UnidentifiedImageError, OSError):
-            continue
-        found.append(shown)
-    return found
+        with suppress(UnidentifiedImageError, OSError), Pillow.open(io.BytesIO(content), formats=["PNG"]) as image:
+            image.load()
+            if image.width > 1600:  # views of large images: the page shows them at about half of this
+                image.thumbnail((1600, 1600 * image.height), Pillow.Resampling.LANCZOS)
+            sheets.append(embedded(image.convert("RGB"), description=f"Originals and views of {named}", caption=named))
+    return sheets
 
 
 def _short(name: str) -> str:

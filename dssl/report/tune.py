@@ -1,12 +1,10 @@
 """The page of ``dssl tune``: every policy with its views, score and verdict, and the command to train with the best."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from dssl.report import page
 from dssl.report.page import Colour, percent
-from dssl.report.pictures import Picture
-from dssl.report.survey import PolicyStrength, Survey, survey
-from dssl.report.views import FLAT_WARN, view_picture
+from dssl.report.views import FLAT_WARN, gallery, survey
 from dssl.state import Status
 from dssl.text import columns, duration
 from dssl.training.trials import NONE, Search, Trial
@@ -16,18 +14,6 @@ SHOWN, SAMPLE = 6, 200
 """Images whose views are shown, and on which blank views are counted."""
 _SIDE = 80
 """Pixels of a thumbnail."""
-EVIDENCE = (
-    "Within limits. On CIFAR-10, over 12 policies of the heavy pair, its rank correlation with the linear accuracy was +0.73 "
-    "(95 % interval +0.18 to +1.00) where it was chosen among twelve scores, and +0.78 (+0.34 to +0.96) with another seed. "
-    "The rotation probe had +0.43 (-0.20 to +0.84) and the effective rank +0.42 (-0.23 to +0.87), which may be chance: they are "
-    "shown, and decide nothing. The score favours policies like its own.",
-    "With the graph dssl five policies, a destructive one among them, differed by 0.7 points of accuracy, which is within the "
-    "error: in runs this short the choice hardly matters there, and no score can predict it. --graph heavy makes policies "
-    "differ, and shows which of them destroy what a view carries.",
-    "Labels decide better. With a few hundred, train with two policies and compare the runs image by image: "
-    "dssl evaluate RUN --against OTHER --data LABELLED.",
-)
-"""How far to trust the score; the measurement is docs/results/tune.md."""
 _COLOURS: Mapping[Status, Colour] = {
     "healthy": "good", "too early": "neutral", "partial collapse": "bad", "collapsed": "bad", "diverged": "bad",
 }  # fmt: skip
@@ -41,7 +27,13 @@ def html(search: Search, *, line: str | None, command: str) -> str:
         search.judges, policies=policies, standard=config.standard, size=config.image_size, channels=config.channels,
         seed=config.seed, examples=SHOWN, sample=SAMPLE, measure_speed=False,
     )  # fmt: skip
-    strength = {policy.policy: (number, policy) for number, policy in enumerate(seen.policies)}
+    rows = gallery(seen, side=_SIDE)
+    strengths = {policy.policy: (policy, row[-1]) for policy, row in zip(seen.policies, rows[2:], strict=True)}
+    blank = [
+        f"{policy.policy} leaves {percent(policy.flat)} of the views blank."
+        for policy in seen.policies
+        if search.best is not None and policy.policy == search.best.policy and policy.flat >= FLAT_WARN
+    ]
     context = {
         "settings": [
             ("images", f"{search.images:,} trained on, {len(search.judges):,} judge"),
@@ -54,22 +46,16 @@ def html(search: Search, *, line: str | None, command: str) -> str:
         "search": search,
         "answer": answer(search),
         "line": line,
-        "notes": notes(search) + _blank(search, [policy for _, policy in strength.values()]),
+        "notes": [*notes(search), *blank],
         "start": _score(search.start),
-        "rows": [_row(trial, search, seen, strength.get(trial.policy)) for trial in search.ranked],
-        "examples": [
-            (title, note, [view_picture(*one, side=_SIDE) for one in shown])
-            for title, note, shown in (
-                ("original", "the whole image", [(one.original, one.name) for one in seen.examples]),
-                (
-                    "standard view",
-                    seen.standard,
-                    [(one.standard, f"standard view of {one.name}") for one in seen.examples],
-                ),
-            )
+        "rows": [
+            (trial, _score(trial), _beside(trial, search), *strengths.get(trial.policy, (None, [])))
+            for trial in search.ranked
         ],
+        "control": NONE,
+        "colours": _COLOURS,
+        "examples": rows[:2],
         "sample": seen.measured,
-        "evidence": EVIDENCE,
         "reference": REFERENCE,
         "command": command,
     }
@@ -115,53 +101,23 @@ def answer(search: Search) -> str:
 
 def notes(search: Search) -> list[str]:
     """What to know before relying on the result."""
-    found = []
+    texts = []
     if len(search.trials) < search.wanted:
         count = f"{len(search.trials)} of {search.wanted} trials"
-        found.append(f"{count} fit into the minutes; rerun the command with more --minutes to add trials.")
+        texts.append(f"{count} fit into the minutes; rerun the command with more --minutes to add trials.")
     if bad := [trial.policy for trial in search.trials if not trial.healthy]:
-        found.append(f"Not recommended whatever their score, because the run was not healthy: {', '.join(bad)}.")
-    return found
-
-
-def _blank(search: Search, policies: Sequence[PolicyStrength]) -> list[str]:
-    best = search.best
-    return [
-        f"{policy.policy} leaves {percent(policy.flat)} of the views blank."
-        for policy in policies
-        if best is not None and policy.policy == best.policy and policy.flat >= FLAT_WARN
-    ]
+        texts.append(f"Not recommended whatever their score, because the run was not healthy: {', '.join(bad)}.")
+    return texts
 
 
 def summary(search: Search, *, line: str | None) -> str:
     """The page's numbers for a terminal."""
     rows = [("policy", "score", "beside the best", "rotation", "rank", "verdict", "seconds")]
     for trial in search.ranked:
-        numbers = (percent(trial.rotation), f"{trial.rank:.1f}")
-        rows.append(
-            (trial.policy, _score(trial), _beside(trial, search), *numbers, trial.verdict, f"{trial.seconds:.0f}")
-        )
+        numbers = (percent(trial.rotation), f"{trial.rank:.1f}", trial.verdict, f"{trial.seconds:.0f}")
+        rows.append((trial.policy, _score(trial), _beside(trial, search), *numbers))
     lines = [*columns(rows, align="<><>><>"), "", answer(search), *notes(search)]
     return "\n".join(lines if line is None else [*lines, "", line])
-
-
-def _row(trial: Trial, search: Search, seen: Survey, strength: tuple[int, PolicyStrength] | None) -> dict[str, object]:
-    pictures: list[Picture] = []
-    if strength is not None:
-        pictures = [
-            view_picture(one.heavy[strength[0]], f"{trial.policy} of {one.name}", side=_SIDE) for one in seen.examples
-        ]
-    return {
-        "trial": trial,
-        "control": trial.policy == NONE,
-        "score": _score(trial),
-        "rotation": percent(trial.rotation),
-        "rank": f"{trial.rank:.1f}",
-        "blank": "–" if strength is None else percent(strength[1].flat),
-        "colour": _COLOURS.get(trial.verdict, "neutral"),
-        "beside": _beside(trial, search),
-        "pictures": pictures,
-    }
 
 
 def _beside(trial: Trial, search: Search) -> str:

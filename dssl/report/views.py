@@ -1,24 +1,342 @@
-"""The page of ``dssl views``: what the policies do to your images, for you to look at."""
+"""The page of ``dssl views``: what policies do to a sample of your images, measured on the views themselves and shown."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image as Pillow
 
-from dssl.report import figures, page
-from dssl.report.figures import COLORS, SERIES, Plot
-from dssl.report.operations import OperationTable
-from dssl.report.page import Colour, percent, rate
-from dssl.report.pictures import PICTURE_SIDE, Picture, SheetRow, contact_sheet, picture, png
-from dssl.report.survey import FLAT_BELOW, PolicyStrength, Survey, nearly_flat
+from dssl import rng
+from dssl.augment import KINDS, SEVERITIES, Policy, ViewMaker, parse, show
+from dssl.augment.policy import AtMagnitude, Corruption, RandAugment, TrivialAugment, UniformAugment, named_table, parts
+from dssl.data import Source, UnreadableImage
+from dssl.data.decode import resize
+from dssl.data.pipeline import default_threads
+from dssl.data.scale import Range
+from dssl.errors import DsslError
+from dssl.graph import View
+from dssl.report import page
+from dssl.report.page import COLORS, SERIES, Colour, Plot, percent, rate
+from dssl.report.pictures import PICTURE_SIDE, Picture, SheetRow, contact_sheet, picture, png, shrunk
 from dssl.text import columns
 from dssl.types import Image
+
+Pixels: TypeAlias = NDArray[np.uint8]
+"""N x H x W x C."""
+
+FeatureRows: TypeAlias = NDArray[np.floating]
+"""N x D."""
+
+FLAT_BELOW = 3.0
+"""An image whose ``contrast_of_pixels`` is below this many of 255 levels is called nearly flat, or blank.
+
+No CIFAR-10 image is below 8, and the shares of heavy views below 2 and below 4 are nearly the same: see docs/views.md.
+"""
+
+_BLOCK = 64
+"""Images whose views are held at one time, so that memory does not grow with the sample."""
+
+_PROBES = 32
+_TIMED_BYTES = 128_000_000
+"""Decoded images that are kept to measure the speed on, at most; one is always kept."""
+_SPEED_SECONDS = 0.5
+
+
+CORRUPTIONS = "corruptions"
+"""The table of all kinds of corruption, whose magnitudes are the five severities."""
+
+SHOWN_MAGNITUDES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 
 FLAT_WARN, FLAT_BAD = 0.05, 0.2
 """From these shares of nearly flat images on, the verdict on a policy is a warning, and is red."""
 
 FARTHER_WARN = 0.5
 """A policy that is farther from the original than the standard view on fewer images than this is not heavier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One image, its standard view and its heavy views, one for each policy."""
+
+    name: str
+    original: Image
+    """At most twice as large as it is shown: a decoded photo takes 36 MB."""
+    standard: Image
+    heavy: tuple[Image, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStrength:
+    """What one policy did to the sample; ``speed`` in views per second, None where it was not measured."""
+
+    policy: str
+    change: NDArray[np.float64]
+    farther: float
+    flat: float
+    speed: float | None
+
+    @property
+    def quartiles(self) -> list[float]:
+        """Of the change."""
+        return [float(value) for value in np.quantile(self.change, (0.25, 0.5, 0.75))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """Everything that the page shows, apart from the operations."""
+
+    name: str
+    total: int
+    measured: int
+    size: int
+    channels: int
+    value_range: Range | None
+    """Of images that are not photographs: the values that became 0 and 255."""
+    seed: int
+    standard: str
+    standard_flat: float
+    threads: int
+    examples: tuple[Example, ...]
+    probes: tuple[Image, ...]
+    """The first originals at the views' size, on which single operations are tried."""
+    policies: tuple[PolicyStrength, ...]
+    encoder: str | None
+    """The encoder whose features decide what is farther; None: pixels decide."""
+    unreadable: tuple[str, ...]
+
+
+def survey(
+    source: Source,
+    *,
+    policies: Sequence[str],
+    standard: str,
+    size: int,
+    channels: int,
+    seed: int,
+    examples: int,
+    sample: int,
+    measure_speed: bool = True,
+    encoder: str | None = None,
+    features: Callable[[Pixels], FeatureRows] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Survey:
+    """Make every policy's view of ``sample`` images, keep the first ``examples``, and measure them all.
+
+    The images of the source have ``channels`` channels. The seed draws them without replacement; unreadable ones are skipped
+    and named. With the ``features`` of an encoder, distances from the original are measured by them instead of by pixels.
+    """
+    maker_of = partial(ViewMaker, size=size, seed=seed, channels=channels, policies={"standard": standard})
+    heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
+    views = [View(name="s1", policy="standard")]
+    views += [View(name=name, policy=policy, source="s1") for name, policy in zip(heavy, policies, strict=True)]
+    maker = maker_of(views)
+    order = rng.permutation(rng.key(seed, "survey"), len(source))[:sample]
+    unreadable: list[str] = []
+    shown: list[Example] = []
+    probes: list[Image] = []
+    timed: list[Image] = []
+    measures: dict[str, tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]]
+    measures = {name: ([], [], []) for name in ("s1", *heavy)}  # changes, which are farther, which are nearly flat
+    for start in range(0, len(order), _BLOCK):
+        if progress is not None:
+            progress(start + _BLOCK, len(order))
+        block = order[start : start + _BLOCK]
+        plan, out = maker.plan(block, epoch=0), maker.allocate(len(block))
+        small: list[Image] = []
+        thumbnails: list[tuple[str, Image]] = []
+        for row, index in enumerate(block.tolist()):
+            try:
+                image = source.image(index)
+            except UnreadableImage as problem:
+                unreadable.append(str(problem))
+                continue
+            maker.apply_many(plan, row, [image], out, len(small))
+            # the whole image squeezed to the size of its views, for comparison with them
+            small.append(resize(image, (size, size), Pillow.Resampling.BILINEAR))
+            # nothing else of a decoded image is kept, except for the few on which the speed is measured
+            if len(shown) + len(thumbnails) < examples:
+                thumbnails.append((source.label_of(index), shrunk(image, side=2 * PICTURE_SIDE)))
+            bytes_timed = sum(other.nbytes for other in timed) + image.nbytes
+            if measure_speed and (not timed or (len(timed) < _BLOCK and bytes_timed <= _TIMED_BYTES)):
+                timed.append(image)
+        if not small:
+            continue
+        views_of = {name: batch[: len(small)] for name, batch in out.items()}
+        originals, standard_views = np.stack(small), views_of["s1"]
+        probes += small[: _PROBES - len(probes)]
+        near = None if features is None else (features(originals), features(standard_views))
+        for name, made in views_of.items():
+            changes, far, flat = measures[name]
+            flat.append(nearly_flat(made))
+            if name != "s1":
+                changes.append(change(made, standard_views))
+                if features is None or near is None:
+                    far.append(farther(originals, standard_views, made))
+                else:
+                    far.append(farther_in_features(*near, features(made)))
+        for row, (title, original) in enumerate(thumbnails):
+            heavy_views = tuple(views_of[name][row] for name in heavy)
+            shown.append(Example(name=title, original=original, standard=standard_views[row], heavy=heavy_views))
+    if not shown:
+        raise DsslError(f"none of the {len(order)} images chosen from {source.name} can be read: {unreadable[0]}")
+    threads, strengths = default_threads(), []
+    for view in views[1:]:
+        moved, is_farther, is_flat = map(np.concatenate, measures[view.name])
+        per_second = speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None
+        strength = PolicyStrength(view.policy, moved, float(is_farther.mean()), float(is_flat.mean()), per_second)
+        strengths.append(strength)
+    return Survey(
+        name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
+        value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),
+        standard_flat=float(np.concatenate(measures["s1"][2]).mean()), probes=tuple(probes), policies=tuple(strengths),
+        encoder=encoder, unreadable=tuple(unreadable),
+    )  # fmt: skip
+
+
+def contrast_of_pixels(images: Pixels) -> NDArray[np.float64]:
+    """For each image the standard deviation of its pixels around the mean of their channel, pooled over the channels.
+
+    Around each channel's own mean, because a picture of a single red is as blank as one of a single gray.
+    """
+    rows = images.reshape(len(images), -1, images.shape[-1])
+    planes = np.ascontiguousarray(rows.transpose(0, 2, 1)).astype(np.uint16)
+    # whole numbers until the end: exact, and ten times as fast as the variance of floats at 224 px
+    pixels, total = planes.shape[2], planes.sum(axis=2, dtype=np.int64)
+    squares = (planes**2).sum(axis=2, dtype=np.int64)
+    variance = (pixels * squares - total**2) / pixels**2
+    return np.asarray(np.sqrt(variance.mean(axis=1)))
+
+
+def nearly_flat(images: Pixels) -> NDArray[np.bool_]:
+    """Which images carry almost nothing to learn from."""
+    return contrast_of_pixels(images) < FLAT_BELOW
+
+
+def change(first: Pixels, second: Pixels) -> NDArray[np.float64]:
+    """For each pair of images the mean absolute difference of their pixels, 0 to 255."""
+    difference = np.abs(first.astype(np.int16) - second.astype(np.int16))
+    return np.asarray(difference.reshape(len(first), -1).mean(axis=1))
+
+
+def farther(originals: Pixels, standard: Pixels, heavy: Pixels) -> NDArray[np.bool_]:
+    """For which images the heavy view is farther from the original than the standard view: the paper's premise, in pixels.
+
+    The distance is ``change``, pixel by pixel: a shift of an otherwise equal image counts as far, and the standard view's
+    crop is itself a shift.
+    """
+    return change(originals, heavy) > change(originals, standard)
+
+
+def farther_in_features(originals: FeatureRows, standard: FeatureRows, heavy: FeatureRows) -> NDArray[np.bool_]:
+    """The same for the features of the images: the distance is one minus the cosine."""
+    original, near, far = (torch.as_tensor(rows, dtype=torch.float64) for rows in (originals, standard, heavy))
+    return (F.cosine_similarity(original, far) < F.cosine_similarity(original, near)).numpy()
+
+
+def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
+    """Views made per second, planning included and decoding not, after one warm-up pass over a block of images.
+
+    Fewer images than a block are used in turn.
+    """
+    indices = np.arange(_BLOCK, dtype=np.int64)
+    out = maker.allocate(_BLOCK)
+    with ThreadPoolExecutor(threads) as workers:
+
+        def one_pass(epoch: int) -> None:
+            plan = maker.plan(indices, epoch=epoch)
+
+            def part(first: int) -> None:
+                for row in range(first, _BLOCK, threads):
+                    maker.apply_many(plan, row, [images[row % len(images)]], out, row)
+
+            list(workers.map(part, range(threads)))
+
+        one_pass(0)
+        passes, begun = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - begun) < _SPEED_SECONDS:
+            passes += 1
+            one_pass(passes)
+    return passes * _BLOCK * len(maker.names) / elapsed
+
+
+def default_size(source: Source) -> int:
+    """The default side of a view: the shorter side of the first readable image, at most 224."""
+    problem: UnreadableImage | None = None
+    for index in range(min(len(source), _BLOCK)):
+        try:
+            return min(224, *map(int, source.image(index).shape[:2]))
+        except UnreadableImage as error:
+            problem = error
+    raise DsslError(f"none of the first images of {source.name} can be read: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStrip:
+    """One operation: at each magnitude the mean change over the probes, and its effect on one of them."""
+
+    name: str
+    changes: tuple[float, ...]
+    images: tuple[Image, ...]
+    blank_from: float | None
+    """The first magnitude at which at least half of the probes come out nearly flat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTable:
+    """The strips of all operations of one table."""
+
+    name: str
+    magnitudes: tuple[float, ...]
+    operations: tuple[OperationStrip, ...]
+
+
+def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> OperationTable:
+    """Apply every operation of a table to the probes, square and of one size, and show it on the one with most contrast."""
+    batch = np.stack(probes)
+    shown = int(contrast_of_pixels(batch).argmax())
+    magnitudes, operations = _operations(name, channels=batch.shape[3])
+    strips = []
+    for operation, policies in operations.items():
+        views = [View(name=f"m{number}", policy=f"resize > {show(policy)}") for number, policy in enumerate(policies)]
+        maker = ViewMaker(views, size=batch.shape[1], seed=seed, channels=batch.shape[3])
+        out = maker.allocate(len(batch))
+        plan = maker.plan(np.arange(len(batch), dtype=np.int64), epoch=0)
+        maker.apply_many(plan, 0, batch, out, 0)
+        made = [out[view.name] for view in views]
+        blank = [m for m, images in zip(magnitudes, made, strict=True) if nearly_flat(images).mean() >= 0.5]
+        changes = tuple(float(change(images, batch).mean()) for images in made)
+        strips.append(
+            OperationStrip(operation, changes, tuple(images[shown] for images in made), min(blank, default=None))
+        )
+    return OperationTable(name=name, magnitudes=magnitudes, operations=tuple(strips))
+
+
+def _operations(name: str, *, channels: int) -> tuple[tuple[float, ...], dict[str, list[Policy]]]:
+    """The magnitudes that are shown, or severities, and each operation of a table at all of them."""
+    if name == CORRUPTIONS:
+        kinds = [kind.name for kind in KINDS.values() if channels in (1, 3) or not kind.needs_colour]
+        return SEVERITIES, {kind: [Corruption(kind, severity) for severity in SEVERITIES] for kind in kinds}
+    rows = named_table(name)
+    return SHOWN_MAGNITUDES, {
+        row.operation: [AtMagnitude(row.operation, m, name) for m in SHOWN_MAGNITUDES] for row in rows
+    }
+
+
+def tables_of(policies: Sequence[str]) -> tuple[str, ...]:
+    """The tables from which the policies draw at a chosen magnitude, or else all their tables; corruptions if there are any."""
+    every = [part for text in policies for part in parts(parse(text))]
+    chosen = [part.table for part in every if isinstance(part, RandAugment | AtMagnitude)]
+    drawn = [part.table for part in every if isinstance(part, UniformAugment | TrivialAugment)]
+    corruptions = [CORRUPTIONS for part in every if isinstance(part, Corruption)]
+    return tuple(dict.fromkeys([*(chosen or drawn), *corruptions]))
 
 
 def judge(policy: PolicyStrength, *, size: int) -> tuple[Colour, str, str]:
@@ -36,10 +354,9 @@ def judge(policy: PolicyStrength, *, size: int) -> tuple[Colour, str, str]:
 
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
     """The whole page; ``command`` makes it again."""
-    gallery = _gallery(survey)
-    unreadable = list(survey.unreadable[:5])
-    if (more := len(survey.unreadable) - 5) > 0:
-        unreadable.append(f"and {more} more")
+    rows = gallery(survey, named=True)
+    more = len(survey.unreadable) - 5
+    unreadable = [*survey.unreadable[:5], *([f"and {more} more"] if more > 0 else [])]
     settings = [
         ("standard policy", survey.standard),
         ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
@@ -52,8 +369,8 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
         "settings": settings,
         "unreadable": unreadable,
         "policies": [(policy, *judge(policy, size=survey.size)) for policy in survey.policies],
-        "gallery": gallery,
-        "flagged": any(cell.flag for _, _, cells in gallery for cell in cells),
+        "gallery": rows,
+        "flagged": any(cell.flag for _, _, cells in rows for cell in cells),
         "strength": strength_plot(survey.policies),
         "tables": [(table, _strips(table)) for table in tables],
         "flat_below": FLAT_BELOW,
@@ -66,14 +383,12 @@ def sheet(survey: Survey) -> bytes:
     """The contact sheet as PNG: the paper's appendix figure for your images."""
     examples = survey.examples
     rows = [
-        SheetRow(title="original", note="", images=[example.original for example in examples]),
-        SheetRow(title="standard view", note=survey.standard, images=[example.standard for example in examples]),
+        SheetRow("original", "", [example.original for example in examples]),
+        SheetRow("standard view", survey.standard, [example.standard for example in examples]),
     ]
     for number, policy in enumerate(survey.policies):
-        verdict, _, _ = judge(policy, size=survey.size)
-        note = f"{percent(policy.flat)} blank"
         images = [example.heavy[number] for example in examples]
-        rows.append(SheetRow(title=policy.policy, note=note, images=images, alarm=verdict == "bad"))
+        rows.append(SheetRow(policy.policy, f"{percent(policy.flat)} blank", images, alarm=policy.flat >= FLAT_BAD))
     return png(contact_sheet(rows, title=f"{survey.name}, {survey.size} px"))
 
 
@@ -97,7 +412,7 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
 
     top = max(1.0, max(float(policy.change.max()) for policy in policies))
     edges = np.linspace(0, top, 41)
-    with figures.styled():
+    with page.styled():
         figure = Figure(figsize=(14.5, 0.75 + 0.8 * len(policies)), layout="constrained")
         axes = figure.add_subplot()
         for number, policy in enumerate(policies):
@@ -111,21 +426,16 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
             below = base - 0.06
             axes.plot([low, high], [below] * 2, color=color, linewidth=3.5, solid_capstyle="butt")
             axes.plot(middle, below, marker="o", markersize=6.5, color=color, markeredgecolor=COLORS["surface"])
-        axes.set_yticks(range(len(policies)), [figures.label(policy.policy) for policy in reversed(policies)])
+        axes.set_yticks(range(len(policies)), [page.label(policy.policy) for policy in reversed(policies)])
         axes.tick_params(axis="y", length=0, pad=8, labelsize=13, labelcolor=COLORS["ink"])
-        axes.set_ylim(-0.28, len(policies) - 0.1)
-        axes.set_xlim(0, top)
+        axes.set(xlim=(0, top), ylim=(-0.28, len(policies) - 0.1))
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.set_xlabel("mean absolute difference from the standard view, levels of 255")
         description = "Distribution of the change that each policy makes to the standard view"
-        svg = figures.to_svg(figure, name="strength", description=description)
-    caption = (
-        "How far each heavy view is from the standard view it was made from. A ridge is a histogram over the images, "
-        "each scaled to the same height; the bar below it spans the middle half of them and the dot is the median."
-    )
-    return Plot(svg=svg, description=description, caption=caption)
+        svg = page.to_svg(figure, name="strength", description=description)
+    return Plot(svg=svg, description=description)
 
 
 def _values(survey: Survey) -> list[tuple[str, str]]:
@@ -139,14 +449,19 @@ def _values(survey: Survey) -> list[tuple[str, str]]:
     return [("values from black to white", "; ".join(bounds)), *([("pictures show", shown)] if shown else [])]
 
 
-def _gallery(survey: Survey) -> list[tuple[str, str, list[Picture]]]:
-    """Title, note and pictures of each row."""
+def gallery(survey: Survey, *, side: int = PICTURE_SIDE, named: bool = False) -> list[tuple[str, str, list[Picture]]]:
+    """Title, note and pictures of each row: originals, standard views, and a row for each policy."""
     examples = survey.examples
-    originals = [view_picture(one.original, one.name, caption=_end(one.name)) for one in examples]
-    standard = [view_picture(one.standard, f"standard view of {one.name}") for one in examples]
+    # the end of a long name distinguishes files better than its beginning
+    captions = [image.name if len(image.name) <= 32 else f"…{image.name[-31:]}" for image in examples]
+    originals = [
+        _picture(image.original, image.name, caption=caption if named else "", side=side)
+        for image, caption in zip(examples, captions, strict=True)
+    ]
+    standard = [_picture(image.standard, f"standard view of {image.name}", side=side) for image in examples]
     rows = [("original", "the whole image", originals), ("standard view", survey.standard, standard)]
     for number, policy in enumerate(survey.policies):
-        pictures = [view_picture(one.heavy[number], f"{policy.policy} of {one.name}") for one in examples]
+        pictures = [_picture(image.heavy[number], f"{policy.policy} of {image.name}", side=side) for image in examples]
         rows.append((policy.policy, "from the standard view", pictures))
     return rows
 
@@ -156,21 +471,13 @@ def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
     top = max(max(strip.changes) for strip in table.operations)
     strips = []
     for strip in table.operations:
-        shown = zip(table.magnitudes, strip.changes, strip.images, strict=True)
-        pictures = [
-            view_picture(image, f"{strip.name}, m = {m:g}", caption=f"{change:.1f}", side=80)
-            for m, change, image in shown
-        ]
-        strips.append((figures.sparkline(strip.changes, top=top), pictures))
+        cells = zip(table.magnitudes, strip.changes, strip.images, strict=True)
+        pictures = [_picture(image, f"{strip.name}, m = {m:g}", caption=f"{by:.1f}", side=80) for m, by, image in cells]
+        strips.append((page.sparkline(strip.changes, top=top), pictures))
     return strips
 
 
-def view_picture(image: Image, description: str, *, caption: str = "", side: int = PICTURE_SIDE) -> Picture:
+def _picture(image: Image, description: str, *, caption: str = "", side: int) -> Picture:
     """A view as a page holds it, in a red frame where it came out nearly flat."""
     flag = "nearly flat" if nearly_flat(image[None])[0] else ""
     return picture(image, description=description, caption=caption, flag=flag, side=side)
-
-
-def _end(name: str) -> str:
-    """The end of a long name, which distinguishes files better than its beginning."""
-    return name if len(name) <= 32 else f"…{name[-31:]}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dssl.evaluation.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
 from dssl.methods.losses import effective_rank, spread
-from dssl.report.map import layouts, map_picture, map_thumbnail, pca, retrieve
+from dssl.report.pictures import layouts, map_picture, map_thumbnail, pca, retrieve
 
 
 def test_effective_rank_is_that_of_the_singular_values(real: Any) -> None:

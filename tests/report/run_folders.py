@@ -37,7 +37,7 @@ def write_run(
     edges = [edge.name for edge in named_graph(graph).active_edges]
     steps_per_epoch, records = 8, []
     reason = {
-        "reason": f"embeddings of view {views[0]} are one point",
+        "reason": f"embeddings of view {views[0]} are one point; likely cause: the edge {edges[0]}",
         "remedies": ["use --graph dssl", "second", "third"],
     }
     for step in range(4, int(96 * share) + 1, 4):

@@ -7,8 +7,7 @@ import pytest
 
 from dssl.files import write_text
 from dssl.report import views
-from dssl.report.operations import OperationStrip, OperationTable
-from dssl.report.survey import Example, PolicyStrength, Survey
+from dssl.report.views import Example, OperationStrip, OperationTable, PolicyStrength, Survey
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\"' {{7*7}}.jpg"
 

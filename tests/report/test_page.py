@@ -2,14 +2,16 @@ import base64
 import hashlib
 import html
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import jinja2
 import pytest
+from matplotlib.figure import Figure
 
 from dssl.files import write_text
 from dssl.report import page
-from dssl.report.figures import COLORS
+from dssl.report.page import COLORS, SERIES
 
 
 @pytest.fixture
@@ -57,16 +59,13 @@ def test_pages_hold_no_style_attribute_and_no_script() -> None:
         assert not re.search(r"<script|\sstyle=|\son\w+=|https?:|javascript:", text), template.name
 
 
-def test_figures_and_stylesheet_name_the_same_colours() -> None:
-    light = page.stylesheet().split("@media", 1)[0]
-    declared = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light))
-    assert {name: declared.get(name) for name in COLORS} == COLORS
-    dark = page.stylesheet().split("prefers-color-scheme: dark", 1)[1].split("}", 1)[0]
-    assert set(declared) == set(re.findall(r"--([\w-]+): #", dark)), "a colour has no dark counterpart"
+def test_every_colour_has_a_dark_counterpart_and_those_of_figures_have_classes() -> None:
+    light = page.STYLESHEET.split("@media", 1)[0]
+    dark = page.STYLESHEET.split("prefers-color-scheme: dark", 1)[1].split("}", 1)[0]
+    assert set(re.findall(r"--([\w-]+): #", light)) == set(re.findall(r"--([\w-]+): #", dark))
+    assert {"ink", "muted", "line", "good", "warn", "bad"} < set(COLORS)
     for name in COLORS:
-        assert (
-            f".fill-{name} {{ fill: var(--{name}); }} .stroke-{name} {{ stroke: var(--{name}); }}" in page.stylesheet()
-        )
+        assert f".fill-{name} {{ fill: var(--{name}); }} .stroke-{name} {{ stroke: var(--{name}); }}" in page.STYLESHEET
 
 
 def test_a_name_that_is_not_unicode_can_be_written_and_read(tmp_path: Path) -> None:
@@ -85,7 +84,8 @@ def test_shares(share: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(124_567, "125 000"), (999, "999"), (3.4, "3.4"), (1_234_567, "1 230 000")]
+    ("number", "text"),
+    [(124_567, "125 000"), (999, "999"), (3.4, "3.4"), (1_234_567, "1 230 000"), (1.49, "1.49")],
 )
 def test_rates(number: float, text: str) -> None:
     assert page.rate(number) == text.replace(" ", "\N{NO-BREAK SPACE}")
@@ -93,3 +93,66 @@ def test_rates(number: float, text: str) -> None:
 
 def test_counts_are_exact() -> None:
     assert [page.exact(number) for number in (7, 1234, 1_234_567)] == ["7", "1\xa0234", "1\xa0234\xa0567"]
+
+
+def _drawn(name: str, text: str = "label") -> str:
+    with page.styled():
+        figure = Figure(figsize=(4, 2))
+        axes = figure.add_subplot()
+        axes.plot([0, 1, 2], [1, 3, 2], color=SERIES[0], marker="o", alpha=0.5)
+        axes.fill_between([0, 1], [1, 2], color=COLORS["bad"])
+        axes.plot([0, 2], [1, 1])
+        axes.plot([0, 2], [2, 1])  # the second colour of the cycle
+        axes.set_title(page.label(text), fontweight="bold")
+        axes.grid(True)
+        return str(page.to_svg(figure, name=name, description='"quoted" <description>'))
+
+
+def test_the_same_figure_is_the_same_bytes_and_holds_no_date() -> None:
+    first, second = _drawn("a"), _drawn("a")
+    assert first == second
+    assert "metadata" not in first
+    assert not re.search(r"20\d\d-\d\d", first)
+
+
+def test_all_colours_are_classes_so_that_they_follow_the_scheme() -> None:
+    drawn = _drawn("a")
+    assert not re.search(r"#[0-9a-f]{6}", drawn)
+    classes = set(" ".join(re.findall(r'class="([^"]*)"', drawn)).split())
+    assert {"fill-ink", "fill-muted", "stroke-line", "stroke-series-1", "fill-bad", "stroke-series-2"} <= classes
+
+
+def test_nothing_that_the_security_policy_forbids() -> None:
+    drawn = _drawn("a")
+    assert "style" not in {_key for element in ElementTree.fromstring(drawn).iter() for _key in element.attrib}
+    assert "<style" not in drawn
+    assert "xmlns" not in drawn
+
+
+def test_ids_of_two_figures_differ_and_references_meet() -> None:
+    seen: set[str] = set()
+    for name in ("first", "second"):
+        root = ElementTree.fromstring(_drawn(name))
+        ids = {element.attrib["id"] for element in root.iter() if "id" in element.attrib}
+        used = re.findall(r"url\(#([^)]*)\)", _drawn(name)) + re.findall(r'href="#([^"]*)"', _drawn(name))
+        assert used
+        assert set(used) <= ids
+        assert not ids & seen
+        seen |= ids
+
+
+def test_any_text_may_stand_in_a_figure() -> None:
+    hostile = "<script>alert(1)</script> $x^2$ \x00\x1b\udce9 &amp;"
+    root = ElementTree.fromstring(_drawn("a", hostile))
+    texts = ["".join(element.itertext()) for element in root.iter("text")]
+    assert "<script>alert(1)</script> $x^2$ \ufffd\ufffd\ufffd &amp;" in [text.strip() for text in texts]
+    assert root.attrib["aria-label"] == '"quoted" <description>'
+
+
+def test_sparkline_marks_the_highest_point() -> None:
+    root = ElementTree.fromstring(page.sparkline([0, 5, 10, 0], top=10))
+    (dot,) = root.iter("circle")
+    assert (float(dot.attrib["cx"]), float(dot.attrib["cy"])) == (69.3, 0.0)
+    (line,) = root.iter("polyline")
+    assert line.attrib["points"] == "0.0,30.0 34.7,15.0 69.3,0.0 104.0,30.0"
+    assert "NaN" not in page.sparkline([0, 0], top=0)

@@ -8,19 +8,18 @@ import pytest
 
 from dssl.errors import DsslError
 from dssl.methods import BYOLConfig
-from dssl.report.run_data import find_runs, read_run
+from dssl.report.run_report import find_runs, read_run
 from dssl.run import RunFolder
 from tests.report.run_folders import write_run
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "one", "dssl"))
-    assert (run.name, run.method, run.steps, run.total, run.finished) == ("one", "simsiam", 96, 96, True)
+    assert (run.name, run.config.method.name, run.steps, run.total, run.finished) == ("one", "simsiam", 96, 96, True)
     assert run.verdict.status == "healthy"
     assert run.curve("loss")[0] == pytest.approx((0.5, -0.9 * (1 - 2.718281828 ** (-12 / 96))))
     assert [epoch for epoch, _ in run.curve("knn")] == [2, 4, 6, 8, 10, 12]
     assert run.knn == run.curve("knn")[-1][1]
-    assert run.knn_images == 2000
     assert run.images_per_second == 640
     assert run.views_per_second == 4 * 640
     # 92 steps of 128 images at 640 a second, and the first four at 80

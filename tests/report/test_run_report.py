@@ -10,8 +10,7 @@ from dssl.commands import report as command
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.report import run_report
-from dssl.report.map import EmbeddingMap
-from dssl.report.run_data import find_runs, read_run
+from dssl.report.run_report import EmbeddingMap, find_runs, read_run
 from dssl_reproduce.paper import targets
 from dssl_reproduce.scales import SCALES
 from dssl_reproduce.table import build, for_page

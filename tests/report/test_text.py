@@ -1,6 +1,5 @@
 """Tables as text, for a terminal and in Markdown."""
 
-from dssl.report import page
 from dssl.text import columns, markdown
 
 
@@ -13,9 +12,3 @@ def test_columns_are_aligned_and_lines_have_no_trailing_space() -> None:
 def test_a_cell_of_a_markdown_table_cannot_end_early() -> None:
     lines = markdown(("policy", "a|b"), [("0.9*ra(2,5) | 0.1*ua", "two\nlines")], align="<>")
     assert lines == ["| policy | a\\|b |", "| --- | ---: |", "| 0.9*ra(2,5) \\| 0.1*ua | two lines |"]
-
-
-def test_rates_have_three_digits():
-    assert [page.rate(number) for number in (0.4, 1.49, 2.5, 99.96, 640, 124_321)] == [
-        "0.4", "1.49", "2.5", "100", "640", "124\N{NO-BREAK SPACE}000",
-    ]  # fmt: skip

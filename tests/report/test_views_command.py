@@ -16,7 +16,7 @@ from dssl.config_io import to_dict
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.report.survey import FeatureSpace, survey
+from dssl.report.views import survey
 from dssl.weights import checkpoint
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
@@ -90,7 +90,7 @@ def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, c
 
     expected = survey(
         open_source("shapes:40"), policies=asked.policies, standard="standard-cifar", size=32, channels=3, seed=0, examples=1,
-        sample=20, measure_speed=False, space=FeatureSpace("", features),
+        sample=20, measure_speed=False, features=features,
     )  # fmt: skip
     for policy in expected.policies:
         line = next(line for line in said.splitlines() if line.startswith(policy.policy))

@@ -16,7 +16,7 @@ from PIL import ImageColor
 from dssl import config_io
 from dssl.cli import main
 from dssl.errors import DsslError
-from dssl.report.figures import SERIES
+from dssl.report.page import SERIES
 from dssl_reproduce.command import Arguments, run
 from dssl_reproduce.harness import status_line
 from dssl_reproduce.outcome import Measured, Outcome

@@ -15,7 +15,7 @@ from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.report import run_report
-from dssl.report.run_data import read_run
+from dssl.report.run_report import read_run
 from dssl.run import RunFolder
 from dssl.training import train
 from dssl.training.adaptation import interpolate, rate_shares

@@ -12,7 +12,7 @@ from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data import UnreadableImage
 from dssl.models import build_encoder
 from dssl.recipes import recipe
-from dssl.report.run_data import read_run
+from dssl.report.run_report import read_run
 from dssl.run import RunFolder
 from dssl.training import train
 from dssl.training.baseline import Baseline, Comparison

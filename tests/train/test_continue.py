@@ -18,7 +18,7 @@ from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
-from dssl.report.run_data import read_run
+from dssl.report.run_report import read_run
 from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
 from dssl.training import prepare

@@ -11,7 +11,7 @@ import pytest
 from dssl import config_io
 from dssl.cli import main
 from dssl.data import open_source
-from dssl.report.run_data import read_run
+from dssl.report.run_report import read_run
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
 

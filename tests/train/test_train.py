@@ -27,9 +27,8 @@ from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.methods import SimSiamConfig
 from dssl.methods.simsiam import SimSiam
-from dssl.report.map import embedding_maps
 from dssl.report.pictures import draw_gallery
-from dssl.report.run_data import read_run
+from dssl.report.run_report import embedding_maps, read_run
 from dssl.training.prepare import open_test_data
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from dssl.augment import KINDS
 from dssl.data import Source, UnreadableImage
 from dssl.errors import DsslError
-from dssl.report import survey as module
 from dssl.report import views
-from dssl.report.survey import (
+from dssl.report import views as module
+from dssl.report.views import (
     FLAT_BELOW,
-    FeatureSpace,
+    SHOWN_MAGNITUDES,
     PolicyStrength,
     change,
     contrast_of_pixels,
@@ -21,7 +22,9 @@ from dssl.report.survey import (
     farther,
     farther_in_features,
     nearly_flat,
+    operation_table,
     survey,
+    tables_of,
 )
 
 
@@ -163,7 +166,7 @@ def test_with_an_encoder_its_features_say_what_is_farther() -> None:
 
     found = survey(
         Memory(channels=1), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3,
-        sample=12, measure_speed=False, space=FeatureSpace("halves", features),
+        sample=12, measure_speed=False, encoder="halves", features=features,
     )  # fmt: skip
     inverted, darkened = found.policies
     assert found.encoder == "halves"
@@ -220,3 +223,45 @@ def test_farther_in_features_is_by_angle_and_not_by_length() -> None:
     originals, standard = np.float32([[1, 0]] * 3), np.float32([[5, 1]] * 3)
     heavy = np.float32([[1, 1], [100, 1], [0, 0]])
     assert farther_in_features(originals, standard, heavy).tolist() == [True, False, True]
+
+
+def _probes() -> list[np.ndarray]:
+    coarse = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3), dtype=np.uint8)
+    return [np.asarray(Pillow.fromarray(image).resize((32, 32), Pillow.Resampling.BICUBIC)) for image in coarse]
+
+
+def test_strips_mark_what_comes_out_blank() -> None:
+    published = {strip.name: strip for strip in operation_table("dssl16", _probes(), seed=0).operations}
+    assert len(published) == 16
+    assert {name: strip.blank_from for name, strip in published.items() if strip.blank_from is not None} == {
+        "cutout-pixels": 30.0,
+        "translate-x-pixels": 10.0,
+        "translate-y-pixels": 10.0,
+    }
+    monotone = operation_table("monotone14", _probes(), seed=0).operations
+    assert [strip.changes[0] for strip in monotone] == [0.0] * 14
+
+
+def test_strips_show_and_measure_the_operation_itself() -> None:
+    probes = _probes()
+    (inverted,) = [strip for strip in operation_table("dssl16", probes, seed=0).operations if strip.name == "invert"]
+    expected = np.mean([np.abs(255.0 - 2.0 * image).mean() for image in probes])
+    assert inverted.changes == pytest.approx([expected] * len(SHOWN_MAGNITUDES))
+    liveliest = probes[int(contrast_of_pixels(np.stack(probes)).argmax())]
+    assert all(np.array_equal(image, 255 - liveliest) for image in inverted.images)
+
+
+def test_tables_of_policies() -> None:
+    assert tables_of(["ra(2,5)", "ua"]) == ("dssl16",)
+    assert tables_of(["ua", "jigsaw(4)"]) == ("uniform13",)
+    assert tables_of(["0.9*ra(2,5) | 0.1*jigsaw(4)"]) == ("dssl16",)
+    assert tables_of(["jigsaw(4)", "corrupt"]) == ()
+    assert tables_of(["ra(2,5) > corruption(fog,3)?0.5"]) == ("dssl16", "corruptions")
+
+
+def test_strips_of_corruptions_go_over_the_severities() -> None:
+    table = operation_table("corruptions", _probes(), seed=0)
+    assert table.magnitudes == (1, 2, 3, 4, 5)
+    assert [strip.name for strip in table.operations] == list(KINDS)
+    two = operation_table("corruptions", [image[:, :, :2] for image in _probes()], seed=0)
+    assert {"fog", "jpeg"} == {"fog", "jpeg", "motion"} - {strip.name for strip in two.operations}
