@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from dssl.errors import DsslError
-from dssl.presets import named_graph
+from dssl.graph import named_graph
 from dssl.report.page import Colour
 from dssl_reproduce import outcome
 from dssl_reproduce.outcome import Outcome

@@ -13,8 +13,7 @@ from dssl.commands.doctor import Arguments, run, verdict
 from dssl.errors import DsslError
 from dssl.recipes import recipe
 from dssl.training import estimate
-from dssl.training.budget import Budget
-from dssl.training.estimate import Speed, loader_rate, measure_speed
+from dssl.training.estimate import Budget, Speed, loader_rate, measure_speed
 
 
 @pytest.fixture
@@ -128,10 +127,7 @@ def test_the_loader_gives_real_batches() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (Arguments(gpus=3), "gpus is 3 and the batch is 64"),
-        (Arguments(device="cuda", card="A200"), "A100"),
-    ],
+    [(Arguments(gpus=3), "gpus is 3 and the batch is 64"), (Arguments(device="cuda", card="A200"), "A100")],
 )
 def test_what_cannot_be_is_refused(arguments: Arguments, said: str) -> None:
     with pytest.raises(DsslError, match=said):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from dssl.config import Precision, RunConfig
-    from dssl.training.budget import Budget
+    from dssl.training.estimate import Budget
 
 _PACKAGES = (
     "torch",
@@ -151,8 +151,7 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
     """Memory by count, the loader by measurement, the GPU's appetite by measurement or from a table, and a verdict."""
     import torch
 
-    from dssl.training.budget import CARDS, ON_TOP, step_budget
-    from dssl.training.estimate import loader_rate
+    from dssl.training.estimate import CARDS, ON_TOP, loader_rate, step_budget
 
     known = {card.name: card for card in CARDS}
     name = arguments.card or "A100"

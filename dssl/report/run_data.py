@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dssl import config_io
 from dssl.config import RunConfig
 from dssl.errors import DsslError
-from dssl.presets import named_graph
+from dssl.graph import named_graph
 from dssl.run import EVALUATION_PAGE, RunFolder
 from dssl.state import Verdict
 from dssl.training.health import WINDOW, lower_spread

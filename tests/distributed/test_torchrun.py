@@ -59,12 +59,7 @@ def _worker_that_counts_scans(words: list[str], folder: str) -> None:
 
 
 def start_agent(
-    words: list[str],
-    log: Path,
-    *,
-    port: int,
-    worker: Callable[[list[str], str], None] = _worker,
-    **settings: object,
+    words: list[str], log: Path, *, port: int, worker: Callable[[list[str], str], None] = _worker, **settings: object
 ) -> Child:
     """torchrun's own agent, whose workers are forks of it: what torchrun does, without eight seconds of imports for each process.
 

@@ -19,7 +19,7 @@ from dssl.optim import build_optimizer
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.recipes import recipe
 from dssl.training import train
-from dssl.training.budget import ON_TOP, step_budget
+from dssl.training.estimate import ON_TOP, step_budget
 from dssl.training.prepare import build_method, normalization_of, view_maker
 from tests.distributed import cuda_norm_worker
 from tests.distributed.test_torchrun import end, survive, torchrun

@@ -5,7 +5,7 @@ from dataclasses import replace
 from dssl.commands.tune import Arguments, configuration
 from dssl.data import open_source
 from dssl.report import tune as report
-from dssl.training.trials import NONE, Plan, Search, affordable
+from dssl.training.tune import NONE, Plan, Search, affordable
 from tests.train.searching import trial
 
 FOUND = Search(

@@ -1,7 +1,7 @@
 """Trials of a search for a policy, as made up for tests."""
 
 from dssl.state import Status
-from dssl.training.trials import Trial
+from dssl.training.tune import Trial
 
 
 def trial(policy: str, score: float, *, verdict: Status = "healthy", seconds: float = 10.0) -> Trial:

@@ -14,11 +14,11 @@ from dssl.augment import CIFAR10
 from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
+from dssl.graph import named_graph
 from dssl.methods import METHODS
 from dssl.objective import Objective
-from dssl.presets import named_graph
 from dssl.report.pictures import draw_gallery
-from dssl.training.budget import step_budget
+from dssl.training.estimate import step_budget
 from dssl.training.prepare import check_sizes
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
@@ -134,8 +134,7 @@ def test_a_guard_below_zero_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "graph"),
-    [("simsiam", "s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1"), ("byol", "fastsiam")],
+    ("method", "graph"), [("simsiam", "s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1"), ("byol", "fastsiam")]
 )
 def test_means_and_moving_weights_resume(method: str, graph: str, tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, graph=graph), tmp_path)

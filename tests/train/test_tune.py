@@ -25,8 +25,8 @@ from dssl.data import Source, Subset, open_source
 from dssl.errors import DsslError
 from dssl.report import tune as report
 from dssl.state import Status, Verdict
-from dssl.training import prepare, trials, tune
-from dssl.training.trials import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
+from dssl.training import prepare, tune
+from dssl.training.tune import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
 from tests.train.running import launch
 from tests.train.searching import trial
 
@@ -93,7 +93,7 @@ def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None
 
 
 def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(tune, "FEWEST_STEPS", 2)
     said: list[str] = []
     # 8 s for four steps, of the pair and of the graph: with a minute, 16 trials of two steps each would take too long
     found = search(
