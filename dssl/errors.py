@@ -19,7 +19,7 @@ class Stopped(Exception):
 
 
 def one_line(error: object, *, longest: int = 200) -> str:
-    """What another library's error says, without line breaks, cut where it is too long; its kind where it says nothing."""
+    """What another library's error says, without line breaks, cut if it is too long; its kind if it says nothing."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= longest else f"{text[:longest]}..."
 
