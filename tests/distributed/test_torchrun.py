@@ -1,12 +1,13 @@
 """`torchrun -m dssl train`: two processes give the weights of one, survive a killed rank, and refuse what cannot be shared."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -278,3 +279,108 @@ def _rank_process(launcher: int, rank: str) -> int:
                 return int(folder.name)
         time.sleep(0.05)
     raise AssertionError(f"torchrun {launcher} has no rank {rank}")
+
+
+# -- two nodes
+
+
+def test_folders_that_differ_between_nodes_are_one_line_on_both(tmp_path: Path) -> None:
+    """As with an --out on each node's own disk, where one has a run from an earlier start."""
+    extra, port = ("--epochs", "1"), free_port()
+    outs = [tmp_path / name / "run" for name in ("one", "two")]
+    outs[1].parent.mkdir()
+    assert run(command("simclr", outs[0], *extra)).returncode in (0, 3)
+    nodes = {"port": port, "min_nodes": 2, "max_nodes": 2, "nproc_per_node": 1}
+    agents = [start_agent(command("simclr", out, *extra), out.parent / "log", **nodes) for out in outs]
+    for agent in agents:
+        assert agent.wait() != 0
+        (line,) = {line for line in agent.said().splitlines() if line.startswith("dssl: ")}
+        assert "process 0 has" in line
+        assert "the same --out on a shared disk" in line
+
+
+def test_sigusr1_saves_the_run_as_sigterm_does(tmp_path: Path) -> None:
+    """Slurm's usual warning."""
+    out = tmp_path / "run"
+    child = start(command("simclr", out, "--epochs", "1000"))
+    wait_for_step(out, 2, child)
+    child.send(signal.SIGUSR1)
+    ended, said = child.wait(), child.said()
+    assert ended == 128 + signal.SIGUSR1, said
+    assert "saved; the same command" in said
+
+
+@pytest.mark.slow
+def test_two_agents_hand_sigusr1_on(tmp_path: Path) -> None:
+    """As docs/gpu.md has it for Slurm; without --signals-to-handle the signal kills torchrun and orphans its processes."""
+    out = tmp_path / "run"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "nodes"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+    words = [*launcher, "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"]
+    words += command("simclr", out, "--epochs", "1000")[1:]
+    nodes = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment()) for _ in range(2)]
+    try:
+        wait_for_step(out, 2, nodes[0])
+        for node in nodes:
+            node.send_signal(signal.SIGUSR1)
+        said = [node.communicate(timeout=120)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert any("saved; the same command" in errors for errors in said), said
+
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+"""Of two "hosts" in network namespaces, joined by a real link."""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[tuple[str, str], ...]]:
+    """Pairs of namespace and interface."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and iproute2")
+    tag = f"d{os.getpid() % 100000}"
+    names = (f"{tag}a", f"{tag}b")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        _remove(names)
+        pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
+    yield tuple((name, name) for name in names)
+    _remove(names)
+
+
+def _remove(names: tuple[str, ...]) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30)
+
+
+@pytest.mark.slow
+def test_two_hosts_give_the_weights_of_one_process(hosts: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+    extra = ("--precision", "fp64", "--epochs", "1", "--checkpoint.every-minutes", "1000")
+    alone = run(command("simclr", tmp_path / "one", *extra))
+    assert alone.returncode in (0, 3), alone.stderr
+    ranks = []
+    for number, (namespace, interface) in enumerate(hosts):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        meeting = ["--node-rank", str(number), "--master-addr", ADDRESSES[0], "--master-port", "29577"]
+        words = ["ip", "netns", "exec", namespace, *launcher, *meeting]
+        words += command("simclr", tmp_path / "two", *extra)[1:]
+        variables = environment() | {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
+        ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables))
+    for process in ranks:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == alone.returncode, errors
+    one, two = end(tmp_path / "one"), end(tmp_path / "two")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-10, atol=1e-10, msg=name)

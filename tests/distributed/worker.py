@@ -23,22 +23,15 @@ from dssl import (
     VICReg,
     VICRegConfig,
     named_graph,
-)
+)  # fmt: skip
 from dssl.batchnorm import batchnorm_across_ranks
 
 STEPS = 5
-
-
+_TYPES = (torch.float64, torch.float32, torch.bfloat16)
+_MORE = ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond", "simsiam timm")
 CASES = [
-    *(
-        (name, dtype)
-        for name in ("simsiam", "byol", "simclr")
-        for dtype in (torch.float64, torch.float32, torch.bfloat16)
-    ),
-    *(
-        (name, torch.float64)
-        for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond", "simsiam timm")
-    ),
+    *((name, dtype) for name in ("simsiam", "byol", "simclr") for dtype in _TYPES),
+    *((name, torch.float64) for name in _MORE),
 ]
 BEYOND = "s1<->s2, s1->teacher(s1), h1->mean(s1,s2):0..1, h2->s2"
 """The graph of ``beyond``, with a predictor for each kind of view."""
