@@ -46,7 +46,7 @@ T = TypeVar("T", bound=Settings)
 
 
 def to_dict(config: Settings) -> Plain:
-    """Plain data, as JSON and TOML know it; ``from_dict`` is the inverse."""
+    """As JSON and TOML know it; ``from_dict`` is the inverse."""
     plain: Plain = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

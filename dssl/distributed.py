@@ -155,11 +155,11 @@ def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
     if torch.cuda.is_available() and device_name in ("auto", "cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = pick_device(device_name)
-    backend = "nccl" if device.type == "cuda" else "gloo"
     store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
     while isinstance(store, PrefixStore):  # of some versions of torch: a node's own count of restarts is in its name
         store = store.underlying_store
     attempt = PrefixStore(f"dssl/{agree_on_attempt(store, rank=rank, size=size)}", store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=_PATIENCE)
     try:
         yield World(rank, size, device)
@@ -195,6 +195,4 @@ def gather_rows(rows: Tensor) -> Tensor:
     """The rows of the global batch, in the order of the ranks; the rows themselves when there is one process."""
     if world_size() == 1:
         return rows
-    gathered = _Gather.apply(rows)
-    assert isinstance(gathered, Tensor)
-    return gathered
+    return cast(Tensor, _Gather.apply(rows))

@@ -171,7 +171,7 @@ class Board:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         if self._file is not None:
             entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._write(step=step, summary=self._summary(value=entries))
+            self._write(step=step, summary=self._summary(value=entries), flush=True)
 
     def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
         """Height x width x 3."""
@@ -182,13 +182,15 @@ class Board:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with self._reporting():
+                self._file.close()
 
-    def _write(self, **content: Any) -> None:
+    def _write(self, *, flush: bool = False, **content: Any) -> None:
         if self._file is not None:
             with self._reporting():
                 self._writer(self._file).write(self._event(wall_time=time.time(), **content).SerializeToString())
-                self._file.flush()
+                if flush:
+                    self._file.flush()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -29,14 +29,7 @@ from dssl.state import Checkpointer, Monitor, RunLength, StopSignals, TrainState
 _VOTE_EVERY = 32
 """The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a check."""
 
-Inputs_co = TypeVar("Inputs_co", covariant=True)
 Inputs = TypeVar("Inputs")
-
-
-class InputsByStep(Protocol[Inputs_co]):
-    """The inputs of any step, made ahead by threads."""
-
-    def at(self, step: int) -> Inputs_co: ...
 
 
 class Hook:
@@ -78,8 +71,8 @@ class Task(Hook, Generic[Inputs]):
     hooks: Sequence[Hook] = ()
     """Called after the task itself, in this order."""
 
-    def batches(self, start: int) -> AbstractContextManager[InputsByStep[Inputs]]:
-        """The inputs from this step on; their threads end with the context."""
+    def batches(self, start: int) -> AbstractContextManager[Any]:
+        """From this step on: ``at(step)`` gives the inputs of a step, which threads make ahead; they end with the context."""
         raise NotImplementedError
 
     def to_device(self, batch: Inputs) -> Any:

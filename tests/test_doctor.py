@@ -22,13 +22,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(**rates: float | None) -> None:
         usual = {"images_per_second": 100.0, "on_one_thread": 60.0, "views_per_second": 1e6}
-        speed = Speed(
-            **usual | rates,
-            checkpoint_bytes=10**7,
-            precision="fp32",
-            why="fp32: as measured",
-            views=("s1", "s2", "h1", "h2"),
-        )
+        rest = {"checkpoint_bytes": 10**7, "precision": "fp32", "why": "fp32: as measured"}
+        speed = Speed(**usual | rates | rest, views=("s1", "s2", "h1", "h2"))
         monkeypatch.setattr(estimate, "measure_speed", lambda *_, **__: speed)
 
     return put

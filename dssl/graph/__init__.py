@@ -22,7 +22,7 @@ with s, and h1 is ``heavy(s1)``.
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -603,8 +603,6 @@ ABLATION: dict[str, Preset] = {
 }
 PRESETS |= {f"ablation-{letter}": preset for letter, preset in ABLATION.items()}
 
-_CALLS: dict[str, tuple[Callable[..., ViewGraph], int]] = {"soft": (soft, 1), "equation6": (equation6, 4)}
-
 
 def named_graph(text: str) -> ViewGraph:
     """The graph of a preset's name, of ``soft(0.1)``, of ``equation6(1,0,1,0)``, or of the text form itself."""
@@ -612,27 +610,26 @@ def named_graph(text: str) -> ViewGraph:
     if text in PRESETS:
         return ViewGraph.parse(PRESETS[text].text)
     call = re.fullmatch(r"(\w+)\s*\(([^()]*)\)", text)
-    if call and call[1] in _CALLS:
-        function, most = _CALLS[call[1]]
-        return _call(text, function, most, [word.strip() for word in call[2].split(",")])
+    if call and call[1] in ("soft", "equation6"):
+        return _call(text, call[1], [word.strip() for word in call[2].split(",")])
     if re.fullmatch(r"[\w-]*", text) or call:
-        raise choices("graph", call[1] if call else text, [*PRESETS, *_CALLS])
+        raise choices("graph", call[1] if call else text, [*PRESETS, "soft", "equation6"])
     return ViewGraph.parse(text)
 
 
-def _call(text: str, function: Callable[..., ViewGraph], most: int, words: list[str]) -> ViewGraph:
+def _call(text: str, name: str, words: list[str]) -> ViewGraph:
     derived = "independent" not in words
-    numbers = [word for word in words if word not in ("independent", "derived")]
     try:
-        values = [float(word) for word in numbers]
+        values = [float(word) for word in words if word not in ("independent", "derived")]
     except ValueError:
-        raise DsslError(
-            f"{text}: expected numbers, and at the end 'independent' for heavy views made from the image"
-        ) from None
-    if len(values) > most or (most == 1 and len(values) != 1):
-        raise DsslError(f"{text}: {function.__name__} takes {'one number' if most == 1 else f'at most {most} numbers'}")
-    if function is equation6:
+        problem = "expected numbers, and at the end 'independent' for heavy views made from the image"
+        raise DsslError(f"{text}: {problem}") from None
+    if name == "equation6":
+        if len(values) > 4:
+            raise DsslError(f"{text}: equation6 takes at most 4 numbers")
         return equation6(*values, derived=derived)
+    if len(values) != 1:
+        raise DsslError(f"{text}: soft takes one number")
     if not derived:
         raise DsslError(f"{text}: 'independent' goes with equation6 only")
-    return function(*values)
+    return soft(*values)

@@ -230,9 +230,8 @@ def tune(
     if holds(config.data, Path(out)):
         raise DsslError(f"--out is {out}, inside the images of {config.data}: name a folder outside it")
     if not any(view.policy == "heavy" for view in config.view_graph.made):
-        raise DsslError(
-            f"the graph {config.graph} has no view with the policy heavy, so that there is none to choose: use dssl"
-        )
+        problem = f"the graph {config.graph} has no view with the policy heavy"
+        raise DsslError(f"{problem}, so that there is none to choose: use dssl")
     if not math.isfinite(minutes):
         raise DsslError(f"--minutes is {minutes:g}: expected a number of minutes")
     candidates = tuple(dict.fromkeys(text if text == NONE else show(parse(text)) for text in policies))
@@ -249,9 +248,8 @@ def _read_trials(file: Path) -> list[Trial]:
     except (TypeError, ValueError) as error:
         raise DsslError(f"{file} is damaged ({error}): delete its broken line, or name another --out") from None
     if trials and trials[0].policy:
-        raise DsslError(
-            f"{file} has lost its first line, the start of all trials: delete the folder, or name another --out"
-        )
+        problem = f"{file} has lost its first line, the start of all trials"
+        raise DsslError(f"{problem}: delete the folder, or name another --out")
     return trials
 
 

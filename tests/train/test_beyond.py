@@ -24,6 +24,8 @@ from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import load_encoder
+from tests.train.running import cut, end_of
+from tests.train.test_resume import metrics_of
 
 HEADS: dict[str, dict[str, Any]] = {
     "simsiam": {"hidden": 16, "output": 16, "bottleneck": 8},
@@ -39,45 +41,24 @@ def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = 
     """Eight steps on 64 images, each of them saved."""
     small: dict[str, Any] = {"encoder": "whitened", "image_size": 16}
     return RunConfig(
-        data="shapes:64",
-        method=METHODS[method](**HEADS[method], **(settings or {})),
-        graph=graph,
-        epochs=2,
-        batch_size=16,
-        precision="fp32",
-        knn_every=0,
-        optimizer=OptimizerConfig(warmup_epochs=0),
-        health=HealthConfig(every=2),
-        checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS),
-        **small | changes,
-    )
+        data="shapes:64", method=METHODS[method](**HEADS[method], **(settings or {})), graph=graph, epochs=2, batch_size=16,
+        precision="fp32", knn_every=0, optimizer=OptimizerConfig(warmup_epochs=0), health=HealthConfig(every=2),
+        checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS), **small | changes,
+    )  # fmt: skip
 
 
 def end(out: Path) -> checkpoint.Checkpoint:
-    found = checkpoint.newest_good(out / "checkpoints")
-    assert found is not None
-    assert found[1].header["step"] == STEPS
-    return found[1]
-
-
-def looks(out: Path) -> list[dict[str, Any]]:
-    """Every look of a run, without what a clock says."""
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = ("step", "loss", "edges", "spread", "rank", "regularisers", "verdict")
-    return [{key: record[key] for key in kept if key in record} for record in records]
+    return checkpoint.read(checkpoint.path_at(out / "checkpoints", STEPS))
 
 
 def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
     """A run that lost all it did after step 3 ends with the bytes of the run that lost nothing."""
     whole, broken = folder / "whole", folder / "broken"
     train(config, whole)
-    shutil.copytree(whole, broken)
-    for step in checkpoint.steps_in(broken / "checkpoints"):
-        if step > 3:
-            checkpoint.path_at(broken / "checkpoints", step).unlink()
+    cut(whole, broken, step=3)
     train(config, broken)
-    assert end(broken).header["sha256"] == end(whole).header["sha256"]
-    assert looks(broken) == looks(whole)
+    assert end_of(broken) == end_of(whole)
+    assert metrics_of(broken) == metrics_of(whole)
     return whole
 
 
@@ -93,7 +74,7 @@ def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
 )
 def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
-    last = looks(out)[-1]
+    last = metrics_of(out)[-1]
     every = "guard" in settings or settings.get("regularize") == "all"
     expected = {"s1", "s2", "h1", "h2"} if every else {"s1", "s2"} if method == "vicreg" else set()
     assert set(last["regularisers"]) == expected
@@ -138,7 +119,7 @@ def test_a_guard_below_zero_is_refused() -> None:
 )
 def test_means_and_moving_weights_resume(method: str, graph: str, tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, graph=graph), tmp_path)
-    assert set(looks(out)[-1]["edges"]) == {edge.name for edge in named_graph(graph).edges}
+    assert set(metrics_of(out)[-1]["edges"]) == {edge.name for edge in named_graph(graph).edges}
 
 
 def test_a_weight_moves_from_the_first_step_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +140,7 @@ CROPS = "s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)"
 
 def test_views_of_another_size_resume_and_are_drawn(tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny("simsiam", graph=CROPS, image_size=20), tmp_path)
-    assert set(looks(out)[-1]["spread"]) == {"s1", "s2", "l1"}
+    assert set(metrics_of(out)[-1]["spread"]) == {"s1", "s2", "l1"}
     train(tiny("simclr", graph=CROPS, image_size=20), tmp_path / "drawn", gallery=draw_gallery)
     assert (tmp_path / "drawn" / "views.png").is_file()
 
