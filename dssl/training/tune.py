@@ -149,16 +149,11 @@ class Search:
     def plain(self) -> dict[str, Any]:
         """For tune.json."""
         return {
-            "dssl_version": VERSION,
-            "config": config_io.to_dict(self.config),
-            "images": self.images,
-            "judges": len(self.judges),
-            "plan": asdict(self.plan),
-            "seconds": self.seconds,
-            "best": None if self.best is None else self.best.policy,
-            "start": asdict(self.start),
+            "dssl_version": VERSION, "config": config_io.to_dict(self.config), "images": self.images,
+            "judges": len(self.judges), "plan": asdict(self.plan), "seconds": self.seconds,
+            "best": None if self.best is None else self.best.policy, "start": asdict(self.start),
             "trials": [asdict(trial) | {"score": trial.score} for trial in self.ranked],
-        }
+        }  # fmt: skip
 
 
 def _healthy(ranked: Sequence[Trial]) -> tuple[Trial, ...]:
@@ -286,12 +281,10 @@ class _Tuning:
             encoder=self.method.encoder, image_size=config.image_size, channels=config.channels,
         )  # fmt: skip
         self.header: dict[str, Any] = {
-            "task": TASK,
-            "dssl_version": VERSION,
-            "config": config_io.to_dict(config),
+            "task": TASK, "dssl_version": VERSION, "config": config_io.to_dict(config),
             "normalization": {"mean": list(data.normalization.mean), "std": list(data.normalization.std)},
             "fingerprint": self.data.source.fingerprint,
-        }
+        }  # fmt: skip
 
     def search(self, minutes: float, policies: tuple[str, ...], steps: int | None) -> Search:
         plan = self._plan(minutes, steps)

@@ -1,6 +1,5 @@
 """One rank of two: under DDP, view by view equals one whole backward, for every method, preset and kind of BatchNorm."""
 
-import datetime
 from collections import Counter
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dssl import DsslError, Objective, named_graph
 from dssl.batchnorm import batchnorm_across_ranks
+from tests.distributed.worker import join
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
 
 GRAPHS = ("standard", "standard2", "dssl", "ablation-d", "ablation-f", "ablation-g", "ablation-h")
@@ -77,9 +77,7 @@ def compare(name: str, preset: str, *, rank: int, across: bool) -> None:
 
 def main(rank: int, folder: str, every_pair: bool = False) -> None:
     """Every method and every preset; ``every_pair`` of the paper's methods and presets takes a quarter of a minute."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
-    )
+    join(rank, folder)
     torch.set_num_threads(1)
     alone = Objective(build("simsiam"), named_graph("dssl"))
     with pytest.raises(DsslError, match="in one of 2 processes: expected through=ddp"):
@@ -98,9 +96,7 @@ def on_gpus(rank: int, folder: str) -> None:
     """The BatchNorm across the ranks of two GPUs, against torch's own on the global batch."""
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
-    )
+    join(rank, folder, backend="nccl")
     generator = torch.Generator().manual_seed(0)
     for affine in (True, False):
         for shape in ((10, 4, 3, 3), (10, 4), (10, 4, 6)):

@@ -16,6 +16,7 @@ from PIL import Image
 from dssl.data import index
 from dssl.distributed import World, agree_on_attempt, join_world
 from dssl.errors import DsslError
+from dssl.loop import Ending
 from dssl.run import Run, RunFolder
 from dssl.training import prepare, train
 from dssl.training.health import HealthMonitor, Observation, Verdict
@@ -77,6 +78,15 @@ def test_the_first_process_scans_and_measures_for_all(tmp_path: Path) -> None:
     assert first[3] == second[3]
 
 
+def trained(folder: Path) -> Ending:
+    health = replace(TINY.health, every=1, stop=True)
+    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
+    dist.destroy_process_group()  # train joins for itself
+    result = train(config, folder / "run")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return result
+
+
 def judging(world: World, folder: Path) -> None:
     """The second process sees a collapse that the first does not."""
     judge = HealthMonitor.judge
@@ -88,12 +98,8 @@ def judging(world: World, folder: Path) -> None:
         return self.verdict
 
     HealthMonitor.judge = judge_badly
-    health = replace(TINY.health, every=1, stop=True)
-    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
-    dist.destroy_process_group()  # train joins for itself
-    result = train(config, folder / "run")
+    result = trained(folder)
     print(json.dumps([result.step, result.exit_code, result.verdict.reason]), flush=True)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def test_what_one_process_sees_is_the_verdict_of_all(tmp_path: Path) -> None:
@@ -134,12 +140,8 @@ def preempting(world: World, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     Pretraining.after_step = note
-    health = replace(TINY.health, every=1)
-    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
-    dist.destroy_process_group()
-    result = train(config, folder / "run")
+    result = trained(folder)
     print(json.dumps([result.step < result.total, result.exit_code]), flush=True)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def test_a_signal_to_one_process_is_the_exit_code_of_all(tmp_path: Path) -> None:

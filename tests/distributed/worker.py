@@ -96,10 +96,14 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     return result | {key: value.clone() for key, value in method.state_dict().items()}
 
 
+def join(rank: int, folder: str, *, backend: str = "gloo") -> None:
+    """Two ranks meet in a folder."""
+    patience = datetime.timedelta(minutes=2)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=patience)
+
+
 def main(rank: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
-    )
+    join(rank, folder)
     results = {f"{name} {dtype}": steps(name, dtype, rank=rank, world=2) for name, dtype in CASES}
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.destroy_process_group()

@@ -27,13 +27,8 @@ from dssl.weights.load import load_encoder
 from tests.train.running import cut, end_of
 from tests.train.test_resume import metrics_of
 
-HEADS: dict[str, dict[str, Any]] = {
-    "simsiam": {"hidden": 16, "output": 16, "bottleneck": 8},
-    "byol": {"hidden": 16, "output": 8},
-    "simclr": {"output": 8},
-    "vicreg": {"hidden": 16, "output": 8},
-    "barlowtwins": {"hidden": 16, "output": 8},
-}
+HEADS: dict[str, dict[str, Any]] = {"simsiam": {"hidden": 16, "output": 16, "bottleneck": 8}, "simclr": {"output": 8}}
+HEADS |= {name: {"hidden": 16, "output": 8} for name in ("byol", "vicreg", "barlowtwins")}
 STEPS = 8
 
 
@@ -65,13 +60,10 @@ def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("vicreg", {}),
-        ("vicreg", {"regularize": "all"}),
-        ("barlowtwins", {}),
-        ("simsiam", {"guard": 1.0}),
+        ("vicreg", {}), ("vicreg", {"regularize": "all"}), ("barlowtwins", {}), ("simsiam", {"guard": 1.0}),
         ("byol", {"guard": 1.0}),
     ],
-)
+)  # fmt: skip
 def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
     last = metrics_of(out)[-1]

@@ -120,9 +120,8 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     records = [json.loads(line, parse_constant=refuse) for line in lines]
     assert any(record.get("loss", 0) is None for record in records)
     run = read_run(tmp_path / "run")
-    assert (run.verdict.status, run.verdict.reason, run.verdict.remedies) == (
-        "diverged", verdict.reason, verdict.remedies,
-    )  # fmt: skip
+    said = run.verdict
+    assert (said.status, said.reason, said.remedies) == ("diverged", verdict.reason, verdict.remedies)
     assert len(run.curve("loss")) < len(run.checks)  # NaN is not drawn
 
 
