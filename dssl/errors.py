@@ -11,7 +11,7 @@ class DsslError(ValueError):
 
 
 class Stopped(Exception):
-    """A training inside a larger job was stopped by a signal, after it had saved itself where it has a folder."""
+    """A training inside a larger job was stopped by a signal, after it had saved itself if it has a folder."""
 
     def __init__(self, signal: int, *, saved: bool = True) -> None:
         super().__init__(f"stopped by signal {signal}" + (" and saved; the same command resumes it" if saved else ""))

@@ -45,9 +45,9 @@ class Log:
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
         # without a terminal (a pipe, a batch system) one line per epoch is enough
-        shown = active and sys.stderr is not None and sys.stderr.isatty()
+        terminal = active and sys.stderr is not None and sys.stderr.isatty()
         self._bar = tqdm(
-            total=length.total, initial=start, unit="step", dynamic_ncols=True, disable=not shown, smoothing=0.05
+            total=length.total, initial=start, unit="step", dynamic_ncols=True, disable=not terminal, smoothing=0.05
         )
 
     def step(self, waited: float) -> None:
