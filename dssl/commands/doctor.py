@@ -139,8 +139,8 @@ def _measure(
 
 
 def _length(arguments: Arguments, config: "RunConfig", rate: float, word: str) -> str:
-    usual = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000, "adapt": 2_000, "robust": 2_000}
-    count = arguments.images or usual[arguments.recipe]
+    usual = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 10_000}
+    count = arguments.images or usual.get(arguments.recipe, 2_000)  # the recipes that start from weights
     on = f" on {arguments.gpus} GPUs" if arguments.gpus > 1 else ""
     return (
         f"a run        {config.epochs} epochs of {count:,} images{on}: {word} {duration(count * config.epochs / rate)}"

@@ -157,9 +157,8 @@ def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_writte
 
 def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
     flat = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten())
-    with pytest.raises(
-        DsslError, match="view l1 has 16 px, where the encoder small gives 98 features instead of the 450 at 32 px"
-    ):
+    problem = "view l1 has 16 px, where the encoder small gives 98 features instead of the 450 at 32 px"
+    with pytest.raises(DsslError, match=problem):
         check_sizes(tiny("simclr", graph=CROPS, encoder="small", image_size=32), flat, 450)
 
 
@@ -206,17 +205,15 @@ def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_pat
 
 
 def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DsslError, match=r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
-    ):
+    problem = r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
+    with pytest.raises(DsslError, match=problem):
         tiny("simsiam", graph="s1->teacher(s1)")
     with pytest.raises(DsslError, match="but no edge of the graph ends at a teacher"):
         tiny("simsiam", teacher=teacher)
     unknown = tmp_path / "unknown.safetensors"
     save_file({"weight": torch.zeros(2, 2)}, unknown)
-    with pytest.raises(
-        DsslError, match="does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
-    ):
+    problem = "does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
+    with pytest.raises(DsslError, match=problem):
         train(tiny("simsiam", graph=DISTILLED, teacher=unknown), tmp_path / "run")
     with pytest.raises(DsslError, match="sees 3 channels, and the run has 1"):
         train(tiny("simsiam", graph=DISTILLED, teacher=teacher, channels=1), tmp_path / "run")

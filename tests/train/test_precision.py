@@ -23,10 +23,9 @@ CPU = torch.device("cpu")
     ("full", "half", "choice"), [(0.27, 0.35, "fp32"), (0.35, 0.27, "bf16"), (0.100, 0.095, "fp32")]
 )
 def test_bf16_must_be_a_tenth_faster(full: float, half: float, choice: str) -> None:
-    found, why = choose_precision(
-        nn.Identity(), image_size=128, channels=3, device=CPU, measure=lambda *_: (full, half)
-    )
-    assert found == choice
+    options = {"image_size": 128, "channels": 3, "device": CPU}
+    precise, why = choose_precision(nn.Identity(), **options, measure=lambda *_: (full, half))
+    assert precise == choice
     assert f"8 images of 128 px took {1000 * half:.0f} ms in bf16, {1000 * full:.0f} ms in fp32" in why
 
 
