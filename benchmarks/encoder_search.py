@@ -27,12 +27,12 @@ from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
 from dssl.evaluation.knn import knn_accuracy
 from dssl.evaluation.probe import Problem
+from dssl.graph import named_graph
 from dssl.methods import SimCLRConfig, SimSiamConfig
 from dssl.methods.simclr import SimCLR
 from dssl.methods.simsiam import SimSiam
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate
-from dssl.presets import named_graph
 from dssl.weights.encoder import Encoder
 
 HELD_OUT, BANK = 5_000, 10_000

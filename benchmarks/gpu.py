@@ -30,7 +30,7 @@ from dssl.methods import METHODS
 from dssl.recipes import recipe
 from dssl.run import RunFolder
 from dssl.text import markdown
-from dssl.training.budget import step_budget
+from dssl.training.estimate import step_budget
 
 BATCHES = (512, 256, 128, 64, 32, 16)
 """Images on one GPU, the largest that fits."""

@@ -25,9 +25,9 @@ from benchmarks.train_ours import Ours, settings
 from benchmarks.train_paper import WORKERS, PaperWay
 from benchmarks.train_stable import StablePretraining
 from dssl.data import open_source
+from dssl.graph import named_graph
 from dssl.methods import METHODS
 from dssl.models import build_encoder
-from dssl.presets import named_graph
 
 BASELINE = "paper's way, fp32"
 PEERS = ("lightly", "stable-pretraining")

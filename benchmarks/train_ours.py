@@ -11,9 +11,9 @@ from dssl.augment import CIFAR10
 from dssl.config import RunConfig
 from dssl.data import Source
 from dssl.data.loader import Batches
+from dssl.graph import named_graph
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
-from dssl.presets import named_graph
 from dssl.recipes import recipe
 from dssl.training.prepare import build_method, view_maker
 

@@ -21,11 +21,11 @@ from dssl.config import OptimizerConfig, RunConfig
 from dssl.data import Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
+from dssl.graph import named_graph
 from dssl.methods import METHODS
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate
-from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.training.prepare import build_method, images_to_whiten
 

@@ -13,7 +13,7 @@ from dssl.version import VERSION as __version__
 if TYPE_CHECKING:
     from dssl.config import RunConfig
     from dssl.errors import DsslError
-    from dssl.graph import Edge, Vertex, View, ViewGraph
+    from dssl.graph import Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
     from dssl.methods import BarlowTwinsConfig, BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
     from dssl.methods.barlowtwins import BarlowTwins
     from dssl.methods.byol import BYOL
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dssl.methods.vicreg import VICReg
     from dssl.models import build_encoder, encoder_names, feature_dim
     from dssl.objective import LossReport, Objective
-    from dssl.presets import equation6, named_graph, soft
     from dssl.recipes import recipe
     from dssl.weights.load import load_encoder
 
@@ -38,7 +37,7 @@ _HOME = {
     for module, names in {
         "config": ("RunConfig",),
         "errors": ("DsslError",),
-        "graph": ("Edge", "Vertex", "View", "ViewGraph"),
+        "graph": ("Edge", "Vertex", "View", "ViewGraph", "equation6", "named_graph", "soft"),
         "methods": (
             "BYOLConfig",
             "BarlowTwinsConfig",
@@ -56,7 +55,6 @@ _HOME = {
         "methods.vicreg": ("VICReg",),
         "models": ("build_encoder", "encoder_names", "feature_dim"),
         "objective": ("LossReport", "Objective"),
-        "presets": ("equation6", "named_graph", "soft"),
         "recipes": ("recipe",),
         "weights.load": ("load_encoder",),
     }.items()

@@ -8,9 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dssl.errors import DsslError
+from dssl.errors import LARGEST, DsslError, between, finite, require
 from dssl.methods import MethodSettings, SimSiamConfig
-from dssl.settings import LARGEST, between, finite, require
 
 if TYPE_CHECKING:
     from dssl.graph import ViewGraph
@@ -199,7 +198,7 @@ class RunConfig:
     @cached_property
     def view_graph(self) -> "ViewGraph":
         """The graph that the text stands for."""
-        from dssl.presets import named_graph
+        from dssl.graph import named_graph
 
         return named_graph(self.graph)
 

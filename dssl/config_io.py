@@ -9,6 +9,7 @@ import json
 import tomllib
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
@@ -21,15 +22,9 @@ Plain = dict[str, Any]
 _RENAMED = {"adapt.most_drift": "adapt.max_drift", "method.regularise": "method.regularize"}
 """Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _ADDED: Plain = {
-    "method.guard": 0.0,
-    "teacher": None,
-    "teacher_encoder": None,
-    "method.predictor": "shared",
-    "adapt": None,
-    "shuffle": None,
-    "window": None,
-    "range": None,
-}
+    "method.guard": 0.0, "method.predictor": "shared",
+    **dict.fromkeys(("teacher", "teacher_encoder", "adapt", "shuffle", "window", "range")),
+}  # fmt: skip
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
 _LARGEST = 1_000_000  # bytes of a file of settings
 
@@ -51,7 +46,7 @@ T = TypeVar("T", bound=Settings)
 
 
 def to_dict(config: Settings) -> Plain:
-    """Plain data, as JSON and TOML know it; ``from_dict`` is the inverse."""
+    """As JSON and TOML know it; ``from_dict`` is the inverse."""
     plain: Plain = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -61,7 +56,7 @@ def to_dict(config: Settings) -> Plain:
 
 
 def from_dict(plain: Mapping[str, Any], *, where: str = "configuration") -> RunConfig:
-    """The configuration of a run; a missing field has its default, an unknown one is refused."""
+    """The configuration of a run; a missing field has its default, an unknown one is an error."""
     return build(RunConfig, plain, where=where)
 
 
@@ -74,10 +69,9 @@ def build(kind: type[T], plain: Mapping[str, Any], *, base: Mapping[str, Any] | 
 
 def load(path: Path) -> RunConfig:
     """Read a TOML or JSON file."""
-    if path.exists() and not path.is_file():
-        raise DsslError(f"{path} is not a regular file: expected a TOML or JSON file of settings")
-    if path.exists() and path.stat().st_size > _LARGEST:
-        raise DsslError(f"{path} has {path.stat().st_size:,} bytes: expected a TOML or JSON file of settings")
+    if path.exists() and (not path.is_file() or path.stat().st_size > _LARGEST):
+        problem = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is not a regular file"
+        raise DsslError(f"{path} {problem}: expected a TOML or JSON file of settings")
     try:
         text = path.read_text(encoding="utf-8")
         plain = json.loads(text, object_pairs_hook=_no_repeats) if path.suffix == ".json" else tomllib.loads(text)
@@ -92,23 +86,21 @@ def load(path: Path) -> RunConfig:
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
     """A JSON object; the parser alone would let the last of two equal names win silently, which TOML forbids."""
-    plain: Plain = {}
-    for name, value in pairs:
-        if name in plain:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
             raise DsslError(f"the setting {name!r} is given twice: keep one of them")
-        plain[name] = value
-    return plain
+    return dict(pairs)
 
 
 def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    values = {key: value for key, value in flat(to_dict(config)).items() if not is_harmless(key, config)}
-    values = {key: value for key, value in values.items() if key not in _ADDED or value != _ADDED[key]}
     earlier = {new: old for old, new in _RENAMED.items()}  # results keep their names
-    text = json.dumps(
-        {earlier.get(key, key): value for key, value in values.items()} | {"accumulate": 1}, sort_keys=True
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    values = {
+        earlier.get(key, key): value
+        for key, value in flat(to_dict(config)).items()
+        if not is_harmless(key, config) and (key not in _ADDED or value != _ADDED[key])
+    }
+    return hashlib.sha256(json.dumps(values | {"accumulate": 1}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def difference(old: Mapping[str, Any], new: Settings, *, ignoring: Sequence[str] = ()) -> list[str]:
@@ -129,23 +121,15 @@ def difference(old: Mapping[str, Any], new: Settings, *, ignoring: Sequence[str]
 
 def _defaults(kind: type[Settings]) -> Plain:
     """Plain defaults of the fields that have one, without those of a method, which its name decides."""
-    values = {
-        field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        for field in dataclasses.fields(kind)
-    }
-    plain: Plain = json.loads(
-        json.dumps(
-            {
-                name: dataclasses.asdict(value)
-                if dataclasses.is_dataclass(value) and not isinstance(value, type)
-                else value
-                for name, value in values.items()
-                if value is not dataclasses.MISSING and not isinstance(value, MethodSettings)
-            },
-            default=str,
-        )
-    )
-    return plain
+    plain: Plain = {}
+    for field in dataclasses.fields(kind):
+        value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if dataclasses.is_dataclass(value) and not isinstance(value, type | MethodSettings):
+            value = dataclasses.asdict(value)
+        if value is not dataclasses.MISSING and not isinstance(value, MethodSettings):
+            plain[field.name] = value
+    result: Plain = json.loads(json.dumps(plain, default=str))
+    return result
 
 
 def is_harmless(key: str, config: Settings) -> bool:
@@ -155,10 +139,10 @@ def is_harmless(key: str, config: Settings) -> bool:
 
 def flat(plain: Mapping[Any, Any], prefix: str = "") -> Plain:
     """Tables within tables as one, their names joined by dots."""
-    found: Plain = {}
+    table: Plain = {}
     for key, value in plain.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        table |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return table
 
 
 def _method(value: Any, base: MethodSettings | None, where: str) -> Any:
@@ -176,12 +160,12 @@ def _method(value: Any, base: MethodSettings | None, where: str) -> Any:
 
 def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where: str, prefix: str) -> Any:
     hints = typing.get_type_hints(kind)
-    known = {field.name for field in dataclasses.fields(kind)}
+    names = {field.name for field in dataclasses.fields(kind)}
     changes: dict[str, Any] = {}
     for given, value in values.items():
         name = _RENAMED.get(prefix + given, prefix + given).removeprefix(prefix)
-        if name not in known:
-            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in known))}")
+        if name not in names:
+            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in names))}")
         if hints[name] is MethodSettings:
             changes[name] = _method(value, base.get(name), where)
         elif (table := _table(hints[name])) is not None and isinstance(value, Mapping):
@@ -189,32 +173,32 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
             changes[name] = _build(table, value, {} if before is None else vars(before), where, f"{prefix}{name}.")
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
-    return kind(**({name: value for name, value in base.items() if name in known} | changes))
+    return kind(**({name: value for name, value in base.items() if name in names} | changes))
 
 
 def _table(hint: Any) -> type | None:
     """The dataclass that a setting is, or may be."""
     kinds = (hint, *typing.get_args(hint))
-    return next((one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
     """The value in its declared type; only lossless conversions are made (an int to a float, a text to a path)."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        if value in inside and type(value) in {type(one) for one in inside}:
+        if value in inside and type(value) in map(type, inside):
             return value
         raise DsslError(f"{name} is {value!r}, expected one of {', '.join(map(str, inside))}")
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in inside:
             return None
-        return _convert(value, next(one for one in inside if one is not type(None)), name)
+        return _convert(value, next(kind for kind in inside if kind is not type(None)), name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(one, inside[0], name) for one in value)
+        return tuple(_convert(entry, inside[0], name) for entry in value)
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     wanted = getattr(hint, "__name__", str(hint))

@@ -27,14 +27,13 @@ _POLL = 0.02
 
 def pick_device(name: str) -> torch.device:
     """``auto`` is CUDA, then Apple's GPU, then the CPU."""
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        name = next(kind for kind, here in present.items() if here)
+        return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
     if not present.get(name, True):
         raise DsslError(f"device is {name}, which this machine does not have: use auto, or see `dssl doctor`")
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    return torch.device(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class World:
             dist.barrier()
 
     def all_or_error(self, work: Callable[[], T]) -> T:
-        """Do what may fail on any process: where it fails on one, all of them stop with its line, and none waits for it."""
+        """Do what may fail on any process: if it fails on one, all of them stop with its line, and none waits for it."""
         if self.size == 1:
             return work()
         result, problem = None, None
@@ -126,13 +125,10 @@ def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
         return name
     name, answered, deadline = uuid.uuid4().hex, set[str](), time.monotonic() + _PATIENCE.total_seconds()
     while store.add(f"dssl/{name} heard", 0) < size - 1:
-        for other in range(1, size):
-            if not store.check([f"dssl/question {other}"]):
-                continue
-            question = store.get(f"dssl/question {other}").decode()
-            if question not in answered:
-                store.set(f"dssl/answer {question}", name)
-                answered.add(question)
+        asked = [key for other in range(1, size) if store.check([key := f"dssl/question {other}"])]
+        for question in {store.get(key).decode() for key in asked} - answered:
+            store.set(f"dssl/answer {question}", name)
+            answered.add(question)
         if time.monotonic() > deadline:
             raise DsslError(f"not all of the {size} processes have started within {_PATIENCE}: check the other nodes")
         time.sleep(_POLL)
@@ -159,11 +155,11 @@ def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
     if torch.cuda.is_available() and device_name in ("auto", "cuda"):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     device = pick_device(device_name)
-    backend = "nccl" if device.type == "cuda" else "gloo"
     store, _, _ = next(rendezvous("env://", timeout=_PATIENCE))
     while isinstance(store, PrefixStore):  # of some versions of torch: a node's own count of restarts is in its name
         store = store.underlying_store
     attempt = PrefixStore(f"dssl/{agree_on_attempt(store, rank=rank, size=size)}", store)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=size, timeout=_PATIENCE)
     try:
         yield World(rank, size, device)
@@ -199,6 +195,4 @@ def gather_rows(rows: Tensor) -> Tensor:
     """The rows of the global batch, in the order of the ranks; the rows themselves when there is one process."""
     if world_size() == 1:
         return rows
-    gathered = _Gather.apply(rows)
-    assert isinstance(gathered, Tensor)
-    return gathered
+    return cast(Tensor, _Gather.apply(rows))

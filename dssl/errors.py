@@ -1,6 +1,7 @@
-"""A user's mistake, reported in one line: what was given, what was expected, what to do."""
+"""A user's mistake, reported in one line: what was given, what was expected, what to do; and the checks of settings."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -10,7 +11,7 @@ class DsslError(ValueError):
 
 
 class Stopped(Exception):
-    """A training inside a larger job was stopped by a signal, after it had saved itself where it has a folder."""
+    """A training inside a larger job was stopped by a signal, after it had saved itself if it has a folder."""
 
     def __init__(self, signal: int, *, saved: bool = True) -> None:
         super().__init__(f"stopped by signal {signal}" + (" and saved; the same command resumes it" if saved else ""))
@@ -18,7 +19,7 @@ class Stopped(Exception):
 
 
 def one_line(error: object, *, longest: int = 200) -> str:
-    """What another library's error says, without line breaks, cut where it is too long; its kind where it says nothing."""
+    """What another library's error says, without line breaks, cut if it is too long; its kind if it says nothing."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= longest else f"{text[:longest]}..."
 
@@ -40,3 +41,23 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
         raise DsslError(f"out of memory with {what}: {advice} ({' '.join(str(error).split())[:200]})") from error
+
+
+LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
+"""A larger value is a typing mistake, and the machine would fail with a worse message."""
+
+
+def require(condition: bool, name: str, given: object, expected: str) -> None:
+    if not condition:
+        raise DsslError(f"{name} is {given}, expected {expected}")
+
+
+def finite(name: str, value: float, *, strictly: bool = False) -> None:
+    """Above zero (``strictly``), or at least zero."""
+    enough = value > 0 if strictly else value >= 0
+    require(math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} 0")
+
+
+def between(name: str, value: int, largest: int) -> None:
+    require(value >= 1, name, value, "at least 1")
+    require(value <= largest, name, value, f"at most {largest:,}")

@@ -16,17 +16,14 @@ _PARTIAL = ".part"
 
 
 def cache_folder() -> Path | None:
-    """The user's cache folder for this program; None where there is no place for one (no home, for instance)."""
+    """The user's cache folder for this program; None if there is no place for one (no home, for instance)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):  # noqa: PTH117 (the specification says that a relative value is to be ignored)
         return Path(base) / "dssl"
     try:
-        home = Path.home()
+        return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "dssl"
     except RuntimeError:
         return None
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "dssl"
-    return home / ".cache" / "dssl"
 
 
 @contextmanager

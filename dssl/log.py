@@ -10,15 +10,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from dssl.errors import DsslError
-from dssl.run import RunFolder
+from dssl.run import RunFolder, naming
 from dssl.state import HealthCheck, RunLength
 
 logger = logging.getLogger("dssl")
@@ -31,41 +29,31 @@ def show_messages() -> None:
 
 
 class Log:
-    """Only the first process writes; on the others every call does nothing."""
+    """Only the first process is ``active``; on the others nothing is written or printed."""
 
     def __init__(
         self, folder: RunFolder | None, *, start: int, length: RunLength, batch_size: int, active: bool
     ) -> None:
-        self.active = active
-        self.length = length
-        self.batch_size = batch_size
-        self._since = time.perf_counter()
-        self._since_step = start
-        self._waited = 0.0
+        self.active, self.length, self.batch_size = active, length, batch_size
         self.status = ""
         """The last status that was logged."""
         self.last_knn: float | None = None
+        self._since, self._since_step, self._waited = time.perf_counter(), start, 0.0
         self._measured = ""
-        self._seen: HealthCheck | None = None
-        if not active:
-            return
+        self._last_check: HealthCheck | None = None
+        folder = folder if active else None
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
         # without a terminal (a pipe, a batch system) one line per epoch is enough
+        terminal = active and sys.stderr is not None and sys.stderr.isatty()
         self._bar = tqdm(
-            total=length.total,
-            initial=start,
-            unit="step",
-            dynamic_ncols=True,
-            disable=sys.stderr is None or not sys.stderr.isatty(),
-            smoothing=0.05,
+            total=length.total, initial=start, unit="step", dynamic_ncols=True, disable=not terminal, smoothing=0.05
         )
 
     def step(self, waited: float) -> None:
         """Count one step and the seconds for which it waited for data."""
         self._waited += waited
-        if self.active:
-            self._bar.update(1)
+        self._bar.update(1)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -76,81 +64,59 @@ class Log:
 
     def check(self, now: HealthCheck, *, rate: float) -> None:
         """Record what was measured; of a verdict that has changed also its reason and its remedies, which are printed, too."""
-        seconds = time.perf_counter() - self._since
-        steps = now.step + 1 - self._since_step
-        images = steps * self.batch_size / max(seconds, 1e-9)
-        data = min(self._waited / max(seconds, 1e-9), 1.0)
-        self._since, self._since_step, self._waited = time.perf_counter(), now.step + 1, 0.0
-        if not self.active:
-            return
-        self._seen = now
-        verdict, status = now.verdict, now.verdict.status
-        measured = {"loss": now.loss, "rate": rate, "images_per_second": images, "data_share": data}
-        self.write(
-            now.record
-            | {"step": now.step + 1, "epoch": (now.step + 1) / self.length.steps_per_epoch}
-            | measured
-            | {"verdict": status}
-            | (
-                {"reason": verdict.reason, "remedies": verdict.remedies}
-                if status != self.status and verdict.reason
-                else {}
-            )
-        )
-        for name, value in measured.items():
-            self._board.scalar(name, value, now.step + 1)
-        for group, table in now.record.items():
-            for name, value in table.items() if isinstance(table, Mapping) else ():
-                self._board.scalar(f"{group}/{name}", value, now.step + 1)
-        self._board.flush()
+        seconds = max(time.perf_counter() - self._since, 1e-9)
+        step, verdict, status = now.step + 1, now.verdict, now.verdict.status
+        images = (step - self._since_step) * self.batch_size / seconds
+        data = min(self._waited / seconds, 1.0)
+        self._since, self._since_step, self._waited = time.perf_counter(), step, 0.0
+        self._last_check = now
+        scalars = {"loss": now.loss, "rate": rate, "images_per_second": images, "data_share": data}
+        news = status != self.status and verdict.reason != ""
+        reason = {"reason": verdict.reason, "remedies": verdict.remedies} if news else {}
+        self.write(now.record | self._at(step) | scalars | {"verdict": status} | reason)
+        tables = {group: table for group, table in now.record.items() if isinstance(table, Mapping)}
+        named = {f"{group}/{name}": value for group, table in tables.items() for name, value in table.items()}
+        self._board.scalars(scalars | named, step)
         self._bar.set_postfix_str(
             f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}, "
             f"data {data:.0%} / compute {1 - data:.0%}"
         )
-        if status != self.status and verdict.reason:
+        if news:
             self.say(*verdict.lines())
         self.status = status
 
     def round(self, step: int, status: str) -> None:
         """One line per round; beside a progress bar only if something was measured."""
-        if self.active and (self._bar.disable or self._measured) and (now := self._seen) is not None:
+        if (self._bar.disable or self._measured) and (now := self._last_check) is not None:
             where = self.length.position(step)
             self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {status}{self._measured}")
             self._measured = ""  # of this round; the next line shows it only if it is measured again
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:
-        if not self.active:
-            return
-        self.write({"step": step, "epoch": step / self.length.steps_per_epoch, **result})
+        self.write(self._at(step) | dict(result))
         self.last_knn = float(result["knn"])
         self._measured = f", kNN {self.last_knn:.1f} %"
-        self._board.scalar("knn", result["knn"], step)
+        self._board.scalars({"knn": self.last_knn}, step)
 
     def start(self, step: int, record: Mapping[str, Any], text: str) -> None:
-        """Where a run that started from weights stands beside them."""
-        if not self.active:
-            return
-        self.write({"step": step, "epoch": step / self.length.steps_per_epoch, **record})
+        """How a run that started from weights compares with them."""
+        self.write(self._at(step) | dict(record))
         self._measured = f", {text}"
-        for name, value in (record["start"] | record["start"]["held_out"]).items():
-            if isinstance(value, float):
-                self._board.scalar(f"start/{name}", value, step)
+        values = record["start"] | record["start"]["held_out"]
+        scalars = {f"start/{name}": value for name, value in values.items() if isinstance(value, float)}
+        self._board.scalars(scalars, step)
 
-    def gallery(self, picture: Any) -> None:
-        """The views of a few images, for TensorBoard's page of images (height x width x 3, uint8)."""
-        if self.active:
-            self._board.picture("views", picture)
+    def gallery(self, picture: NDArray[np.uint8]) -> None:
+        """The views of a few images, for TensorBoard's page of images (height x width x 3)."""
+        self._board.picture("views", picture)
+
+    def _at(self, step: int) -> dict[str, Any]:
+        return {"step": step, "epoch": step / self.length.steps_per_epoch}
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if not self.active or self._file is None:
-            return
-        try:
-            self._file.write(json.dumps(_numbers(record), allow_nan=False) + "\n")
-        except OSError as error:
-            raise DsslError(
-                f"{self._file.name} could not be written ({error.strerror}): checkpoints are untouched; "
-                "free disk space or fix the disk, and rerun the command"
-            ) from error
+        if self._file is not None:
+            with naming(Path(self._file.name), note="checkpoints are untouched; "):
+                self._file.write(json.dumps(_numbers(record), allow_nan=False) + "\n")
 
     def say(self, *lines: str) -> None:
         if self.active:
@@ -161,15 +127,12 @@ class Log:
     def __enter__(self) -> "Log":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.active:
-            self._bar.close()
-            if self._file is not None:
-                with suppress(OSError):  # a line that could not be written has been reported
-                    self._file.close()
-            self._board.close()
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+        if self._file is not None:
+            with suppress(OSError):  # a line that could not be written has been reported
+                self._file.close()
+        self._board.close()
 
 
 def _numbers(value: Any) -> Any:
@@ -180,7 +143,7 @@ def _numbers(value: Any) -> Any:
 
 
 class Board:
-    """TensorBoard's event file: scalars and pictures by step. Without TensorBoard it does nothing.
+    """TensorBoard's event file: scalars and pictures by step. Without a folder or TensorBoard it does nothing.
 
     torch's SummaryWriter writes in a thread that dies with a traceback when the disk is full or gone, and raises from then on.
     This one writes in the caller's thread: a failing disk is reported once and costs the curves, never the run.
@@ -188,63 +151,56 @@ class Board:
 
     def __init__(self, folder: Path | None, *, purge_step: int) -> None:
         """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
-        self._writer: Any = None
+        self._file: BinaryIO | None = None
         if folder is None:
             return
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             return
-        self._event = Event
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        try:
+        self._event, self._summary, self._writer = Event, Summary, RecordWriter
+        with self._reporting():
             folder.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
             self._file = (folder / name).open("wb")
-            self._writer = RecordWriter(self._file)
-        except OSError as error:
-            self._give_up(error)
         self._write(file_version="brain.Event:2")
         self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
-    def scalar(self, name: str, value: float, step: int) -> None:
-        if self._writer is not None:
-            from torch.utils.tensorboard.summary import scalar
-
-            self._write(step=step, summary=scalar(name, value))
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        if self._file is not None:
+            entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._write(step=step, summary=self._summary(value=entries), flush=True)
 
     def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
         """Height x width x 3."""
-        if self._writer is not None:
+        if self._file is not None:
             from torch.utils.tensorboard.summary import image
 
             self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
 
-    def flush(self) -> None:
-        if self._writer is not None:
-            try:
-                self._writer.flush()
-            except OSError as error:
-                self._give_up(error)
-
     def close(self) -> None:
-        self.flush()
-        if self._writer is not None:
-            self._writer.close()
-
-    def _write(self, **content: Any) -> None:
-        if self._writer is None:
-            return
-        try:
-            self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        if self._writer is not None:
-            self._writer = None
-            with suppress(OSError):  # what is left in the buffer fails again
+        if self._file is not None:
+            with self._reporting():
                 self._file.close()
-        logger.warning(
-            f"TensorBoard's curves can no longer be written ({error.strerror}); metrics.jsonl has all of them"
-        )
+
+    def _write(self, *, flush: bool = False, **content: Any) -> None:
+        if self._file is not None:
+            with self._reporting():
+                self._writer(self._file).write(self._event(wall_time=time.time(), **content).SerializeToString())
+                if flush:
+                    self._file.flush()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            file, self._file = self._file, None
+            if file is not None:
+                with suppress(OSError):  # what is left in the buffer fails again
+                    file.close()
+            logger.warning(
+                f"TensorBoard's curves can no longer be written ({error.strerror}); metrics.jsonl has all of them"
+            )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dssl import rng
 from dssl.config import CheckpointConfig, Precision
-from dssl.distributed import World
 from dssl.log import Log
 from dssl.objective import Objective
 from dssl.optim import set_learning_rate
@@ -30,21 +29,13 @@ from dssl.state import Checkpointer, Monitor, RunLength, StopSignals, TrainState
 _VOTE_EVERY = 32
 """The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a check."""
 
-Inputs_co = TypeVar("Inputs_co", covariant=True)
 Inputs = TypeVar("Inputs")
-
-
-class InputsByStep(Protocol[Inputs_co]):
-    """The inputs of any step, made ahead by threads."""
-
-    def at(self, step: int) -> Inputs_co: ...
 
 
 class Hook:
     """Something beside the task that is called as the loop goes, on every process."""
 
-    def begin(self, log: Log) -> None:
-        """Called before the first step."""
+    def begin(self, log: Log) -> None: ...
 
     def after_step(self, step: int) -> None:
         """Called once the weights have moved."""
@@ -75,14 +66,13 @@ class Task(Hook, Generic[Inputs]):
     """Of what the network draws while it trains: dropout, stochastic depth."""
     checkpoint: CheckpointConfig
     check_every: int = 20
-    """Steps between two health checks."""
     stop_collapsed: bool = False
     clip: float | None = None
     hooks: Sequence[Hook] = ()
     """Called after the task itself, in this order."""
 
-    def batches(self, start: int) -> AbstractContextManager[InputsByStep[Inputs]]:
-        """The inputs from this step on; their threads end with the context."""
+    def batches(self, start: int) -> AbstractContextManager[Any]:
+        """From this step on: ``at(step)`` gives the inputs of a step, which threads make ahead; they end with the context."""
         raise NotImplementedError
 
     def to_device(self, batch: Inputs) -> Any:
@@ -90,20 +80,17 @@ class Task(Hook, Generic[Inputs]):
         raise NotImplementedError
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended."""
-
     step: int
     total: int
     verdict: Verdict
     checkpoint: Path | None
     signal: int | None = None
-    """The signal that stopped it, if one did."""
+    """What stopped it, if a signal did."""
     knn: float | None = None
     """The last kNN accuracy in percent that this process has measured since its start."""
 
@@ -144,7 +131,10 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
         Log(folder, start=state.step, length=length, batch_size=task.batch_size, active=world.first) as log,
         StopSignals(alone=world.size == 1) as stop,
     ):
-        log.say(*checkpointer.warnings, *intro, *_where(state.step, total))
+        log.say(*checkpointer.warnings, *intro)
+        if state.step:
+            resuming = f"resuming at step {state.step} of {total}"
+            log.say(resuming if state.step < total else f"this run is finished: {total} steps")
         with log.aside():
             for hook in hooks:
                 hook.begin(log)
@@ -191,7 +181,9 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
                 log.round(step + 1, monitor.verdict.status)
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
-            leaving = _should_stop(stop, step, world, every=min(task.check_every, _VOTE_EVERY))
+            leaving = stop.signal is not None
+            if world.size > 1:  # they ask each other only every so often
+                leaving = step % min(task.check_every, _VOTE_EVERY) == 0 and world.any(leaving)
             if checkpointer.due(round_ends=round_ends, last=last, leaving=leaving):
                 if not state.is_finite():
                     # not saved, or a resumed run would start from it; the next check stops all processes together
@@ -208,7 +200,7 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
             if leaving:
                 break
         signal = world.first_found(stop.signal)  # one node may be preempted and the others not
-        _say_ending(log, checkpointer, monitor.verdict, state.step, total, signal)
+        _say_ending(log, checkpointer, signal)
     world.wait()  # for the last save: a process that ends takes the others with it
     return Ending(state.step, total, monitor.verdict, checkpointer.newest(), signal, log.last_knn)
 
@@ -234,28 +226,14 @@ def take_step(
     return loss
 
 
-def _where(step: int, total: int) -> list[str]:
-    if step >= total:
-        return [f"this run is finished: {total} steps"]
-    return [f"resuming at step {step} of {total}"] if step else []
-
-
-def _should_stop(stop: StopSignals, step: int, world: World, *, every: int) -> bool:
-    """Whether a signal came to any process; several of them ask each other only every so often."""
-    if world.size == 1:
-        return stop.signal is not None
-    return step % every == 0 and world.any(stop.signal is not None)
-
-
-def _say_ending(
-    log: Log, checkpointer: Checkpointer, verdict: Verdict, step: int, total: int, signal: int | None
-) -> None:
+def _say_ending(log: Log, checkpointer: Checkpointer, signal: int | None) -> None:
+    verdict, step, total = checkpointer.state.monitor.verdict, checkpointer.state.step, checkpointer.length.total
+    stopped = f"stopped at step {step} of {total}"
     if verdict.status == "diverged" or (step < total and signal is None):
         reasons = verdict.lines() if verdict.status != log.status else []
-        log.say(*reasons, f"stopped at step {step} of {total}: {checkpointer.last_healthy_line()}")
+        log.say(*reasons, f"{stopped}: {checkpointer.last_healthy_line()}")
     elif signal is not None:
-        saved = "" if checkpointer.folder is None else " and saved; the same command resumes it"
-        log.say(f"stopped at step {step} of {total}{saved}")
+        log.say(stopped if checkpointer.folder is None else f"{stopped} and saved; the same command resumes it")
     elif verdict.status in ("collapsed", "partial collapse"):
         log.say(f"finished, but {verdict.status}: {checkpointer.last_healthy_line()}")
     elif verdict.status == "below where it started":  # judged after the last check, which has not said it

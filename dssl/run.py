@@ -51,7 +51,7 @@ class RunFolder:
         return self.config_file.is_file()
 
     def check(self, changes: Callable[[dict[str, Any]], list[str]]) -> None:
-        """Refuse a folder with other things in it, and a run that was started with another configuration.
+        """An error if the folder has other things in it, or a run that was started with another configuration.
 
         ``changes`` gets what config.json says and returns what is asked for now that differs from it.
         """
@@ -64,40 +64,40 @@ class RunFolder:
             ) from None
         if self.path.exists() and not self.path.is_dir():
             raise DsslError(f"--out is {self.path}, which is a file; name a new or empty folder")
-        if not self.has_run:
-            entries = self.path.iterdir() if self.path.is_dir() else ()
-            # what a run that was refused or killed before it began may have left
-            left = (".lock", self.quarantine_file.name, self.checkpoints.name, *_OF_THE_SYSTEM)
-            others = [entry.name for entry in entries if entry.name not in left and not is_partial(entry, of=_OURS)]
-            if self.checkpoints.is_dir():
-                others += [f"{self.checkpoints.name}/{entry.name}" for entry in self.checkpoints.iterdir()]
-            if others:
+        if self.has_run:
+            if changed := changes(self.read_config()):
                 raise DsslError(
-                    f"--out is {self.path}, which has other files ({len(others)}, such as {sorted(others)[0]!r}) and no run: "
-                    "name a new or empty folder"
+                    f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
+                    "use the old values to resume it, or name another --out"
                 )
             return
-        changed = changes(self.read_config())
-        if changed:
+        # what a run that was rejected or killed before it began may have left
+        left = (".lock", self.quarantine_file.name, self.checkpoints.name, *_OF_THE_SYSTEM)
+        entries = [entry for folder in (self.path, self.checkpoints) if folder.is_dir() for entry in folder.iterdir()]
+        others = [
+            str(entry.relative_to(self.path))
+            for entry in entries
+            if entry.parent != self.path or (entry.name not in left and not is_partial(entry, of=_OURS))
+        ]
+        if others:
             raise DsslError(
-                f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
-                "use the old values to resume it, or name another --out"
+                f"--out is {self.path}, which has other files ({len(others)}, such as {min(others)!r}) and no run: "
+                "name a new or empty folder"
             )
 
     def read_config(self) -> dict[str, Any]:
         try:
             plain = json.loads(self.config_file.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise DsslError(
-                f"{self.config_file} cannot be read: {error}; restore it from a checkpoint's header"
-            ) from None
+            problem = f"{self.config_file} cannot be read: {error}"
+            raise DsslError(f"{problem}; restore it from a checkpoint's header") from None
         if not isinstance(plain, dict) or not isinstance(plain.get("config"), dict):
             raise DsslError(f"{self.config_file} is not the configuration of a dssl run; name another --out")
         return plain
 
     def write_config(self, plain: dict[str, Any]) -> None:
-        """Written once, whole or not at all: from then on the folder is a run."""
-        with _naming(self.config_file):
+        """From then on the folder is a run."""
+        with naming(self.config_file):
             for leftover in self.path.glob(f".{_OURS}.*"):  # of a start that was killed; we hold the lock
                 leftover.unlink()
             write_text(self.config_file, json.dumps(plain, indent=2) + "\n")
@@ -120,11 +120,10 @@ class RunFolder:
 
     def drop_metrics_after(self, step: int) -> None:
         """A resumed run repeats the steps after its checkpoint, so their old lines are dropped."""
-        if not self.metrics_file.is_file():
-            return
-        lines = [line + "\n" for line, record in self._lines() if record["step"] <= step]
-        with _naming(self.metrics_file):
-            write_text(self.metrics_file, "".join(lines))
+        if self.metrics_file.is_file():
+            lines = [line + "\n" for line, record in self._lines() if record["step"] <= step]
+            with naming(self.metrics_file):
+                write_text(self.metrics_file, "".join(lines))
 
     def set_metrics_aside(self) -> Path | None:
         """A run that starts again begins a new file; the old one, if it has lines, gets the first free name of a number."""
@@ -147,16 +146,16 @@ class RunFolder:
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(handle).st_nlink:  # its last holder has just deleted it
-                    raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+                free = os.fstat(handle).st_nlink > 0  # else its last holder has just deleted it
             except OSError as error:
+                free = False
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise DsslError(
-                        f"{self.path} cannot be locked ({error.strerror}): name an --out on a disk that supports locks"
-                    ) from None
+                    problem = f"{self.path} cannot be locked ({error.strerror})"
+                    raise DsslError(f"{problem}: name an --out on a disk that supports locks") from None
+            if not free:
                 raise DsslError(
                     f"{self.path} is in use by another dssl process; wait for it, stop it, or name another --out"
-                ) from None
+                )
             try:
                 yield
             finally:
@@ -215,13 +214,13 @@ class Run:
         """What an earlier start left, the same on all processes: if a node sees another disk, all of them stop with a line."""
         kept = world.all_or_error(lambda: folder.read_config() if folder.has_run else None)
         resumed = world.all_or_error(lambda: None if kept is None else checkpoint.newest_good(folder.checkpoints))
-        newest, started = "no checkpoint", "no run"
+        newest, started, name = "no checkpoint", "no run", folder.path.name
         if resumed is not None:
             header = resumed[1].header
             newest = f"step {header.get('step')} ({header['sha256'][:12]})"
         if kept is not None:
             started = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
-        world.agree({"dssl": VERSION, f"in {folder.path.name} the run": started, f"in {folder.path.name}": newest})
+        world.agree({"dssl": VERSION, f"in {name} the run": started, f"in {name}": newest})
         return cls(world=world, folder=folder, kept=kept, resumed=resumed, by_content=by_content)
 
     @property
@@ -244,7 +243,7 @@ class Run:
         world.agree({"images with the fingerprint": str(plain["fingerprint"])[:12]})
 
         def write() -> None:
-            with _naming(folder.checkpoints):
+            with naming(folder.checkpoints):
                 folder.checkpoints.mkdir(parents=True, exist_ok=True)  # also if somebody moved it away
             if kept is None:
                 folder.write_config(plain)
@@ -261,11 +260,10 @@ def _numbers(value: Any) -> Any:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path, *, note: str = "") -> Iterator[None]:
     """The system's error for a full disk names no file; ours does."""
     try:
         yield
     except OSError as error:
-        raise DsslError(
-            f"{path} could not be written ({error.strerror}): free disk space or fix the disk, and rerun the command"
-        ) from error
+        problem = f"{path} could not be written ({error.strerror})"
+        raise DsslError(f"{problem}: {note}free disk space or fix the disk, and rerun the command") from error

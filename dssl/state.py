@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Literal, Protocol, TypeVar
+from types import FrameType
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from dssl.weights.checkpoint import Checkpoint
 Status = Literal["too early", "healthy", "partial collapse", "collapsed", "diverged", "below where it started"]
 _HURRY = 1.0
 """Seconds after which a second Ctrl-C is one of a person in a hurry, and not the first one again."""
-Report_contra = TypeVar("Report_contra", contravariant=True)
+Report = TypeVar("Report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLength:
-    """How long a run is, and how many steps make a round."""
+    """In steps."""
 
     total: int
-    """Steps in all."""
     steps_per_epoch: float
     round: int
     """Steps after which a line is written, the task measures itself and the state may be saved."""
     counted: Literal["epoch", "step"]
-    """What a line counts; where it is epochs, a round is one."""
+    """What a line counts; if it is epochs, a round is one."""
 
     def position(self, step: int) -> str:
         if self.counted == "epoch":
@@ -77,42 +76,40 @@ class HealthCheck:
     verdict: Verdict
 
 
-class Monitor(Protocol[Report_contra]):
+class Monitor(Generic[Report]):
     """Checks a run every few steps and judges it; its memory is saved in the checkpoint."""
 
     verdict: Verdict
-
-    @property
-    def near_start(self) -> bool:
-        """Whether the weights as they are now were measured and are close to those that the run started from."""
-
-    last_near_start: int | None
+    near_start: bool = False
+    """Whether the weights as they are now were measured and are close to those that the run started from."""
+    last_near_start: int | None = None
     """The last step that was saved while this was so; its checkpoint is kept."""
 
-    def check(self, step: int, report: Report_contra, *, first_bad: int) -> HealthCheck:
+    def check(self, step: int, report: Report, *, first_bad: int) -> HealthCheck:
         """See and judge; ``first_bad`` is the first step whose loss was not a number, or -1. This waits for the device."""
+        raise NotImplementedError
 
-    def divergence(self, step: int, report: Report_contra, *, first_bad: int) -> None:
+    def divergence(self, step: int, report: Report, *, first_bad: int) -> None:
         """Take note that the weights are no longer numbers."""
+        raise NotImplementedError
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        return {}
 
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Only a run that has not diverged is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss and, where it is a sum, its parts by name."""
+    """A loss and, if it is a sum, its parts by name."""
 
     total: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
-class LossMonitor:
+class LossMonitor(Monitor[Loss]):
     """The monitor over a training that cannot collapse but can diverge: it names the part of the loss that did so first."""
-
-    near_start = False
-    last_near_start: int | None = None
 
     def __init__(self, *, remedies: tuple[str, ...] = ()) -> None:
         self.verdict, self.remedies = Verdict("healthy", 0), remedies
@@ -134,13 +131,6 @@ class LossMonitor:
         began = first_bad if first_bad >= 0 else step
         self.verdict = Verdict("diverged", began, reason=reason, remedies=self.remedies)
 
-    def state(self) -> dict[str, Any]:
-        """A healthy run has nothing to remember."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self.verdict = Verdict("healthy", 0)
-
 
 @dataclass
 class TrainState:
@@ -155,10 +145,8 @@ class TrainState:
     """Steps done; also the next step's number."""
 
     def tensors(self) -> dict[str, Tensor]:
-        return {
-            **{f"{self.name}.{name}": value for name, value in self.module.state_dict().items()},
-            **{f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer, self.module).items()},
-        }
+        parts = {self.name: self.module.state_dict(), "optimizer": optimizer_tensors(self.optimizer, self.module)}
+        return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}
 
     def is_finite(self) -> bool:
         """Whether every weight and every number of the optimiser still is a number."""
@@ -186,14 +174,9 @@ class Checkpointer:
     """Decides when to save, saves, and keeps the newest, the periodic and the last healthy checkpoint."""
 
     def __init__(
-        self,
-        folder: RunFolder | None,
-        config: CheckpointConfig,
-        state: TrainState,
-        *,
-        length: RunLength,
-        header: Mapping[str, Any],
-    ) -> None:
+        self, folder: RunFolder | None, config: CheckpointConfig, state: TrainState, *,
+        length: RunLength, header: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self.folder, self.config, self.state = folder, config, state
         self.length, self.header = length, dict(header)
         self.last_healthy: int | None = None
@@ -202,11 +185,11 @@ class Checkpointer:
 
     def restore(self, resumed: Resumed) -> None:
         path, saved, warnings = resumed
-        fingerprint = self.header["fingerprint"]
-        if saved.header["fingerprint"] != fingerprint:
+        fingerprint, before = self.header["fingerprint"], saved.header["fingerprint"]
+        if before != fingerprint:
             raise DsslError(
                 f"the images are not those that {path} was trained on "
-                f"(fingerprint {fingerprint[:12]}, then {saved.header['fingerprint'][:12]}): restore them, or name another --out"
+                f"(fingerprint {fingerprint[:12]}, then {before[:12]}): restore them, or name another --out"
             )
         self.state.load(saved)
         self.last_healthy = saved.header.get("last_healthy")
@@ -229,8 +212,7 @@ class Checkpointer:
         """Restart the minutes to the next save; processes that do not save call this when the first one saves."""
         self._saved_at = time.monotonic()
 
-    def save(self) -> Path:
-        """Write the state as it is now."""
+    def save(self) -> None:
         assert self.folder is not None
         step, monitor = self.state.step, self.state.monitor
         status = monitor.verdict.status
@@ -238,33 +220,18 @@ class Checkpointer:
             self.last_healthy = step
         if monitor.near_start:
             monitor.last_near_start = step
-        path = checkpoint.path_at(self.folder.checkpoints, step)
-        checkpoint.write(
-            path,
-            {
-                **self.header,
-                "step": step,
-                "steps_per_epoch": self.length.steps_per_epoch,
-                "epoch": step / self.length.steps_per_epoch,
-                "health": monitor.state(),
-                "scaler": self.state.scaler.state_dict(),
-                "verdict": status,
-                "last_healthy": self.last_healthy,
-            },
-            self.state.tensors(),
-        )
+        per_epoch, folder = self.length.steps_per_epoch, self.folder.checkpoints
+        header = self.header | {
+            "step": step, "steps_per_epoch": per_epoch, "epoch": step / per_epoch, "health": monitor.state(),
+            "scaler": self.state.scaler.state_dict(), "verdict": status, "last_healthy": self.last_healthy,
+        }  # fmt: skip
+        checkpoint.write(checkpoint.path_at(folder, step), header, self.state.tensors())
         self.begin_again()
-        checkpoint.prune(self.folder.checkpoints, newest=step, keep=self.config.keep, protected=self._protected())
-        return path
-
-    def _protected(self) -> set[int]:
-        assert self.folder is not None
-        protected = {step for step in (self.last_healthy, self.state.monitor.last_near_start) if step is not None}
-        every = self.config.keep_every
-        if every is not None:
-            period = every * self.length.round
-            protected |= {step for step in checkpoint.steps_in(self.folder.checkpoints) if step % period == 0}
-        return protected
+        protected = {step for step in (self.last_healthy, monitor.last_near_start) if step is not None}
+        if self.config.keep_every is not None:
+            period = self.config.keep_every * self.length.round
+            protected |= {step for step in checkpoint.steps_in(folder) if step % period == 0}
+        checkpoint.prune(folder, newest=step, keep=self.config.keep, protected=protected)
 
     def newest(self) -> Path | None:
         if self.folder is None:
@@ -288,8 +255,7 @@ class StopSignals:
 
     def __init__(self, *, alone: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         self.signal: int | None = None
-        self._alone, self._clock = alone, clock
-        self._since = 0.0
+        self._alone, self._clock, self._since = alone, clock, 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -298,9 +264,7 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave, it takes
 

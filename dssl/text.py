@@ -9,7 +9,7 @@ def number(value: float) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, align: str = "") -> list[str]:
-    """The lines of a table, its columns two spaces apart; ``align`` has "<" or ">" for each column, "<" where it is short."""
+    """The lines of a table, its columns two spaces apart; ``align`` has "<" or ">" for each column, "<" if it is short."""
     cells = [[text.replace("\N{NO-BREAK SPACE}", " ") for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     sides = align.ljust(len(widths), "<")

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from dssl.config import CheckpointConfig, Precision
-from dssl.errors import DsslError
-from dssl.settings import finite, require
+from dssl.errors import DsslError, finite, require
 
 SCRATCH = "scratch"
 ITERATIONS, BATCH, WARMUP = 90_000, 16, 500

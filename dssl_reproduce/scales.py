@@ -12,8 +12,8 @@ from dssl import config_io, recipes
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import DsslError, choices
 from dssl.evaluation.classifier import SUPERVISED, Training
+from dssl.graph import named_graph
 from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
-from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl_reproduce.paper import BASELINES, EQUAL_COMPUTE, OURS, Experiment, PaperCell, Target
 

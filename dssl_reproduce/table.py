@@ -13,7 +13,7 @@ import numpy as np
 
 from dssl import text
 from dssl.errors import DsslError
-from dssl.presets import named_graph
+from dssl.graph import named_graph
 from dssl.report import page
 from dssl.report.page import COLORS
 from dssl.report.page import Colour

@@ -25,11 +25,8 @@ def test_every_recipe_survives_the_way_through_json(name: str, method: str) -> N
 def test_recipes_have_the_settings_of_the_paper() -> None:
     cifar = recipe("cifar10")
     assert (cifar.encoder, cifar.batch_size, cifar.epochs, cifar.image_size) == ("resnet18-cifar", 512, 800, 32)
-    assert (cifar.optimizer.rate, cifar.optimizer.weight_decay, cifar.optimizer.fixed_predictor_rate) == (
-        0.03,
-        5e-4,
-        False,
-    )
+    optimizer = cifar.optimizer
+    assert (optimizer.rate, optimizer.weight_decay, optimizer.fixed_predictor_rate) == (0.03, 5e-4, False)
     assert cifar.method == SimSiamConfig(projector_layers=2, hidden=2048, output=2048, bottleneck=512)
     imagenet = recipe("imagenet")
     assert (imagenet.encoder, imagenet.batch_size, imagenet.epochs, imagenet.image_size) == ("resnet50", 512, 100, 224)
@@ -43,9 +40,8 @@ def test_recipes_have_the_settings_of_the_paper() -> None:
 
 
 def test_a_recipe_is_changed_by_names_tables_and_settings() -> None:
-    assert recipe("cifar10", method=BYOLConfig(output=7)) == replace(
-        recipe("cifar10", method="byol"), method=BYOLConfig(output=7)
-    )
+    byol = BYOLConfig(output=7)
+    assert recipe("cifar10", method=byol) == replace(recipe("cifar10", method="byol"), method=byol)
     ours, usual = recipe("cifar10", optimizer={"rate": 0.5}), recipe("cifar10")
     assert ours == replace(usual, optimizer=replace(usual.optimizer, rate=0.5))
     with pytest.raises(DsslError, match="unknown setting 'epochz': did you mean 'epochs'"):
@@ -143,9 +139,7 @@ def test_the_earlier_spelling_of_a_setting_is_read_and_keeps_its_fingerprint(tmp
 
 def test_the_earlier_name_of_a_setting_is_read() -> None:
     plain = config_io.to_dict(recipe("adapt", adapt={"max_drift": 0.1}))
-    earlier = plain | {
-        "adapt": {"most_drift" if key == "max_drift" else key: value for key, value in plain["adapt"].items()}
-    }
+    earlier = plain | {"adapt": {key.replace("max_", "most_"): value for key, value in plain["adapt"].items()}}
     config = config_io.from_dict(earlier)
     assert config.adapt is not None
     assert config.adapt.max_drift == 0.1

@@ -13,8 +13,7 @@ from dssl.commands.doctor import Arguments, run, verdict
 from dssl.errors import DsslError
 from dssl.recipes import recipe
 from dssl.training import estimate
-from dssl.training.budget import Budget
-from dssl.training.estimate import Speed, loader_rate, measure_speed
+from dssl.training.estimate import Budget, Speed, loader_rate, measure_speed
 
 
 @pytest.fixture
@@ -23,13 +22,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(**rates: float | None) -> None:
         usual = {"images_per_second": 100.0, "on_one_thread": 60.0, "views_per_second": 1e6}
-        speed = Speed(
-            **usual | rates,
-            checkpoint_bytes=10**7,
-            precision="fp32",
-            why="fp32: as measured",
-            views=("s1", "s2", "h1", "h2"),
-        )
+        rest = {"checkpoint_bytes": 10**7, "precision": "fp32", "why": "fp32: as measured"}
+        speed = Speed(**usual | rates | rest, views=("s1", "s2", "h1", "h2"))
         monkeypatch.setattr(estimate, "measure_speed", lambda *_, **__: speed)
 
     return put
@@ -105,11 +99,7 @@ def test_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch, capsys) -> None
     ("memory", "given", "said"),
     [
         (48, 700, "fits on A100: 44.0 of 48.0 GiB; the loader keeps up: 700 images a second of 600"),
-        (
-            16,
-            700,
-            "does not fit on A100: 44.0 of 16.0 GiB; take --batch-size 186 or less, more GPUs, or --checkpoint-activ",
-        ),
+        (16, 700, "does not fit on A100: 44.0 of 16.0 GiB; take --batch-size 186 or less, more GPUs, or --check"),
         (48, 150, "the loader gives 150 of 600 images a second: it would wait for data up to 75% of the time"),
     ],
 )
@@ -128,10 +118,7 @@ def test_the_loader_gives_real_batches() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (Arguments(gpus=3), "gpus is 3 and the batch is 64"),
-        (Arguments(device="cuda", card="A200"), "A100"),
-    ],
+    [(Arguments(gpus=3), "gpus is 3 and the batch is 64"), (Arguments(device="cuda", card="A200"), "A100")],
 )
 def test_what_cannot_be_is_refused(arguments: Arguments, said: str) -> None:
     with pytest.raises(DsslError, match=said):
@@ -145,13 +132,9 @@ def test_an_unknown_recipe_is_refused_in_one_line() -> None:
 
 
 def test_options_that_would_do_nothing_and_counts_that_mean_nothing_are_refused() -> None:
-    for arguments in (
-        Arguments(gpus=2, device="cpu"),
-        Arguments(data="shapes", device="cpu"),
-        Arguments(card="H100", device="cpu"),
-    ):
+    for options in ({"gpus": 2}, {"data": "shapes"}, {"card": "H100"}):
         with pytest.raises(DsslError, match="are about a GPU"):
-            run(arguments)
+            run(Arguments(device="cpu", **options))
     with pytest.raises(DsslError, match="--images is -5"):
         run(Arguments(images=-5))
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dssl.errors import DsslError
-from dssl.graph import Edge, Vertex, View, ViewGraph
+from dssl.graph import ABLATION, PRESETS, Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
 from dssl.graph.schedule import Backward, Compare
 from dssl.methods import METHODS
-from dssl.presets import ABLATION, PRESETS, equation6, named_graph, soft
 
 names = st.sampled_from(["s1", "s2", "h1", "h2", "h7", "s", "h", "x", "view_3", "sigma"])
 policies = st.sampled_from(["standard", "heavy", "ra(2,5)", "ra(2,5) > jigsaw(4)", "0.9*ra(2,5) | 0.1*jigsaw(4)"])

@@ -28,8 +28,8 @@ from dssl import (
     ViewGraph,
     named_graph,
 )
+from dssl.graph import PRESETS
 from dssl.methods import METHODS
-from dssl.presets import PRESETS
 
 METHOD_NAMES = ("simsiam", "byol", "simclr", "vicreg", "barlowtwins")
 

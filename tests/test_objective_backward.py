@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dssl import BYOL, BarlowTwins, DsslError, Objective, SimSiam, VICReg, ViewGraph, named_graph
-from dssl.graph import Edge, Vertex, View
+from dssl.graph import PRESETS, Edge, Vertex, View
 from dssl.methods.losses import negative_cosine
-from dssl.presets import PRESETS
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
 
 GUARDED = ("simsiam guarded", "byol guarded")

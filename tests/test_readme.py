@@ -13,8 +13,8 @@ import torch
 
 from dssl import Objective, build_encoder, named_graph
 from dssl.cli import main
+from dssl.graph import PRESETS
 from dssl.methods import METHODS
-from dssl.presets import PRESETS
 from dssl.weights import checkpoint
 
 README = Path(__file__).parent.parent / "README.md"

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 LAYERS = (
-    ("version errors settings types rng text files", "No torch. One way to replace a file, one way to draw a number."),
-    ("graph presets", "Views and edges, their text form, the paper's graphs."),
+    ("version errors types rng text files", "No torch. One way to replace a file, one way to draw a number."),
+    ("graph", "Views and edges, their text form, the paper's graphs."),
     ("augment data", "Policies and kernels on uint8; sources, decoding, the loader."),
     ("distributed batchnorm", "The processes of a run, and what they exchange."),
     ("models methods objective", "Encoder, method and graph become a loss."),

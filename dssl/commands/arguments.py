@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from dssl.errors import DsslError
-from dssl.settings import LARGEST
+from dssl.errors import LARGEST, DsslError
 
 if TYPE_CHECKING:
     from dssl.weights.encoder import Encoder

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from dssl.config import Precision, RunConfig
-    from dssl.training.budget import Budget
+    from dssl.training.estimate import Budget
 
 _PACKAGES = (
     "torch", "torchvision", "numpy", "numba", "pillow", "safetensors", "timm", "pycocotools", "onnx", "onnxruntime",
@@ -122,7 +122,7 @@ def _measure(
 
 
 def _length(arguments: Arguments, config: "RunConfig", rate: float, word: str) -> str:
-    count = arguments.images or _USUAL[arguments.recipe]
+    count = arguments.images or _USUAL.get(arguments.recipe, 2_000)  # the recipes that start from weights
     on = f" on {arguments.gpus} GPUs" if arguments.gpus > 1 else ""
     time = duration(count * config.epochs / rate)
     return f"a run        {config.epochs} epochs of {count:,} images{on}: {word} {time}"
@@ -132,8 +132,7 @@ def _gpu(arguments: Arguments, config: "RunConfig", device: "torch.device") -> N
     """Memory by count, the loader by measurement, the GPU's appetite by measurement or from a table, and a verdict."""
     import torch
 
-    from dssl.training.budget import CARDS, ON_TOP, step_budget
-    from dssl.training.estimate import loader_rate
+    from dssl.training.estimate import CARDS, ON_TOP, loader_rate, step_budget
 
     cards, name = {card.name: card for card in CARDS}, arguments.card or "A100"
     if name not in cards:

@@ -7,10 +7,9 @@ from typing import Annotated
 import tyro
 
 from dssl.errors import DsslError, choices
-from dssl.graph import Edge, ViewGraph
+from dssl.graph import PRESETS, Edge, ViewGraph, named_graph
 from dssl.graph.schedule import Step
 from dssl.methods import METHODS
-from dssl.presets import PRESETS, named_graph
 from dssl.text import columns
 
 _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without gradient"

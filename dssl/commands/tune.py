@@ -102,32 +102,20 @@ def configuration(arguments: Arguments) -> "RunConfig":
     from dssl.recipes import recipe
 
     base = recipe("shapes", method=arguments.method)
+    method, batch_size, rate = base.method, base.batch_size, base.optimizer.rate
     if arguments.method == "simclr":  # tuned on CIFAR-10: docs/results/encoder-search.md
-        base = dataclasses.replace(
-            base,
-            method=dataclasses.replace(base.method, temperature=0.2),  # type: ignore[call-arg]
-            batch_size=128,
-            optimizer=dataclasses.replace(base.optimizer, rate=0.2),
-        )
-    rate = base.optimizer.rate if arguments.rate is None else arguments.rate
+        method, batch_size, rate = dataclasses.replace(method, temperature=0.2), 128, 0.2  # type: ignore[call-arg]
+    if arguments.rate is not None:
+        rate = arguments.rate
+    same = ("limit", "image_size", "channels", "encoder", "graph", "seed", "precision", "threads", "device")
     return dataclasses.replace(
-        base,
-        data=arguments.source,
-        limit=arguments.limit,
-        image_size=arguments.image_size,
-        channels=arguments.channels,
-        normalization="measure",
-        encoder=arguments.encoder,
-        graph=arguments.graph,
+        base, data=arguments.source, normalization="measure", method=method,
         standard=arguments.standard or ("standard-cifar" if arguments.image_size <= 64 else "standard"),
-        batch_size=arguments.batch_size or base.batch_size,
+        batch_size=arguments.batch_size or batch_size,
         optimizer=dataclasses.replace(base.optimizer, rate=rate, warmup_epochs=0),
-        seed=arguments.seed,
-        precision=arguments.precision,
-        threads=arguments.threads,
-        device=arguments.device,
         knn_every=0,  # labels are not used
-    )
+        **{name: vars(arguments)[name] for name in same},
+    )  # fmt: skip
 
 
 def train_line(arguments: Arguments, policy: str) -> str:
@@ -138,7 +126,7 @@ def train_line(arguments: Arguments, policy: str) -> str:
     words += ["--graph", arguments.graph, "--heavy", policy]
     default = Arguments(source=arguments.source)
     for name in ("encoder", "image_size", "channels", "standard", "batch_size", "limit", "seed", "device"):
-        if (value := getattr(arguments, name)) != getattr(default, name):
+        if (value := vars(arguments)[name]) != vars(default)[name]:
             words += [f"--{name.replace('_', '-')}", str(value)]
     if arguments.rate is not None:
         words += ["--optimizer.rate", str(arguments.rate)]

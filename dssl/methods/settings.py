@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from dssl.errors import LARGEST, between, finite, require
 from dssl.graph import ViewGraph
 from dssl.graph.schedule import Cost, Step, cost, schedule
-from dssl.settings import LARGEST, between, finite, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from dssl.config import RunConfig
 from dssl.data import Quarantine, Subset
 from dssl.errors import DsslError
 from dssl.files import printable
-from dssl.presets import named_graph
+from dssl.graph import named_graph
 from dssl.report import page
 from dssl.report.page import COLORS, SERIES, Colour, Plot
 from dssl.report.pictures import Picture, centred, embedded, pca

@@ -7,8 +7,7 @@ from dssl.report.page import Colour, percent
 from dssl.report.views import FLAT_WARN, gallery, survey
 from dssl.state import Status
 from dssl.text import columns, duration
-from dssl.training.trials import NONE, Search, Trial
-from dssl.training.tune import REFERENCE
+from dssl.training.tune import NONE, REFERENCE, Search, Trial
 
 SHOWN, SAMPLE = 6, 200
 """Images whose views are shown, and on which blank views are counted."""

@@ -8,6 +8,7 @@ a long collapse is not healthy: what it had lost does not come back. The thresho
 ``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ from torch import Tensor
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import effective_rank, spread, wide
 from dssl.objective import LossReport
-from dssl.state import HealthCheck, Status, Verdict
+from dssl.state import HealthCheck, Monitor, Status, Verdict
 
 PARTIAL, COLLAPSED = 0.35, 0.2
 """Below these the median spread of a view, of its projections or its predictions, counts as partially and as fully collapsed."""
@@ -47,18 +48,15 @@ def patience(steps_per_epoch: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the health check reads of one step."""
+    """What the health check reads of one step: spreads of projections, predictions (source) and targets, ranks as shares."""
 
     step: int
     loss: float
     edges: dict[str, float]
     spread: dict[str, float]
     rank: dict[str, float]
-    """Effective rank of each view's projections, as a share of the largest possible."""
     source: dict[str, float]
-    """Spread of the predictions."""
     target: dict[str, float]
-    """Spread of the targets."""
     regularisers: dict[str, float] = field(default_factory=dict)
     """The method's term for each view that has one."""
     rows: int = SAMPLE
@@ -72,10 +70,10 @@ def rank_share(embedding: Tensor) -> float:
 
 
 def lower_spread(graph: ViewGraph, spread: Mapping[str, float], source: Mapping[str, float]) -> dict[str, float]:
-    """By view the lower of the spreads of its projections and its predictions, where these count.
+    """By view the lower of the spreads of its projections and its predictions, if these count.
 
     Of a view that pulls no other, as DSSL's heavy ones, predictions may be narrow because little can be told from it: they count
-    only where no view that pulls has any.
+    only if no view that pulls has any.
     """
     counted = {name: value for name, value in source.items() if name in graph.targets} or source
     return {name: min(float(value), float(counted.get(name, value))) for name, value in spread.items()}
@@ -106,16 +104,15 @@ class CollapseEpisode:
     since: int
     until: int
     lowest: float
-    checks: int = 1
+    checks: int
 
 
 @dataclass
-class HealthMonitor:
-    """Checks the run for collapse (``state.Monitor``); its memory is small and is saved in the checkpoint."""
+class HealthMonitor(Monitor[LossReport]):
+    """Checks the run for collapse."""
 
     graph: ViewGraph
     patience: int
-    """Steps before the first verdict: early embeddings wander, and a dip in the second epoch is normal."""
     predictions_from: int | None = None
     """The step from which the predictions are judged too, as the method asks for."""
     spreads: dict[str, deque[float]] = field(default_factory=dict)
@@ -126,17 +123,14 @@ class HealthMonitor:
     episode: CollapseEpisode | None = None
     verdict: Verdict = field(default_factory=lambda: Verdict("too early", 0))
     below: Verdict | None = None
-    """Where the run started from weights and is worse than these; it counts where nothing else is wrong."""
-    near_start: bool = False
-    """Whether the features were measured at this step and are close to those of the weights that the run started from."""
-    last_near_start: int | None = None
+    """If the run started from weights and is worse than these; it counts if nothing else is wrong."""
 
     def judge(self, now: Observation) -> Verdict:
         """Take one check into account and judge the run."""
         if self.verdict.status == "diverged":  # nothing comes back from there, whatever the loss may say
             return self.verdict
         values = [now.loss, *now.edges.values(), *now.spread.values()]
-        if not all(value == value and abs(value) != float("inf") for value in values):
+        if not all(map(math.isfinite, values)):
             return self.note_divergence(now, first=-1)
         for name, value in self.judged(now).items():
             self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(value)
@@ -168,10 +162,8 @@ class HealthMonitor:
         verdict = self.judge(now)
         if first_bad >= 0:
             verdict = self.note_divergence(now, first=first_bad)
-        lowest = min(self.judged(now).values())
-        return HealthCheck(
-            step=now.step, loss=now.loss, record=asdict(now), text=f"spread {lowest:.2f}", verdict=verdict
-        )
+        text = f"spread {min(self.judged(now).values()):.2f}"
+        return HealthCheck(step=step, loss=now.loss, record=asdict(now), text=text, verdict=verdict)
 
     def divergence(self, step: int, report: LossReport, *, first_bad: int) -> None:
         self.note_divergence(observe(step, report), first=first_bad)
@@ -188,29 +180,21 @@ class HealthMonitor:
         # the view that is worst by its worse measure, unless one has collapsed altogether
         worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / least))
         flattest = min(spread, key=lambda name: spread[name])
+        status: Status = "partial collapse"
         if spread[flattest] < COLLAPSED:
-            status: Status = "collapsed"
-            worst = flattest
-        elif spread[worst] < PARTIAL or rank[worst] < least:
-            status = "partial collapse"
-        else:
+            status, worst = "collapsed", flattest
+        elif spread[worst] >= PARTIAL and rank[worst] >= least:
             return Verdict("healthy", now.step)
         cause = likely_cause(self.graph, worst, now.edges)
         reason = (
             f"{self._judged_name(now.step)} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), "
             f"effective rank {rank[worst]:.0%} of the largest possible; likely cause: the edge {cause.name}"
         )
-        self._note_episode(worst, cause.name, now.step, spread[worst])
+        episode = self.episode or CollapseEpisode(worst, cause.name, now.step, now.step, spread[worst], checks=0)
+        episode.view, episode.edge, episode.until = worst, cause.name, now.step
+        episode.lowest, episode.checks = min(episode.lowest, spread[worst]), episode.checks + 1
+        self.episode = episode
         return Verdict(status, now.step, worst, cause.name, reason, remedies(self.graph, cause))
-
-    def _note_episode(self, view: str, edge: str, step: int, spread: float) -> None:
-        before = self.episode
-        if before is None:
-            self.episode = CollapseEpisode(view, edge, step, step, spread)
-        else:
-            self.episode = CollapseEpisode(
-                view, edge, before.since, step, min(before.lowest, spread), before.checks + 1
-            )
 
     def _remember(self, now: Verdict) -> Verdict:
         """A falling rate lets embeddings spread again at the end of a run, but what they had lost does not come back."""
@@ -262,18 +246,19 @@ def _renamed(table: Mapping[str, Any], earlier: str, name: str) -> dict[str, Any
 def likely_cause(graph: ViewGraph, view: str, losses: Mapping[str, float]) -> Edge:
     """The edge to suspect first: one whose target is heavy, as the paper found; else the one that is easiest to satisfy."""
     edges = graph.active_edges
-    # a teacher is frozen: what it makes of a heavy view cannot collapse
-    heavy = [
-        edge for edge in edges if not edge.is_taught and any(graph.view(name).is_heavy for name in edge.target_views)
-    ]
+    heavy = [edge for edge in edges if _heavy_targets(graph, edge)]
     touching = [edge for edge in heavy or edges if view in (edge.predictor, *edge.target_views)]
     return min(touching or heavy or edges, key=lambda edge: losses.get(edge.name, 0.0))
 
 
+def _heavy_targets(graph: ViewGraph, edge: Edge) -> list[str]:
+    """Without a teacher's, which is frozen: what it makes of a heavy view cannot collapse."""
+    return [] if edge.is_taught else [name for name in edge.target_views if graph.view(name).is_heavy]
+
+
 def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
     """Three things to try, the most likely first."""
-    heavy = [] if cause.is_taught else [name for name in cause.target_views if graph.view(name).is_heavy]
-    if heavy:
+    if heavy := _heavy_targets(graph, cause):
         return (
             f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",
             "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
@@ -287,21 +272,15 @@ def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
 
 
 def diverged(now: Observation, *, step: int) -> Verdict:
-    broken = [name for name, value in now.edges.items() if value != value or abs(value) == float("inf")]
-    edge = broken[0] if broken else next(iter(now.edges))
-    number = now.loss == now.loss and abs(now.loss) != float("inf")
+    edge = next((name for name, value in now.edges.items() if not math.isfinite(value)), next(iter(now.edges)))
+    reason = f"the loss is no longer a number (edge {edge})"
+    if math.isfinite(now.loss):
+        reason = "weights or the optimiser's state are no longer numbers, though the loss is one"
     return Verdict(
-        "diverged",
-        step,
-        edge=edge,
-        reason=(
-            "weights or the optimiser's state are no longer numbers, though the loss is one"
-            if number
-            else f"the loss is no longer a number (edge {edge})"
-        ),
+        "diverged", step, edge=edge, reason=reason,
         remedies=(
             "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
             "set --optimizer.clip 1",
             "use --precision fp32",
         ),
-    )
+    )  # fmt: skip

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from dssl import config_io, loop, rng
 from dssl.augment import parse, show
+from dssl.augment.policy import Jigsaw, RandAugment
 from dssl.config import Precision, RunConfig
 from dssl.data import Quarantine, Source, Subset, check_sample
 from dssl.data.folder import holds
@@ -28,11 +29,10 @@ from dssl.methods.losses import effective_rank
 from dssl.methods.method import Method
 from dssl.precision import half_type, precision_of
 from dssl.run import Run
-from dssl.state import RunLength
+from dssl.state import RunLength, Status
 from dssl.text import duration
 from dssl.training.prepare import TrainingData, build_method, encoder_of, fit_to_data, training_data
 from dssl.training.pretrain import Pretraining
-from dssl.training.trials import NONE, Plan, Search, Trial, affordable, next_policy, plan_for
 from dssl.version import VERSION
 from dssl.weights.checkpoint import Checkpoint, newest_good
 from dssl.weights.encoder import Encoder
@@ -42,33 +42,195 @@ REFERENCE = "ra(2,9,monotone14)"
 """The policy of the views that judge."""
 JUDGES, JUDGED_SHARE = 2_000, 0.2
 """Images that judge and are not trained on: at most so many, and at most this share."""
+NONE = "none"
+"""In place of a policy: two standard pairs, equal compute without heavy views."""
+COARSE = (
+    NONE, "ra(2,9,monotone14)", "0.9*ra(2,5) | 0.1*jigsaw(4)", "jigsaw(4)", "ra(2,5)", "ra(2,18,monotone14)", "ta",
+    "ra(1,9,monotone14)", "jigsaw(2)", "ra(4,9,monotone14)", "ua", "ra(4,18,monotone14)", "ra(1,3,monotone14)",
+)  # fmt: skip
+"""The first round, the most different first: if time is short, only the beginning is tried."""
+COARSE_SHARE = 2 / 3
+"""Of the trials; the rest are neighbours of the best."""
+START_SHARE, MARGIN = 0.2, 0.1
+"""Of the minutes: the shared start, and what is left for the page and for a slow last trial."""
+WANTED, FEWEST, FEWEST_STEPS, MOST_STEPS = 16, 3, 40, 400
+"""Trials that the length of a trial is chosen for, the fewest that a search may have, and the limits of the length."""
+MOST = 2 * WANTED
+"""Trials, even if a fast machine could make more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A policy and what became of the encoder that was trained with it."""
+
+    policy: str
+    retrieval: float
+    """How often an augmented view of a held-out image finds a standard view of it among those of all."""
+    error: float
+    """Its standard error from the choice of these images; that of another training seed comes on top."""
+    rotation: float
+    """How many quarter turns of held-out images a linear probe on the features recognises."""
+    rank: float
+    """Effective rank of the features of held-out images."""
+    verdict: Status
+    reason: str
+    seconds: float
+
+    @property
+    def score(self) -> float:
+        return self.retrieval
+
+    @property
+    def healthy(self) -> bool:
+        return self.verdict in ("healthy", "too early")
+
+    def differs_from(self, other: "Trial") -> bool:
+        """Whether the scores are more than two standard errors apart."""
+        return abs(self.score - other.score) > 2 * math.hypot(self.error, other.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long the runs are; chosen once, and kept when a search resumes."""
+
+    start: int
+    steps: int
+    """Of each trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The result."""
+
+    config: RunConfig
+    plan: Plan
+    start: Trial
+    trials: tuple[Trial, ...]
+    """In the order in which they were made."""
+    wanted: int
+    """How many trials the minutes were expected to allow."""
+    images: int
+    judges: Source
+
+    @property
+    def ranked(self) -> tuple[Trial, ...]:
+        """The best first; those that are not healthy last, and never recommended."""
+        return tuple(sorted(self.trials, key=lambda trial: (trial.healthy, trial.score), reverse=True))
+
+    @property
+    def best(self) -> Trial | None:
+        """The heavy policy to recommend."""
+        return next(iter(_healthy(self.ranked)), None)
+
+    @property
+    def others(self) -> tuple[Trial, ...]:
+        """The healthy heavy policies but the best."""
+        return _healthy(self.ranked)[1:]
+
+    @property
+    def as_good(self) -> tuple[Trial, ...]:
+        """The other healthy heavy policies that the score does not tell apart from the best."""
+        return tuple(trial for trial in self.others if self.best is not None and not self.best.differs_from(trial))
+
+    @property
+    def control(self) -> Trial | None:
+        return next((trial for trial in self.trials if trial.policy == NONE), None)
+
+    @property
+    def minutes_for_more(self) -> int:
+        """The minutes that would allow some further trials, each as slow as the slowest so far."""
+        seconds = self.start.seconds + (len(self.trials) + FEWEST) * max(trial.seconds for trial in self.trials)
+        return math.ceil(seconds / 60 / (1 - MARGIN))
+
+    @property
+    def seconds(self) -> float:
+        return self.start.seconds + sum(trial.seconds for trial in self.trials)
+
+    def plain(self) -> dict[str, Any]:
+        """For tune.json."""
+        return {
+            "dssl_version": VERSION, "config": config_io.to_dict(self.config), "images": self.images,
+            "judges": len(self.judges), "plan": asdict(self.plan), "seconds": self.seconds,
+            "best": None if self.best is None else self.best.policy, "start": asdict(self.start),
+            "trials": [asdict(trial) | {"score": trial.score} for trial in self.ranked],
+        }  # fmt: skip
+
+
+def _healthy(ranked: Sequence[Trial]) -> tuple[Trial, ...]:
+    """The heavy policies that may be recommended."""
+    return tuple(trial for trial in ranked if trial.healthy and trial.policy != NONE)
+
+
+def plan_for(minutes: float, *, pair: float, graph: float) -> Plan:
+    """From the seconds of a step with a standard pair and with the graph; an error if they are too many for the minutes."""
+    least = FEWEST_STEPS * (pair + FEWEST * graph) / 60 / (1 - MARGIN)
+    if minutes < least:
+        raise DsslError(
+            f"--minutes is {minutes:g}, and a step takes {graph:.1f} s here: expected at least {math.ceil(least)} for {FEWEST} "
+            "policies; or choose a smaller --image-size, --batch-size or --encoder"
+        )
+    usable = 60 * minutes * (1 - MARGIN)
+    steps, start = int((1 - START_SHARE) * usable / WANTED / graph), int(START_SHARE * usable / pair)
+    return Plan(start=min(max(start, FEWEST_STEPS), 2 * MOST_STEPS), steps=min(max(steps, FEWEST_STEPS), MOST_STEPS))
+
+
+def affordable(minutes: float, start: Trial, trials: Sequence[Trial]) -> int:
+    """How many trials fit into the minutes, by the time of the first one; at least one is made."""
+    if not trials:
+        return 1
+    count = int((60 * minutes * (1 - MARGIN) - start.seconds) / max(trials[0].seconds, 1e-9))
+    return min(max(1, count), MOST)
+
+
+def next_policy(trials: Sequence[Trial], *, wanted: int, policies: Sequence[str] = ()) -> str | None:
+    """What to try next; None when there are as many trials as wanted, or nothing is left to try.
+
+    First the coarse grid, or the beginning of it, then the neighbours of the best policy, then those of the next best.
+    """
+    candidates = list(policies)
+    if not policies:
+        if len(trials) >= wanted:
+            return None
+        candidates += COARSE[: max(2, math.ceil(COARSE_SHARE * wanted))]
+        for trial in sorted(_healthy(trials), key=lambda trial: -trial.score):
+            candidates += neighbours(trial.policy)
+    tried = {trial.policy for trial in trials}
+    return next((policy for policy in candidates if policy not in tried), None)
+
+
+def neighbours(policy: str) -> list[str]:
+    """Policies a little milder and a little heavier."""
+    match parsed := parse(policy):
+        case RandAugment(count=count, magnitude=magnitude):
+            near = [
+                dataclasses.replace(parsed, count=count + more, magnitude=min(30, max(1, round(magnitude * factor))))
+                for more, factor in [(0, 1.5), (0, 1 / 1.5), (1, 1.0), (-1, 1.0)]
+                if count + more >= 1
+            ]
+            return [show(neighbour) for neighbour in near if neighbour != parsed]
+        case Jigsaw():
+            return [show(Jigsaw(tiles)) for tiles in (parsed.tiles + 1, parsed.tiles - 1) if tiles >= 2]
+    return []
 
 
 def tune(
-    config: RunConfig,
-    out: Path | str,
-    *,
-    minutes: float,
-    policies: Sequence[str] = (),
-    steps: int | None = None,
-    say: Callable[[str], None] = lambda line: None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Search:
+    config: RunConfig, out: Path | str, *, minutes: float, policies: Sequence[str] = (), steps: int | None = None,
+    say: Callable[[str], None] = lambda line: None, clock: Callable[[], float] = time.monotonic,
+) -> Search:  # fmt: skip
     """Search in the folder ``out``, or resume the search that is there.
 
-    ``policies`` are tried instead of those that the search would choose. ``steps`` is the length of a trial, where the minutes
+    ``policies`` are tried instead of those that the search would choose; ``steps`` is the length of a trial, if the minutes
     should not decide it.
     """
     if holds(config.data, Path(out)):
         raise DsslError(f"--out is {out}, inside the images of {config.data}: name a folder outside it")
     if not any(view.policy == "heavy" for view in config.view_graph.made):
-        raise DsslError(
-            f"the graph {config.graph} has no view with the policy heavy, so that there is none to choose: use dssl"
-        )
+        problem = f"the graph {config.graph} has no view with the policy heavy"
+        raise DsslError(f"{problem}, so that there is none to choose: use dssl")
     if not math.isfinite(minutes):
         raise DsslError(f"--minutes is {minutes:g}: expected a number of minutes")
     candidates = tuple(dict.fromkeys(text if text == NONE else show(parse(text)) for text in policies))
-    build_method(config)  # an encoder that cannot be built is refused before anything is written
+    build_method(config)  # an encoder that cannot be built is an error before anything is written
     with Run.open(Path(out), config, task=TASK, by_content=("data",)) as run:
         if run.world.size > 1:
             raise DsslError("dssl tune runs in one process: start it without torchrun")
@@ -81,9 +243,8 @@ def _read_trials(file: Path) -> list[Trial]:
     except (TypeError, ValueError) as error:
         raise DsslError(f"{file} is damaged ({error}): delete its broken line, or name another --out") from None
     if trials and trials[0].policy:
-        raise DsslError(
-            f"{file} has lost its first line, the start of all trials: delete the folder, or name another --out"
-        )
+        problem = f"{file} has lost its first line, the start of all trials"
+        raise DsslError(f"{problem}: delete the folder, or name another --out")
     return trials
 
 
@@ -94,12 +255,10 @@ class _Tuning:
         assert run.folder is not None
         self.config, self.run, self.folder, self.say, self.clock = config, run, run.folder, say, clock
         self.file = run.folder.path / "trials.jsonl"
-        self.kept: list[Trial] = []
+        self.records = _read_trials(self.file) if self.file.is_file() else []
         """The start, then the trials, in the order in which they were made."""
-        if self.file.is_file():
-            self.kept = _read_trials(self.file)
         self.began = clock()
-        first = dataclasses.replace(config, graph="standard")
+        self.first = first = dataclasses.replace(config, graph="standard")
         self.method, data = build_method(first), training_data(first, kept=run.kept)
         fit_to_data(first, self.method, data, new=run.resumed is None)
         count = len(data.source)
@@ -111,10 +270,8 @@ class _Tuning:
                 f"{math.ceil(config.batch_size / (1 - JUDGED_SHARE))} for a batch of {config.batch_size}; "
                 "choose a smaller --batch-size or more data"
             )
-        # in random order, as the probe expects
-        self.judges: Source = Subset(data.source, order[:held])
+        self.judges = Subset(data.source, order[:held])  # in random order, as the probe expects
         self.data = TrainingData(Subset(data.source, np.sort(order[held:])), data.normalization)
-        self.first = first
         check_sample(
             self.data.source, seed=config.seed, threads=config.threads,
             quarantine=Quarantine(self.data.source, max_share=config.bad_share),
@@ -124,36 +281,35 @@ class _Tuning:
             encoder=self.method.encoder, image_size=config.image_size, channels=config.channels,
         )  # fmt: skip
         self.header: dict[str, Any] = {
-            "task": TASK,
-            "dssl_version": VERSION,
-            "config": config_io.to_dict(config),
+            "task": TASK, "dssl_version": VERSION, "config": config_io.to_dict(config),
             "normalization": {"mean": list(data.normalization.mean), "std": list(data.normalization.std)},
             "fingerprint": self.data.source.fingerprint,
-        }
+        }  # fmt: skip
 
     def search(self, minutes: float, policies: tuple[str, ...], steps: int | None) -> Search:
         plan = self._plan(minutes, steps)
+        self.run.describe(
+            self.header | {"precision": self.precision, "images": len(self.data.source), "plan": asdict(plan)},
+            earlier_fingerprints=self.data.source.earlier_fingerprints(),
+        )
         saved = self._start(plan)
-        start = self.kept[0]
-        if len(self.kept) > 1:
-            count = len(self.kept) - 1
+        if count := len(self.records) - 1:
             self.say(f"{count} finished trial{'s' if count > 1 else ''} found")
         while True:
-            trials = self.kept[1:]
+            start, *trials = self.records
             wanted = self._wanted(minutes, policies)
             policy = next_policy(trials, wanted=wanted, policies=policies)
-            slowest = max((trial.seconds for trial in trials), default=0.0)
             if policy is None:  # nothing is left to try
                 wanted = len(trials)
                 break
-            if trials and sum(trial.seconds for trial in self.kept) + slowest > 60 * minutes:
+            slowest = max((trial.seconds for trial in trials), default=0.0)
+            if trials and sum(trial.seconds for trial in self.records) + slowest > 60 * minutes:
                 break
             self.began = self.clock()
-            now = self._trial(policy, saved, plan)
-            number = len(self.kept) - 1
-            of = self._wanted(minutes, policies)
+            trial = self._trial(policy, saved, plan)
             self.say(
-                f"trial {number} of {of}: {now.policy}, score {100 * now.score:.1f}, {now.verdict}, {now.seconds:.0f} s"
+                f"trial {len(trials) + 1} of {self._wanted(minutes, policies)}: {policy}, score {100 * trial.score:.1f}, "
+                f"{trial.verdict}, {trial.seconds:.0f} s"
             )
         return Search(
             config=self.config, plan=plan, start=start, trials=tuple(trials), wanted=wanted,
@@ -162,41 +318,30 @@ class _Tuning:
 
     def _wanted(self, minutes: float, policies: tuple[str, ...]) -> int:
         """How many trials there will be, those of earlier sessions included."""
-        start, *trials = self.kept
+        start, *trials = self.records
         if policies:
             return len({*policies, *(trial.policy for trial in trials)})
         return max(len(trials), affordable(minutes, start, trials))
 
     def _plan(self, minutes: float, steps: int | None) -> Plan:
         """The one that the search began with, or one that fits the minutes by the time of a few real steps."""
-        run = self.run
-        if run.kept is not None:
-            plan = Plan(**run.kept["plan"])
-            if steps is not None and steps != plan.steps:
+        if self.run.kept is not None:
+            plan = Plan(**self.run.kept["plan"])
+            if steps not in (None, plan.steps):
                 raise DsslError(
                     f"{self.folder.path} holds a search with {plan.steps} steps per trial, and --steps is {steps}: "
                     "leave it out to resume the search, or name another --out"
                 )
-            self._describe(plan)
             return plan
+        first = each = ""
         if steps is None:
             pair, graph = (self._seconds_per_step(settings) for settings in (self.first, self.config))
             plan = plan_for(minutes, pair=pair, graph=graph)
-            self.say(
-                f"shared start: {plan.start} steps, about {duration(plan.start * pair)}; "
-                f"then {plan.steps} steps for each policy, about {duration(plan.steps * graph)}"
-            )
+            first, each = (f", about {duration(seconds)}" for seconds in (plan.start * pair, plan.steps * graph))
         else:
             plan = Plan(start=2 * steps, steps=steps)
-            self.say(f"shared start: {plan.start} steps; then {plan.steps} steps for each policy")
-        self._describe(plan)
+        self.say(f"shared start: {plan.start} steps{first}; then {plan.steps} steps for each policy{each}")
         return plan
-
-    def _describe(self, plan: Plan) -> None:
-        self.run.describe(
-            self.header | {"precision": self.precision, "images": len(self.data.source), "plan": asdict(plan)},
-            earlier_fingerprints=self.data.source.earlier_fingerprints(),
-        )
 
     def _seconds_per_step(self, config: RunConfig) -> float:
         method = build_method(config)
@@ -206,8 +351,8 @@ class _Tuning:
         return (self.clock() - began) / 4
 
     def _start(self, plan: Plan) -> Checkpoint:
-        """The shared start, trained where it is not finished."""
-        ending = self._train(self.first, self.method, steps=plan.start, kept=True)
+        """The shared start, trained if it is not finished."""
+        ending = self._train(self.first, self.method, steps=plan.start, run=self.run)
         if ending.step < plan.start or ending.verdict.status in ("collapsed", "diverged"):
             raise DsslError(
                 f"the shared start of standard pairs {ending.verdict.status}, so that policies cannot be compared: "
@@ -215,37 +360,35 @@ class _Tuning:
             )
         newest = newest_good(self.folder.checkpoints)
         assert newest is not None
-        if not self.kept:
+        if not self.records:
             self._record("", self.method, ending)
         return newest[1]
 
     def _trial(self, policy: str, saved: Checkpoint, plan: Plan) -> Trial:
         graph, heavy = ("standard2", self.config.heavy) if policy == NONE else (self.config.graph, policy)
         config, method = continued(dataclasses.replace(self.config, graph=graph, heavy=heavy), saved)
-        ending = self._train(config, method, steps=plan.steps)
-        return self._record(policy, method, ending)
+        return self._record(policy, method, self._train(config, method, steps=plan.steps))
 
-    def _train(self, config: RunConfig, method: Method, *, steps: int, kept: bool = False) -> loop.Ending:
+    def _train(self, config: RunConfig, method: Method, *, steps: int, run: Run | None = None) -> loop.Ending:
         ending = short_run(
             config, self.data, method, steps=steps, precision=self.precision, header=self.header,
-            run=self.run if kept else Run(world=self.run.world),
+            run=run or Run(world=self.run.world),
         )  # fmt: skip
         if ending.signal is not None:
             raise Stopped(ending.signal)
         return ending
 
     def _record(self, policy: str, method: Method, ending: loop.Ending) -> Trial:
-        """Measure the encoder on the images that judge, and keep the result."""
+        """Measure the encoder on the images that judge, and write the result down."""
         verdict = ending.verdict
-        measured = dict.fromkeys(("retrieval", "error", "rotation", "rank"), 0.0)
+        scores = dict.fromkeys(("retrieval", "error", "rotation", "rank"), 0.0)
         if verdict.status != "diverged":
-            measured = self._measure(
-                encoder_of(self.config, method.encoder, self.data, autocast=half_type(self.precision))
-            )
+            half = half_type(self.precision)
+            scores = self._measure(encoder_of(self.config, method.encoder, self.data, autocast=half))
         seconds = self.clock() - self.began
-        trial = Trial(policy=policy, verdict=verdict.status, reason=verdict.reason, seconds=seconds, **measured)
-        self.kept.append(trial)
-        write_text(self.file, "".join(json.dumps(asdict(trial)) + "\n" for trial in self.kept))
+        trial = Trial(policy=policy, verdict=verdict.status, reason=verdict.reason, seconds=seconds, **scores)
+        self.records.append(trial)
+        write_text(self.file, "".join(json.dumps(asdict(trial)) + "\n" for trial in self.records))
         return trial
 
     def _measure(self, encoder: Encoder) -> dict[str, float]:
@@ -265,15 +408,9 @@ class _Tuning:
 
 
 def short_run(
-    config: RunConfig,
-    data: TrainingData,
-    method: Method,
-    *,
-    steps: int,
-    precision: Precision,
-    run: Run,
-    header: dict[str, Any],
-) -> loop.Ending:
+    config: RunConfig, data: TrainingData, method: Method, *,
+    steps: int, precision: Precision, run: Run, header: dict[str, Any],
+) -> loop.Ending:  # fmt: skip
     """Train the method for so many steps; a run without a folder leaves no files."""
     task = Pretraining(
         config, data, method, run=run, precision=precision, header=header,

@@ -1,17 +1,18 @@
 """One rank of two: under DDP, view by view equals one whole backward, for every method, preset and kind of BatchNorm."""
 
-import datetime
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dssl import DsslError, Objective, named_graph
 from dssl.batchnorm import batchnorm_across_ranks
+from tests.distributed.worker import join
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
 
 GRAPHS = ("standard", "standard2", "dssl", "ablation-d", "ablation-f", "ablation-g", "ablation-h")
@@ -76,9 +77,7 @@ def compare(name: str, preset: str, *, rank: int, across: bool) -> None:
 
 def main(rank: int, folder: str, every_pair: bool = False) -> None:
     """Every method and every preset; ``every_pair`` of the paper's methods and presets takes a quarter of a minute."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
-    )
+    join(rank, folder)
     torch.set_num_threads(1)
     alone = Objective(build("simsiam"), named_graph("dssl"))
     with pytest.raises(DsslError, match="in one of 2 processes: expected through=ddp"):
@@ -88,7 +87,36 @@ def main(rank: int, folder: str, every_pair: bool = False) -> None:
         for preset in (*GRAPHS, BEYOND) if whole else (BEYOND,):
             compare(name, preset, rank=rank, across=True)
         for preset in ("dssl", "ablation-h") if every_pair else ("dssl",):
-            compare(
-                name, preset, rank=rank, across=False
-            )  # BatchNorm on its own knows nothing of the order of the views
+            # BatchNorm on its own knows nothing of the order of the views
+            compare(name, preset, rank=rank, across=False)
+    dist.destroy_process_group()
+
+
+def on_gpus(rank: int, folder: str) -> None:
+    """The BatchNorm across the ranks of two GPUs, against torch's own on the global batch."""
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    join(rank, folder, backend="nccl")
+    generator = torch.Generator().manual_seed(0)
+    for affine in (True, False):
+        for shape in ((10, 4, 3, 3), (10, 4), (10, 4, 6)):
+            values, gradient = (
+                torch.randn(shape, generator=generator, dtype=torch.float64).to(device) for _ in range(2)
+            )
+            kind: Any = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+            reference, across = (kind(4, affine=affine).to(device, torch.float64) for _ in range(2))
+            batchnorm_across_ranks(across)
+            whole, half = (part.clone().requires_grad_() for part in (values, values.chunk(2)[rank]))
+            expected = reference(whole)
+            expected.backward(gradient)
+            result = across(half)
+            result.backward(gradient.chunk(2)[rank])
+            assert whole.grad is not None
+            pairs = [(result, expected.chunk(2)[rank]), (half.grad, whole.grad.chunk(2)[rank])]
+            pairs += list(zip(across.buffers(), reference.buffers(), strict=True))
+            for one, other in zip(across.parameters(), reference.parameters(), strict=True):
+                dist.all_reduce(one.grad)  # DDP's business
+                pairs.append((one.grad, other.grad))
+            for ours, theirs in pairs:
+                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     dist.destroy_process_group()

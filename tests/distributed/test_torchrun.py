@@ -1,12 +1,12 @@
 """`torchrun -m dssl train`: two processes give the weights of one, survive a killed rank, and refuse what cannot be shared."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 import torchvision
 
+from dssl.data import Quarantine, Source, open_source, write
 from dssl.distributed import join_world
 from dssl.errors import DsslError
 from dssl.weights import checkpoint
@@ -59,12 +60,7 @@ def _worker_that_counts_scans(words: list[str], folder: str) -> None:
 
 
 def start_agent(
-    words: list[str],
-    log: Path,
-    *,
-    port: int,
-    worker: Callable[[list[str], str], None] = _worker,
-    **settings: object,
+    words: list[str], log: Path, *, port: int, worker: Callable[[list[str], str], None] = _worker, **settings: object
 ) -> Child:
     """torchrun's own agent, whose workers are forks of it: what torchrun does, without eight seconds of imports for each process.
 
@@ -87,36 +83,41 @@ def _agent(
         sys.exit(1)  # as torchrun does, whatever the worker's exit code is
 
 
-def end(out: Path) -> dict[str, torch.Tensor]:
-    found = checkpoint.newest_good(out / "checkpoints")
-    assert found is not None
-    return found[1].tensors
+def assert_same_weights(one: Path, two: Path, *, tolerance: float = 1e-10) -> None:
+    alone, together = (checkpoint.newest_good(out / "checkpoints")[1] for out in (one, two))
+    assert alone.header.get("range") == together.header.get("range")
+    assert alone.tensors.keys() == together.tensors.keys()
+    for name, value in alone.tensors.items():
+        torch.testing.assert_close(together.tensors[name], value, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def assert_two_are_as_one(method: str, folder: Path, *extra: str) -> None:
+    """The whole program in float64."""
+    words = ("--precision", "fp64", "--checkpoint.every-minutes", "1000", *extra)
+    alone = run(command(method, folder / "one", *words))
+    assert alone.returncode in (0, 3), alone.stderr
+    together = run(torchrun(command(method, folder / "two", *words)))
+    assert together.returncode == alone.returncode, together.stderr
+    assert_same_weights(folder / "one", folder / "two")
+
+
+def write_shards(source: Source, folder: Path, form: Literal["tar", "parquet"]) -> None:
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    write.write_shards(source, folder, split="train", form=form, shard=12, quarantine=Quarantine(source))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["simsiam", "byol", "simclr"])
 def test_two_processes_give_the_weights_of_one(method: str, tmp_path: Path) -> None:
-    """The whole program in float64 on a convolutional encoder with BatchNorm: views, order, loss, optimiser."""
-    extra = ("--precision", "fp64", "--epochs", "1", "--checkpoint.every-minutes", "1000")
-    alone = run(command(method, tmp_path / "one", *extra))
-    assert alone.returncode in (0, 3), alone.stderr
-    together = run(torchrun(command(method, tmp_path / "two", *extra)))
-    assert together.returncode == alone.returncode, together.stderr
-    one, two = end(tmp_path / "one"), end(tmp_path / "two")
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-10, atol=1e-10, msg=name)
+    """On a convolutional encoder with BatchNorm: views, order, loss, optimiser."""
+    assert_two_are_as_one(method, tmp_path, "--epochs", "1")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["tar", "parquet", "values"])
 def test_two_processes_read_shards_as_one_does(form: str, tmp_path: Path) -> None:
     """Tar, Parquet with its own order, and tar of five 12-bit channels, whose range one process measures for both."""
-    from dssl.data import Quarantine, open_source
-    from dssl.data.write import write_shards
-
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
     options = ["--data", str(tmp_path / "shards")]
     if form == "values":
         (tmp_path / "files").mkdir()
@@ -127,31 +128,15 @@ def test_two_processes_read_shards_as_one_does(form: str, tmp_path: Path) -> Non
         options += ["--channels", "5"]
     else:
         source = open_source("shapes:48")
-    kind = "parquet" if form == "parquet" else "tar"
-    write_shards(source, tmp_path / "shards", split="train", form=kind, shard=12, quarantine=Quarantine(source))
-    extra = ("--precision", "fp64", "--epochs", "2", "--checkpoint.every-minutes", "1000", *options)
-    alone = run(command("simclr", tmp_path / "one", *extra))
-    assert alone.returncode in (0, 3), alone.stderr
-    together = run(torchrun(command("simclr", tmp_path / "two", *extra)))
-    assert together.returncode == alone.returncode, together.stderr
-    one, two = (checkpoint.newest_good(tmp_path / name / "checkpoints")[1] for name in ("one", "two"))
-    assert one.header.get("range") == two.header.get("range")
-    assert one.tensors.keys() == two.tensors.keys()
-    for name, value in one.tensors.items():
-        torch.testing.assert_close(two.tensors[name], value, rtol=1e-10, atol=1e-10, msg=name)
+    write_shards(source, tmp_path / "shards", "parquet" if form == "parquet" else "tar")
+    assert_two_are_as_one("simclr", tmp_path, "--epochs", "2", *options)
 
 
 @pytest.mark.parametrize("form", ["tar", "parquet"])
 def test_one_process_lists_the_shards_and_the_other_maps_its_index(
     form: Literal["tar", "parquet"], tmp_path: Path
 ) -> None:
-    from dssl.data import Quarantine, open_source
-    from dssl.data.write import write_shards
-
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-    source = open_source("shapes:48")
-    write_shards(source, tmp_path / "shards", split="train", form=form, shard=12, quarantine=Quarantine(source))
+    write_shards(open_source("shapes:48"), tmp_path / "shards", form)
     shards = sorted((tmp_path / "shards").iterdir())
     for path in shards:
         os.utime(path, ns=(10**18, 10**18))  # an index of younger ones is not kept
@@ -191,9 +176,8 @@ def test_one_process_of_a_node_downloads_the_weights(tmp_path: Path) -> None:
 def test_a_ctrl_c_that_arrives_twice_is_one(tmp_path: Path) -> None:
     """From the terminal, which sends it to every process, and from torchrun, which hands it on."""
     out = tmp_path / "run"
-    words = command(
-        "simclr", out, "--epochs", "1000", "--checkpoint.every-minutes", "1000", "--checkpoint.every-epochs", "1"
-    )
+    rarely = ("--checkpoint.every-minutes", "1000", "--checkpoint.every-epochs", "1")
+    words = command("simclr", out, "--epochs", "1000", *rarely)
     agent = start_agent(words, tmp_path / "log", port=free_port())
     wait_for_step(out, 6, agent)
     workers = [int((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
@@ -205,41 +189,30 @@ def test_a_ctrl_c_that_arrives_twice_is_one(tmp_path: Path) -> None:
 
 
 def survive(out: Path, *extra: str) -> int:
-    """A run of two processes whose second is killed and that torchrun starts again; its exit code."""
-    words = torchrun(command("byol", out, *extra), "--max-restarts", "1")
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    victim = _rank_process(process.pid, "1")
-    wait_for_step(out, 2, process)
-    os.kill(victim, signal.SIGKILL)
-    _, errors = process.communicate(timeout=300)
-    assert "resuming at step" in errors
-    return process.returncode
+    """A run of two processes whose second is killed; the agent starts both again, and they continue at the last checkpoint."""
+    agent = start_agent(command("byol", out, *extra), out.parent / "log", port=free_port(), max_restarts=1)
+    wait_for_step(out, 2, agent)
+    os.kill(int((out.parent / "rank-1").read_text()), signal.SIGKILL)
+    code = agent.wait()
+    assert "resuming at step" in agent.said()
+    assert "Warning" not in agent.said()
+    return code
 
 
 def test_two_processes_survive_a_kill_and_end_with_the_weights_of_one(tmp_path: Path) -> None:
-    """The agent starts both again; they continue at the last checkpoint. Views, order, loss and optimiser are as of one."""
-    extra, out = ("--precision", "fp64", "--epochs", "2"), tmp_path / "two"
+    """Views, order, loss and optimiser are as of one."""
+    extra = ("--precision", "fp64", "--epochs", "2")
     alone = start(command("byol", tmp_path / "one", *extra))
-    agent = start_agent(command("byol", out, *extra), tmp_path / "log", port=free_port(), max_restarts=1)
-    wait_for_step(out, 2, agent)
-    os.kill(int((tmp_path / "rank-1").read_text()), signal.SIGKILL)
-    assert agent.wait() == alone.wait() == 0, agent.said()
-    assert "resuming at step" in agent.said()
-    assert "Warning" not in agent.said()
-    one, two = end(tmp_path / "one"), end(out)
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-10, atol=1e-10, msg=name)
+    assert survive(tmp_path / "two", *extra) == alone.wait() == 0
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
 @pytest.mark.slow
 def test_a_killed_rank_changes_no_bit(tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    untouched = run(torchrun(command("byol", whole)))
+    untouched = run(torchrun(command("byol", tmp_path / "whole")))
     assert untouched.returncode in (0, 3), untouched.stderr
-    assert survive(broken) == untouched.returncode
-    one, two = end(whole), end(broken)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert survive(tmp_path / "broken") == untouched.returncode
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken", tolerance=0)
 
 
 @pytest.mark.parametrize(
@@ -267,19 +240,104 @@ def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def _rank_process(launcher: int, rank: str) -> int:
-    """The process that torchrun started with this RANK."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
-            try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                variables = (folder / "environ").read_bytes().split(b"\0")
-            except (OSError, ValueError):
-                continue
-            if parent == launcher and f"RANK={rank}".encode() in variables:
-                return int(folder.name)
-        time.sleep(0.05)
-    raise AssertionError(f"torchrun {launcher} has no rank {rank}")
+# -- two nodes
+
+
+def test_folders_that_differ_between_nodes_are_one_line_on_both(tmp_path: Path) -> None:
+    """As with an --out on each node's own disk, where one has a run from an earlier start."""
+    extra, port = ("--epochs", "1"), free_port()
+    outs = [tmp_path / name / "run" for name in ("one", "two")]
+    outs[1].parent.mkdir()
+    assert run(command("simclr", outs[0], *extra)).returncode in (0, 3)
+    nodes = {"port": port, "min_nodes": 2, "max_nodes": 2, "nproc_per_node": 1}
+    agents = [start_agent(command("simclr", out, *extra), out.parent / "log", **nodes) for out in outs]
+    for agent in agents:
+        assert agent.wait() != 0
+        (line,) = {line for line in agent.said().splitlines() if line.startswith("dssl: ")}
+        assert "process 0 has" in line
+        assert "the same --out on a shared disk" in line
+
+
+def test_sigusr1_saves_the_run_as_sigterm_does(tmp_path: Path) -> None:
+    """Slurm's usual warning."""
+    out = tmp_path / "run"
+    child = start(command("simclr", out, "--epochs", "1000"))
+    wait_for_step(out, 2, child)
+    child.send(signal.SIGUSR1)
+    ended, said = child.wait(), child.said()
+    assert ended == 128 + signal.SIGUSR1, said
+    assert "saved; the same command" in said
+
+
+@pytest.mark.slow
+def test_two_agents_hand_sigusr1_on(tmp_path: Path) -> None:
+    """As docs/gpu.md has it for Slurm; without --signals-to-handle the signal kills torchrun and orphans its processes."""
+    out = tmp_path / "run"
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "nodes"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+    words = [*launcher, "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"]
+    words += command("simclr", out, "--epochs", "1000")[1:]
+    nodes = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment()) for _ in range(2)]
+    try:
+        wait_for_step(out, 2, nodes[0])
+        for node in nodes:
+            node.send_signal(signal.SIGUSR1)
+        said = [node.communicate(timeout=120)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert any("saved; the same command" in errors for errors in said), said
+
+
+ADDRESSES = ("10.213.77.1", "10.213.77.2")
+"""Of two "hosts" in network namespaces, joined by a real link."""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, ...]]:
+    """The names of namespaces, which are those of their interfaces, too."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and iproute2")
+    tag = f"d{os.getpid() % 100000}"
+    names = (f"{tag}a", f"{tag}b")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", "name", names[1], "netns", names[1])
+        for name, address in zip(names, ADDRESSES, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        _remove(names)
+        pytest.skip(f"this machine makes no network namespaces: {error.stderr.decode().strip()}")
+    yield names
+    _remove(names)
+
+
+def _remove(names: tuple[str, ...]) -> None:
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=30)
+
+
+@pytest.mark.slow
+def test_two_hosts_give_the_weights_of_one_process(hosts: tuple[str, ...], tmp_path: Path) -> None:
+    extra = ("--precision", "fp64", "--epochs", "1", "--checkpoint.every-minutes", "1000")
+    alone = run(command("simclr", tmp_path / "one", *extra))
+    assert alone.returncode in (0, 3), alone.stderr
+    ranks = []
+    for number, host in enumerate(hosts):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        meeting = ["--node-rank", str(number), "--master-addr", ADDRESSES[0], "--master-port", "29577"]
+        words = ["ip", "netns", "exec", host, *launcher, *meeting]
+        words += command("simclr", tmp_path / "two", *extra)[1:]
+        variables = environment() | {"GLOO_SOCKET_IFNAME": host, "TP_SOCKET_IFNAME": host}
+        ranks.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables))
+    for process in ranks:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == alone.returncode, errors
+    assert_same_weights(tmp_path / "one", tmp_path / "two")

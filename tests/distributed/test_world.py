@@ -1,10 +1,11 @@
-"""Two processes find out once and agree: the first scans and measures for all, and a difference is one line on both."""
+"""Two processes meet, find out once and agree: the first scans and measures for all, a difference is one line on both."""
 
 import datetime
 import json
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from PIL import Image
 
 from dssl.data import index
-from dssl.distributed import World, join_world
+from dssl.distributed import World, agree_on_attempt, join_world
 from dssl.errors import DsslError
+from dssl.loop import Ending
 from dssl.run import Run, RunFolder
 from dssl.training import prepare, train
 from dssl.training.health import HealthMonitor, Observation, Verdict
@@ -23,22 +25,27 @@ from tests.train.running import fork
 from tests.train.test_train import TINY
 
 
-def ranks(work: Callable[..., None], folder: Path) -> list[str]:
-    """What ``work(world, folder)`` says in two processes that meet as torchrun's do, each with its own cache of images."""
+def ranks(work: Callable[..., None], folder: Path, *, counts: tuple[int, int] = (0, 0)) -> list[str]:
+    """What ``work(world, folder)`` says in two processes that meet as torchrun's do, each with its own cache of images.
+
+    ``counts`` are the restarts that each node has counted.
+    """
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(minutes=10))
+    server.set("dssl/question 1", "of a dead process")
     shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(server.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }
-    children = [
-        fork(join, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, work, folder, log=folder / f"{rank}.log")
-        for rank in range(2)
-    ]
-    for child in children:
-        assert child.wait() == 0, child.said()
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "XDG_CACHE_HOME": str(folder / "cache"),
+    }  # fmt: skip
+    children = []
+    for rank, count in enumerate(counts):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(count)}
+        children.append(fork(join, shared | own, work, folder, log=folder / f"{rank}.log"))
+    try:
+        for child in children:
+            assert child.wait(120) == 0, child.said()
+    finally:
+        for child in children:
+            child.send(signal.SIGKILL)
     return [child.said().strip() for child in children]
 
 
@@ -71,6 +78,15 @@ def test_the_first_process_scans_and_measures_for_all(tmp_path: Path) -> None:
     assert first[3] == second[3]
 
 
+def trained(folder: Path) -> Ending:
+    health = replace(TINY.health, every=1, stop=True)
+    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
+    dist.destroy_process_group()  # train joins for itself
+    result = train(config, folder / "run")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return result
+
+
 def judging(world: World, folder: Path) -> None:
     """The second process sees a collapse that the first does not."""
     judge = HealthMonitor.judge
@@ -82,19 +98,15 @@ def judging(world: World, folder: Path) -> None:
         return self.verdict
 
     HealthMonitor.judge = judge_badly
-    health = replace(TINY.health, every=1, stop=True)
-    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
-    dist.destroy_process_group()  # train joins for itself
-    result = train(config, folder / "run")
+    result = trained(folder)
     print(json.dumps([result.step, result.exit_code, result.verdict.reason]), flush=True)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def test_what_one_process_sees_is_the_verdict_of_all(tmp_path: Path) -> None:
     said = [json.loads(text.splitlines()[-1]) for text in ranks(judging, tmp_path)]
     assert said == [[2, 3, "all of them are one point"]] * 2
-    looks = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [look["verdict"] for look in looks if "verdict" in look] == ["too early", "collapsed"]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["verdict"] for record in records if "verdict" in record] == ["too early", "collapsed"]
 
 
 def differing(world: World, folder: Path) -> None:
@@ -128,14 +140,31 @@ def preempting(world: World, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     Pretraining.after_step = note
-    health = replace(TINY.health, every=1)
-    config = replace(TINY, data="shapes:32", batch_size=4, epochs=1, knn_every=0, health=health)
-    dist.destroy_process_group()
-    result = train(config, folder / "run")
+    result = trained(folder)
     print(json.dumps([result.step < result.total, result.exit_code]), flush=True)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def test_a_signal_to_one_process_is_the_exit_code_of_all(tmp_path: Path) -> None:
     said = [json.loads(text.splitlines()[-1]) for text in ranks(preempting, tmp_path)]
     assert said == [[True, 128 + signal.SIGTERM]] * 2
+
+
+def voting(world: World, folder: Path) -> None:
+    print(world.any(world.rank == 1), flush=True)
+
+
+def test_nodes_that_count_their_restarts_differently_meet(tmp_path: Path) -> None:
+    """As after a failure on the second node: torchrun restarts both, but only the second counts it."""
+    assert ranks(voting, tmp_path, counts=(0, 1)) == ["True", "True"]
+
+
+def test_every_start_has_a_name_of_its_own_that_all_share() -> None:
+    store = dist.HashStore()
+
+    def start() -> set[str]:
+        with ThreadPoolExecutor(3) as threads:
+            return set(threads.map(lambda rank: agree_on_attempt(store, rank=rank, size=3), range(3)))
+
+    first, second = start(), start()  # the second finds the questions and answers of the first
+    assert len(first) == len(second) == 1
+    assert first != second

@@ -23,22 +23,15 @@ from dssl import (
     VICReg,
     VICRegConfig,
     named_graph,
-)
+)  # fmt: skip
 from dssl.batchnorm import batchnorm_across_ranks
 
 STEPS = 5
-
-
+_TYPES = (torch.float64, torch.float32, torch.bfloat16)
+_MORE = ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond", "simsiam timm")
 CASES = [
-    *(
-        (name, dtype)
-        for name in ("simsiam", "byol", "simclr")
-        for dtype in (torch.float64, torch.float32, torch.bfloat16)
-    ),
-    *(
-        (name, torch.float64)
-        for name in ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond", "simsiam timm")
-    ),
+    *((name, dtype) for name in ("simsiam", "byol", "simclr") for dtype in _TYPES),
+    *((name, torch.float64) for name in _MORE),
 ]
 BEYOND = "s1<->s2, s1->teacher(s1), h1->mean(s1,s2):0..1, h2->s2"
 """The graph of ``beyond``, with a predictor for each kind of view."""
@@ -103,10 +96,14 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     return result | {key: value.clone() for key, value in method.state_dict().items()}
 
 
+def join(rank: int, folder: str, *, backend: str = "gloo") -> None:
+    """Two ranks meet in a folder."""
+    patience = datetime.timedelta(minutes=2)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=patience)
+
+
 def main(rank: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(minutes=2)
-    )
+    join(rank, folder)
     results = {f"{name} {dtype}": steps(name, dtype, rank=rank, world=2) for name, dtype in CASES}
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.destroy_process_group()

@@ -2,8 +2,10 @@
 
 import copy
 import json
+import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,8 +78,6 @@ def mutated(generator: random.Random) -> tuple[str, dict[str, Any]]:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The runs that would have been started."""
-    from types import SimpleNamespace
-
     runs: list[RunConfig] = []
 
     def record(config: RunConfig, out: Path, *, gallery: object) -> object:
@@ -170,10 +170,8 @@ def test_no_command_with_a_bad_flag_starts_a_run(
 
 def test_the_commands_above_would_start_a_run_without_the_fault(started: list[RunConfig], tmp_path: Path) -> None:
     """Else the tests above would prove nothing."""
-    assert (
-        _code(["train", "shapes", "--seed", "5", "--threads", "2", "--knn-every", "3", "--out", str(tmp_path / "o")])
-        == 0
-    )
+    flags = ["--seed", "5", "--threads", "2", "--knn-every", "3", "--out", str(tmp_path / "o")]
+    assert _code(["train", "shapes", *flags]) == 0
     (tmp_path / "settings.toml").write_text('data = "shapes"\nepochs = 30\n[method]\nname = "byol"\n')
     assert _code(["train", "--config", str(tmp_path / "settings.toml")]) == 0
     assert [config.seed for config in started] == [5, 0]
@@ -229,8 +227,6 @@ def test_files_of_settings_that_are_none(
 def test_files_of_settings_that_are_no_files(
     place: str, tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import os
-
     with tally.trial("a file of settings that is none"):
         path = Path(place) if place.startswith("/") else tmp_path / place
         if place == "FIFO":

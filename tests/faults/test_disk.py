@@ -6,8 +6,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from dssl.commands.data import Arguments, run
+from dssl.data import open_source
+from dssl.errors import DsslError
 from dssl.weights import checkpoint
 from tests.faults.conftest import Tally
 from tests.faults.inside import at_step, train
@@ -200,13 +205,6 @@ def test_folders_that_cannot_be_synced(untouched: Path, tally: Tally, tmp_path: 
 @pytest.mark.parametrize("form", ["tar", "parquet"])
 def test_a_full_disk_while_shards_are_packed(small_disk: Disk, tally: Tally, tmp_path: Path, form: str) -> None:
     """Room for two shards of four: whole shards stay, an incomplete set is not taken for the whole, the command starts over."""
-    import numpy as np
-    from PIL import Image
-
-    from dssl.commands.data import Arguments, run
-    from dssl.data import open_source
-    from dssl.errors import DsslError
-
     if form == "parquet":
         pytest.importorskip("pyarrow")
     (tmp_path / "photos").mkdir()
@@ -216,15 +214,12 @@ def test_a_full_disk_while_shards_are_packed(small_disk: Disk, tally: Tally, tmp
     with tally.trial(f"disk full while {form} shards are packed"):
         disk = small_disk("size=300k")
         words = Arguments(action="pack", place=str(tmp_path / "photos"), out=disk / "out", format=form, shard=10)  # type: ignore[arg-type]
-        with pytest.raises(
-            DsslError, match=r"No space left on device after \d+ of 40 images, about 0\.00 GB"
-        ) as caught:
+        line = r"No space left on device after \d+ of 40 images, about 0\.00 GB"
+        with pytest.raises(DsslError, match=line) as caught:
             run(words)
         assert "\n" not in str(caught.value)
-        assert sorted(path.name for path in (disk / "out").iterdir()) == [
-            "packed.json",
-            *(f"train-0000{n}-of-00004.{form}" for n in range(2)),
-        ]
+        shards = [f"train-0000{number}-of-00004.{form}" for number in range(2)]
+        assert sorted(path.name for path in (disk / "out").iterdir()) == ["packed.json", *shards]
         with pytest.raises(DsslError, match="incomplete"):
             open_source(str(disk / "out"))
         subprocess.run(["mount", "-o", "remount,size=10m", disk], check=True)

@@ -13,7 +13,7 @@ import pytest
 from dssl.weights import checkpoint
 from tests.faults.conftest import Tally
 from tests.faults.processes import command, launch, run, under_strace
-from tests.train.running import end_of
+from tests.train.running import end_of, wait_for_step
 from tests.train.test_resume import metrics_of
 
 METHODS = ("simsiam", "byol", "simclr")
@@ -89,7 +89,7 @@ def test_twenty_kills_at_random_moments(method: str, tally: Tally, tmp_path: Pat
             if number % 4 == 3:  # before the run has said a word
                 time.sleep(generator.random() * 1.5)
             else:
-                _wait_for_step(broken, step + generator.randrange(1, 4), child.process.is_alive)
+                wait_for_step(broken, step + generator.randrange(1, 4), child)
                 time.sleep(generator.random() * 0.2)
             child.send(signal.SIGKILL)
             assert child.wait() == -signal.SIGKILL, child.said()
@@ -178,21 +178,13 @@ def _two_signals(method: str, out: Path, number: signal.Signals, log: Path) -> N
     """Both are there before the run can act on the first: it ends at once, whatever it was doing."""
     before = checkpoint.steps_in(out / "checkpoints")[-1]
     child = launch(command(method, out), log)
-    _wait_for_step(out, before + 1, child.process.is_alive)
+    wait_for_step(out, before + 1, child)
     child.send(signal.SIGSTOP)
     child.send(number)
     child.send(signal.SIGTERM if number == signal.SIGINT else signal.SIGINT)
     child.send(signal.SIGCONT)
     assert child.wait() in (130, 143), child.said()
     assert "Traceback" not in child.said()
-
-
-def _wait_for_step(out: Path, step: int, is_alive: object) -> None:
-    while is_alive():  # type: ignore[operator]
-        steps = checkpoint.steps_in(out / "checkpoints")
-        if steps and steps[-1] >= step:
-            return
-        time.sleep(0.002)
 
 
 def _kill_at(method: str, call: tuple[str, int], whole: dict[str, Path], folder: Path) -> None:

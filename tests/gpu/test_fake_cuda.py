@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dssl.recipes import recipe
-from dssl.training.budget import step_budget
+from dssl.training.estimate import step_budget
 
 HERE = Path(__file__).parent
 METHODS = ("simsiam", "byol", "simclr")

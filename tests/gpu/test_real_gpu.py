@@ -19,9 +19,9 @@ from dssl.optim import build_optimizer
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.recipes import recipe
 from dssl.training import train
-from dssl.training.budget import ON_TOP, step_budget
+from dssl.training.estimate import ON_TOP, step_budget
 from dssl.training.prepare import build_method, normalization_of, view_maker
-from tests.distributed import cuda_norm_worker
+from tests.distributed import backward_worker
 from tests.distributed.test_torchrun import end, survive, torchrun
 from tests.gpu.conftest import Row
 from tests.train.running import command, fork, run
@@ -197,7 +197,7 @@ def test_memory_is_what_was_counted(method: str, row: Row) -> None:
 @pytest.mark.gpu
 def test_batchnorm_across_gpus_is_that_of_the_global_batch(gpus: int, tmp_path: Path, row: Row) -> None:
     two(gpus)
-    ranks = [fork(cuda_norm_worker.on_gpus, rank, str(tmp_path), log=tmp_path / f"{rank}.log") for rank in range(2)]
+    ranks = [fork(backward_worker.on_gpus, rank, str(tmp_path), log=tmp_path / f"{rank}.log") for rank in range(2)]
     for child in ranks:
         assert child.wait() == 0, child.said()
     row("BatchNorm across 2 GPUs = 1 GPU", "equal to 1e-9 in fp64")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from dssl import config_io
 from dssl.config import RunConfig
-from dssl.presets import named_graph
+from dssl.graph import named_graph
 from dssl.recipes import recipe
 
 

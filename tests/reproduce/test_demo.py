@@ -11,7 +11,7 @@ from PIL import Image
 
 from dssl.cli import main
 from dssl.data import open_source
-from dssl.presets import named_graph
+from dssl.graph import named_graph
 from dssl_reproduce import demo
 
 ROOT = Path(__file__).parents[2]

@@ -11,12 +11,11 @@ from torch import nn
 from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.evaluation.classifier import SUPERVISED
-from dssl.graph import ViewGraph
+from dssl.graph import ViewGraph, named_graph
 from dssl.methods import SimSiamConfig
 from dssl.models import build_encoder, feature_dim
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
-from dssl.presets import named_graph
 from dssl.recipes import PAPER_HEAVY
 from dssl.training.prepare import build_method, normalization_of, view_maker
 from dssl_reproduce.paper import BEYOND, EQUAL_COMPUTE, STEPS, Experiment, chosen_targets, targets

@@ -6,6 +6,7 @@ A child runs ``dssl.cli.main`` as the command does.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,17 +21,10 @@ import torch
 from dssl.weights import checkpoint
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "dssl.cli",
-        "tyro",
-        "dssl.commands.train",
-        "dssl.training.pretrain",
-        "dssl.report.pictures",
-        "torch.utils.tensorboard",
-        "tests.train.warm",
-    ]
-)
+_CONTEXT.set_forkserver_preload([
+    "dssl.cli", "tyro", "dssl.commands.train", "dssl.training.pretrain", "dssl.report.pictures", "torch.utils.tensorboard",
+    "tests.train.warm",
+])  # fmt: skip
 
 _ENCODER = ["--encoder", "whitened", "--image-size", "16"]
 TINY = {
@@ -89,14 +83,9 @@ def fork(work: Callable[..., None], *arguments: object, log: Path) -> Child:
 
 
 def launch(
-    words: list[str],
-    log: Path,
-    *,
-    held: bool = False,
-    variables: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-) -> Child:
-    """Start ``dssl WORDS`` with its output in a file; where it is held it waits for SIGCONT before the first step."""
+    words: list[str], log: Path, *, held: bool = False, variables: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Child:  # fmt: skip
+    """Start ``dssl WORDS`` with its output in a file; if it is held it waits for SIGCONT before the first step."""
     child = fork(_program, words, held, dict(variables or {}), cwd, log=log)
     if held:
         _wait_until_stopped(child.pid)
@@ -121,10 +110,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 def wait_for_step(out: Path, step: int, process: Child | subprocess.Popen[str]) -> None:
     """Until the run has saved a step at or after this one, or has ended."""
-    ended = (
-        (lambda: not process.process.is_alive()) if isinstance(process, Child) else (lambda: process.poll() is not None)
-    )
-    while not ended():
+    while process.process.is_alive() if isinstance(process, Child) else process.poll() is None:
         steps = checkpoint.steps_in(out / "checkpoints")
         if steps and steps[-1] >= step:
             return
@@ -143,9 +129,17 @@ def kill_at(words: list[str], out: Path, step: int, *, delay: float = 0.0) -> in
 
 def end_of(out: Path) -> str:
     """The hash of everything in the last checkpoint: weights, moving average, optimiser, BatchNorm, step, health."""
-    found = checkpoint.newest_good(out / "checkpoints")
-    assert found is not None
-    return str(found[1].header["sha256"])
+    newest = checkpoint.newest_good(out / "checkpoints")
+    assert newest is not None
+    return str(newest[1].header["sha256"])
+
+
+def cut(run: Path, to: Path, *, step: int) -> None:
+    """A copy of a run as it was when it was killed after this step."""
+    shutil.copytree(run, to)
+    for later in checkpoint.steps_in(to / "checkpoints"):
+        if later > step:
+            checkpoint.path_at(to / "checkpoints", later).unlink()
 
 
 def _logged(log: str, work: Callable[..., None], *arguments: object) -> None:

@@ -24,6 +24,7 @@ from dssl.training.prepare import build_method
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
 from tests.train.adapting import EPOCHS, HEADS, STEPS, config, write_weights
+from tests.train.running import cut, end_of
 
 
 @pytest.fixture(scope="module")
@@ -114,19 +115,13 @@ def test_the_largest_share_within_the_drift_is_taken(most: float, expected: floa
 
 @pytest.mark.parametrize("left", [HEADS * STEPS, EPOCHS * STEPS - 1])
 def test_a_resumed_run_ends_on_the_same_weights(weights: Path, tmp_path: Path, whole: Path, left: int) -> None:
-    broken = tmp_path / "run"
-    shutil.copytree(whole, broken)
-    for step in checkpoint.steps_in(broken / "checkpoints"):
-        if step > left:
-            checkpoint.path_at(broken / "checkpoints", step).unlink()
-    train(config(weights, adapt={"max_drift": None}), broken)
-    ours, theirs = (checkpoint.read(checkpoint.path_at(run / "checkpoints", EPOCHS * STEPS)) for run in (broken, whole))
-    assert ours.header["sha256"] == theirs.header["sha256"]
+    cut(whole, tmp_path / "run", step=left)
+    train(config(weights, adapt={"max_drift": None}), tmp_path / "run")
+    assert end_of(tmp_path / "run") == end_of(whole)
 
 
 def test_a_run_whose_start_is_gone_does_not_end_on_other_weights(weights: Path, tmp_path: Path, whole: Path) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    checkpoint.path_at(tmp_path / "run" / "checkpoints", EPOCHS * STEPS).unlink()
+    cut(whole, tmp_path / "run", step=EPOCHS * STEPS - 1)
     (tmp_path / "run" / "start.safetensors").unlink()
     with pytest.raises(DsslError, match=r"start\.safetensors is missing: .*; put the file back, or start again"):
         train(config(weights, adapt={"max_drift": None}), tmp_path / "run")
@@ -134,8 +129,7 @@ def test_a_run_whose_start_is_gone_does_not_end_on_other_weights(weights: Path, 
 
 
 def test_weights_that_have_moved_are_the_same_weights(weights: Path, tmp_path: Path, whole: Path) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    checkpoint.path_at(tmp_path / "run" / "checkpoints", EPOCHS * STEPS).unlink()
+    cut(whole, tmp_path / "run", step=EPOCHS * STEPS - 1)
     moved, other = tmp_path / "moved.pth", tmp_path / "other.pth"
     shutil.copyfile(weights, moved)
     torch.save({name: value * 1.25 for name, value in torch.load(weights).items()}, other)
@@ -148,9 +142,7 @@ def test_weights_that_have_moved_are_the_same_weights(weights: Path, tmp_path: P
 
 def test_a_start_that_a_killed_run_left_is_not_believed(weights: Path, tmp_path: Path, whole: Path) -> None:
     """Killed before the first checkpoint, and the file of weights replaced since."""
-    shutil.copytree(whole, tmp_path / "run")
-    for step in checkpoint.steps_in(tmp_path / "run" / "checkpoints"):
-        checkpoint.path_at(tmp_path / "run" / "checkpoints", step).unlink()
+    cut(whole, tmp_path / "run", step=0)
     other = tmp_path / weights.name
     torch.save({name: value * 1.25 for name, value in torch.load(weights).items()}, other)
     left = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -168,7 +160,7 @@ def test_the_start_is_kept_and_the_size_of_whole_images_known(weights: Path, who
     start = torch.load(weights)
     assert all(torch.equal(value, start[name]) for name, value in loaded.network.state_dict().items())
     assert open_weights(whole).image_size == 18
-    records = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    records = RunFolder(whole).metrics()
     standings = [(record["step"], record["start"]) for record in records if "start" in record]
     assert [step for step, _ in standings] == [0, 8, 12]  # while the heads learn there is nothing to measure
     assert standings[0][1]["drift"] == 0

@@ -14,24 +14,21 @@ from dssl.augment import CIFAR10
 from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
+from dssl.graph import named_graph
 from dssl.methods import METHODS
 from dssl.objective import Objective
-from dssl.presets import named_graph
 from dssl.report.pictures import draw_gallery
-from dssl.training.budget import step_budget
+from dssl.training.estimate import step_budget
 from dssl.training.prepare import check_sizes
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import load_encoder
+from tests.train.running import cut, end_of
+from tests.train.test_resume import metrics_of
 
-HEADS: dict[str, dict[str, Any]] = {
-    "simsiam": {"hidden": 16, "output": 16, "bottleneck": 8},
-    "byol": {"hidden": 16, "output": 8},
-    "simclr": {"output": 8},
-    "vicreg": {"hidden": 16, "output": 8},
-    "barlowtwins": {"hidden": 16, "output": 8},
-}
+HEADS: dict[str, dict[str, Any]] = {"simsiam": {"hidden": 16, "output": 16, "bottleneck": 8}, "simclr": {"output": 8}}
+HEADS |= {name: {"hidden": 16, "output": 8} for name in ("byol", "vicreg", "barlowtwins")}
 STEPS = 8
 
 
@@ -39,61 +36,37 @@ def tiny(method: str, *, graph: str = "dssl", settings: dict[str, Any] | None = 
     """Eight steps on 64 images, each of them saved."""
     small: dict[str, Any] = {"encoder": "whitened", "image_size": 16}
     return RunConfig(
-        data="shapes:64",
-        method=METHODS[method](**HEADS[method], **(settings or {})),
-        graph=graph,
-        epochs=2,
-        batch_size=16,
-        precision="fp32",
-        knn_every=0,
-        optimizer=OptimizerConfig(warmup_epochs=0),
-        health=HealthConfig(every=2),
-        checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS),
-        **small | changes,
-    )
+        data="shapes:64", method=METHODS[method](**HEADS[method], **(settings or {})), graph=graph, epochs=2, batch_size=16,
+        precision="fp32", knn_every=0, optimizer=OptimizerConfig(warmup_epochs=0), health=HealthConfig(every=2),
+        checkpoint=CheckpointConfig(every_minutes=1e-9, keep=STEPS), **small | changes,
+    )  # fmt: skip
 
 
 def end(out: Path) -> checkpoint.Checkpoint:
-    found = checkpoint.newest_good(out / "checkpoints")
-    assert found is not None
-    assert found[1].header["step"] == STEPS
-    return found[1]
-
-
-def looks(out: Path) -> list[dict[str, Any]]:
-    """Every look of a run, without what a clock says."""
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = ("step", "loss", "edges", "spread", "rank", "regularisers", "verdict")
-    return [{key: record[key] for key in kept if key in record} for record in records]
+    return checkpoint.read(checkpoint.path_at(out / "checkpoints", STEPS))
 
 
 def assert_resumed_exactly(config: RunConfig, folder: Path) -> Path:
     """A run that lost all it did after step 3 ends with the bytes of the run that lost nothing."""
     whole, broken = folder / "whole", folder / "broken"
     train(config, whole)
-    shutil.copytree(whole, broken)
-    for step in checkpoint.steps_in(broken / "checkpoints"):
-        if step > 3:
-            checkpoint.path_at(broken / "checkpoints", step).unlink()
+    cut(whole, broken, step=3)
     train(config, broken)
-    assert end(broken).header["sha256"] == end(whole).header["sha256"]
-    assert looks(broken) == looks(whole)
+    assert end_of(broken) == end_of(whole)
+    assert metrics_of(broken) == metrics_of(whole)
     return whole
 
 
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("vicreg", {}),
-        ("vicreg", {"regularize": "all"}),
-        ("barlowtwins", {}),
-        ("simsiam", {"guard": 1.0}),
+        ("vicreg", {}), ("vicreg", {"regularize": "all"}), ("barlowtwins", {}), ("simsiam", {"guard": 1.0}),
         ("byol", {"guard": 1.0}),
     ],
-)
+)  # fmt: skip
 def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, settings=settings), tmp_path)
-    last = looks(out)[-1]
+    last = metrics_of(out)[-1]
     every = "guard" in settings or settings.get("regularize") == "all"
     expected = {"s1", "s2", "h1", "h2"} if every else {"s1", "s2"} if method == "vicreg" else set()
     assert set(last["regularisers"]) == expected
@@ -134,12 +107,11 @@ def test_a_guard_below_zero_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "graph"),
-    [("simsiam", "s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1"), ("byol", "fastsiam")],
+    ("method", "graph"), [("simsiam", "s1<->s2, h1->mean(s1,s2):0..1, h2->mean(s1,s2):0..1"), ("byol", "fastsiam")]
 )
 def test_means_and_moving_weights_resume(method: str, graph: str, tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny(method, graph=graph), tmp_path)
-    assert set(looks(out)[-1]["edges"]) == {edge.name for edge in named_graph(graph).edges}
+    assert set(metrics_of(out)[-1]["edges"]) == {edge.name for edge in named_graph(graph).edges}
 
 
 def test_a_weight_moves_from_the_first_step_to_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +132,7 @@ CROPS = "s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)"
 
 def test_views_of_another_size_resume_and_are_drawn(tmp_path: Path) -> None:
     out = assert_resumed_exactly(tiny("simsiam", graph=CROPS, image_size=20), tmp_path)
-    assert set(looks(out)[-1]["spread"]) == {"s1", "s2", "l1"}
+    assert set(metrics_of(out)[-1]["spread"]) == {"s1", "s2", "l1"}
     train(tiny("simclr", graph=CROPS, image_size=20), tmp_path / "drawn", gallery=draw_gallery)
     assert (tmp_path / "drawn" / "views.png").is_file()
 
@@ -185,9 +157,8 @@ def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_writte
 
 def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
     flat = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten())
-    with pytest.raises(
-        DsslError, match="view l1 has 16 px, where the encoder small gives 98 features instead of the 450 at 32 px"
-    ):
+    problem = "view l1 has 16 px, where the encoder small gives 98 features instead of the 450 at 32 px"
+    with pytest.raises(DsslError, match=problem):
         check_sizes(tiny("simclr", graph=CROPS, encoder="small", image_size=32), flat, 450)
 
 
@@ -234,17 +205,15 @@ def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_pat
 
 
 def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DsslError, match=r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
-    ):
+    problem = r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
+    with pytest.raises(DsslError, match=problem):
         tiny("simsiam", graph="s1->teacher(s1)")
     with pytest.raises(DsslError, match="but no edge of the graph ends at a teacher"):
         tiny("simsiam", teacher=teacher)
     unknown = tmp_path / "unknown.safetensors"
     save_file({"weight": torch.zeros(2, 2)}, unknown)
-    with pytest.raises(
-        DsslError, match="does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
-    ):
+    problem = "does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
+    with pytest.raises(DsslError, match=problem):
         train(tiny("simsiam", graph=DISTILLED, teacher=unknown), tmp_path / "run")
     with pytest.raises(DsslError, match="sees 3 channels, and the run has 1"):
         train(tiny("simsiam", graph=DISTILLED, teacher=teacher, channels=1), tmp_path / "run")

@@ -70,10 +70,8 @@ def test_embeddings_are_those_of_the_scaled_images(cells: Path, trained: Path, t
     loaded = open_weights(trained)
     assert main(["embed", str(trained), str(cells), "--out", str(tmp_path / "e.npz")]) == 0
     assert main(["export", str(trained), "--out", str(tmp_path / "export")]) == 0
-    assert (
-        main(["embed", str(tmp_path / "export" / "encoder.safetensors"), str(cells), "--out", str(tmp_path / "f.npz")])
-        == 0
-    )
+    exported = tmp_path / "export" / "encoder.safetensors"
+    assert main(["embed", str(exported), str(cells), "--out", str(tmp_path / "f.npz")]) == 0
     written, again = (np.load(tmp_path / f"{name}.npz") for name in "ef")
     low, high = np.array(loaded.value_range.bounds).T  # type: ignore[union-attr]
     images = []

@@ -1,7 +1,6 @@
 """What a run needs to continue exactly: dropout by step, old files, the optimiser on its device, counters on every process."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +23,11 @@ from dssl.state import RunLength, TrainState
 from dssl.training import prepare
 from dssl.training import pretrain as loop
 from dssl.training.pretrain import train
-from dssl.weights import checkpoint
-from tests.train.running import end_of
+from tests.train.running import cut, end_of
 from tests.train.test_train import TINY
 
 AsRank = Callable[[RunConfig, Path, int], None]
 EVERY_STEP = CheckpointConfig(every_minutes=1e-9, keep=99)
-
-
-def cut(run: Path, to: Path, *, step: int) -> None:
-    """A copy of a run as it was when it was killed after this step."""
-    shutil.copytree(run, to)
-    for later in checkpoint.steps_in(to / "checkpoints"):
-        if later > step:
-            checkpoint.path_at(to / "checkpoints", later).unlink()
 
 
 def test_dropout_and_stochastic_depth_continue_to_the_bit(tmp_path: Path) -> None:
@@ -74,17 +64,17 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
     return run
 
 
-def test_processes_that_do_not_save_look_at_the_weights_no_more_often(
+def test_processes_that_do_not_save_check_the_weights_no_more_often(
     as_rank: AsRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[int] = []
+    checked: list[int] = []
     original = TrainState.is_finite
-    monkeypatch.setattr(TrainState, "is_finite", lambda state: (looks.append(state.step), original(state))[1])
+    monkeypatch.setattr(TrainState, "is_finite", lambda state: (checked.append(state.step), original(state))[1])
     as_rank(replace(TINY, knn_every=0), tmp_path / "first", 0)
-    assert looks == [4, 8]
-    looks.clear()
+    assert checked == [4, 8]
+    checked.clear()
     as_rank(replace(TINY, knn_every=0), tmp_path / "other", 1)
-    assert looks == [4, 8]
+    assert checked == [4, 8]
 
 
 def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
@@ -130,9 +120,8 @@ def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:
     records = [json.loads(line, parse_constant=refuse) for line in lines]
     assert any(record.get("loss", 0) is None for record in records)
     run = read_run(tmp_path / "run")
-    assert (run.verdict.status, run.verdict.reason, run.verdict.remedies) == (
-        "diverged", verdict.reason, verdict.remedies,
-    )  # fmt: skip
+    said = run.verdict
+    assert (said.status, said.reason, said.remedies) == ("diverged", verdict.reason, verdict.remedies)
     assert len(run.curve("loss")) < len(run.checks)  # NaN is not drawn
 
 

@@ -17,22 +17,13 @@ COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partiti
 HEALTHY_RUNS = [file for file in CURVES if file not in COLLAPSED_RUNS]
 
 
-def looks(file: Path) -> tuple[dict[str, object], list[Observation]]:
-    """A curve: what the run was, and every look at it."""
-    first, *lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return first, [Observation(**line) for line in lines]
-
-
 def verdicts(file: Path) -> list[tuple[float, str]]:
-    """What the watch would have said at each look: (epoch, verdict)."""
-    about, curve = looks(file)
-    steps = int(str(about["steps_per_epoch"]))
-    health = HealthMonitor(
-        named_graph(str(about["graph"])),
-        patience=patience(steps),
-        predictions_from=METHODS[str(about["method"])].predictions_checked_from,
-    )
-    return [((now.step + 1) / steps, health.judge(now).status) for now in curve]
+    """What the monitor would have said at each check: (epoch, verdict)."""
+    about, *checks = [json.loads(line) for line in file.read_text().splitlines()]
+    steps, graph = about["steps_per_epoch"], named_graph(about["graph"])
+    predictions = METHODS[about["method"]].predictions_checked_from
+    health = HealthMonitor(graph, patience=patience(steps), predictions_from=predictions)
+    return [((check["step"] + 1) / steps, health.judge(Observation(**check)).status) for check in checks]
 
 
 @pytest.mark.parametrize("file", HEALTHY_RUNS, ids=lambda file: file.stem)
@@ -52,13 +43,8 @@ def test_no_collapsed_run_is_missed(file: Path) -> None:
 def test_there_are_enough_curves_to_mean_something() -> None:
     assert len(HEALTHY_RUNS) >= 10
     assert len(COLLAPSED_RUNS) >= 5
-    assert {word for file in CURVES for word in file.stem.split("-")} >= {
-        "simsiam",
-        "byol",
-        "simclr",
-        "standard",
-        "dssl",
-    }
+    words = {word for file in CURVES for word in file.stem.split("-")}
+    assert words >= {"simsiam", "byol", "simclr", "standard", "dssl"}
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "expected"), [(1, 100), (39, 117), (156, 468), (390, 500), (10_009, 500)])
@@ -106,7 +92,7 @@ def test_weights_that_are_no_numbers_stop_a_run_whose_loss_is_one() -> None:
     assert said.reason == "weights or the optimiser's state are no longer numbers, though the loss is one"
 
 
-def test_a_view_that_collapsed_wholly_is_not_hidden_by_one_of_low_rank() -> None:
+def test_a_view_that_collapsed_fully_is_not_hidden_by_one_of_low_rank() -> None:
     now = replace(constant(0.9), spread={"h1": 0.06, "h2": 0.5}, rank={"h1": 0.5, "h2": 0.005})
     said = HealthMonitor(named_graph("heavy"), patience=0).judge(now)
     assert (said.status, said.view) == ("collapsed", "h1")

@@ -15,7 +15,7 @@ from dssl.optim import (
     optimizer_tensors,
     peak_rate,
     set_learning_rate,
-)
+)  # fmt: skip
 
 
 def test_warmup_then_cosine() -> None:
@@ -42,13 +42,9 @@ def test_updates_equal_a_reference(name: str, decay_all: bool) -> None:
     """Five steps of random gradients, each parameter updated by hand."""
     method = model()
     config = OptimizerConfig(
-        name=name,
-        rate=0.1,
-        momentum=0.9,
-        weight_decay=0.01,
-        decay_norms_and_biases=decay_all,
-        fixed_predictor_rate=True,
-    )  # type: ignore[arg-type]
+        name=name, rate=0.1, momentum=0.9, weight_decay=0.01,  # type: ignore[arg-type]
+        decay_norms_and_biases=decay_all, fixed_predictor_rate=True,
+    )  # fmt: skip
     optimizer = build_optimizer(method, config)
     mine = {key: value.detach().clone() for key, value in method.named_parameters()}
     velocity = {key: torch.zeros_like(value) for key, value in mine.items()}

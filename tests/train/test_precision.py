@@ -1,4 +1,4 @@
-"""The precision is chosen by steps of the encoder that will be trained, and what was measured is said."""
+"""The precision is chosen by steps of the encoder that will be trained; fp16 trains with a scaled loss, which is saved."""
 
 import copy
 import logging
@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dssl import precision
-from dssl.precision import choose_precision, encoder_seconds
+from dssl.config import RunConfig
+from dssl.errors import DsslError
+from dssl.precision import autocast, choose_precision, encoder_seconds, half_type, loss_scaler
 from dssl.training.pretrain import train
+from dssl.weights import checkpoint
 from tests.train.test_train import TINY, replace
 
 CPU = torch.device("cpu")
@@ -20,10 +23,9 @@ CPU = torch.device("cpu")
     ("full", "half", "choice"), [(0.27, 0.35, "fp32"), (0.35, 0.27, "bf16"), (0.100, 0.095, "fp32")]
 )
 def test_bf16_must_be_a_tenth_faster(full: float, half: float, choice: str) -> None:
-    found, why = choose_precision(
-        nn.Identity(), image_size=128, channels=3, device=CPU, measure=lambda *_: (full, half)
-    )
-    assert found == choice
+    options = {"image_size": 128, "channels": 3, "device": CPU}
+    precise, why = choose_precision(nn.Identity(), **options, measure=lambda *_: (full, half))
+    assert precise == choice
     assert f"8 images of 128 px took {1000 * half:.0f} ms in bf16, {1000 * full:.0f} ms in fp32" in why
 
 
@@ -98,3 +100,29 @@ def test_a_run_measures_its_own_encoder(
     assert seen == [("MobileNetV3", 16)]
     assert "fp32: a step of the encoder on 16 images of 16 px took 35 ms in bf16, 27 ms in fp32" in caplog.text
     assert "fp32, as the run started" in caplog.text
+
+
+def test_fp16_trains_and_saves_its_scale(tmp_path: Path) -> None:
+    config = replace(
+        TINY, data="shapes:32", encoder="small", precision="fp16", epochs=1, knn_every=0, checkpoint_activations=True
+    )
+    result = train(config, tmp_path / "run")
+    assert result.verdict.status != "diverged"
+    saved = checkpoint.read(result.checkpoint)  # type: ignore[arg-type]
+    assert saved.header["scaler"]["_growth_tracker"] == result.step  # no step overflowed
+    assert saved.header["scaler"]["scale"] >= 1
+    assert train(config, tmp_path / "run").step == result.step  # reads it back
+
+
+def test_only_fp16_scales() -> None:
+    for name in ("bf16", "fp32", "fp64"):
+        assert not loss_scaler(CPU, name).is_enabled()  # type: ignore[arg-type]
+    assert loss_scaler(CPU, "fp16").is_enabled()
+    assert (half_type("fp16"), half_type("bf16"), half_type("fp32")) == (torch.float16, torch.bfloat16, None)
+    with autocast(CPU, "fp16"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float16
+
+
+def test_compile_and_checkpointing_are_refused_together() -> None:
+    with pytest.raises(DsslError, match="compile and checkpoint_activations are both on"):
+        RunConfig(compile=True, checkpoint_activations=True)

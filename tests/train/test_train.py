@@ -29,23 +29,16 @@ from dssl.methods import SimSiamConfig
 from dssl.methods.simsiam import SimSiam
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_report import embedding_maps, read_run
+from dssl.run import RunFolder
 from dssl.training.prepare import open_test_data
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from tests.train.running import command, fork
 
 TINY = RunConfig(
-    data="shapes:64",
-    encoder="whitened",
-    image_size=16,
-    method=SimSiamConfig(hidden=16, output=16, bottleneck=8),
-    epochs=2,
-    batch_size=16,
-    precision="fp32",
-    knn_every=1,
-    optimizer=OptimizerConfig(warmup_epochs=0),
-    health=HealthConfig(every=2),
-)
+    data="shapes:64", encoder="whitened", image_size=16, method=SimSiamConfig(hidden=16, output=16, bottleneck=8), epochs=2,
+    batch_size=16, precision="fp32", knn_every=1, optimizer=OptimizerConfig(warmup_epochs=0), health=HealthConfig(every=2),
+)  # fmt: skip
 
 
 def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_test_image(tmp_path: Path) -> None:
@@ -65,12 +58,10 @@ def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_tes
     )  # fmt: skip
     result = train(config, tmp_path / "run")
     assert result.knn == 100.0
-    (record,) = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if "knn" in line
-    ]
+    (record,) = [record for record in RunFolder(tmp_path / "run").metrics() if "knn" in record]
     assert record["knn_protocol"]["queries"] == 6
     maps, classes, problems = embedding_maps([read_run(tmp_path / "run")], images=9)
-    assert ([len(one.points) for one in maps], problems) == ([6], [])
+    assert ([len(each.points) for each in maps], problems) == ([6], [])
     assert set(colours) <= set(classes)
     for path in (tmp_path / "data" / "val").rglob("*.png"):
         path.write_bytes(b"offline")
@@ -82,7 +73,7 @@ def test_knn_while_training_knows_classes_by_name_and_outlives_an_unreadable_tes
 def test_a_line_of_progress_shows_knn_of_its_own_epoch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="dssl"):
         train(replace(TINY, epochs=5, knn_every=2), tmp_path / "run")
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = RunFolder(tmp_path / "run").metrics()
     measured = {round(record["epoch"]) for record in records if "knn" in record}
     lines = {int(line[6]): line for line in caplog.messages if line.startswith("epoch ")}
     assert set(lines) > measured
@@ -108,7 +99,7 @@ def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> N
     os.close(ours)
     os.close(theirs)
     lines = [line for line in shown.decode().replace("\r", "\n").splitlines() if "kNN" in line]
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = RunFolder(tmp_path / "run").metrics()
     measured = [round(record["epoch"]) for record in records if "knn" in record]
     assert measured == [1, 2, 4]
     assert [int(re.search(r"epoch (\d+)", line)[1]) for line in lines] == measured  # type: ignore[index]
@@ -177,11 +168,11 @@ def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     described = json.loads((tmp_path / "run" / "config.json").read_text())
     assert described["config"]["graph"] == "dssl"
     assert described["precision"] == "fp32"
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    looks = [record for record in records if "loss" in record]
-    assert looks[-1]["step"] == 8
-    assert set(looks[0]["edges"]) == {"s1->s2", "s2->s1", "h1->s1", "h2->s2"}
-    assert set(looks[0]["spread"]) == set(looks[0]["rank"]) == {"s1", "s2", "h1", "h2"}
+    records = RunFolder(tmp_path / "run").metrics()
+    checks = [record for record in records if "loss" in record]
+    assert checks[-1]["step"] == 8
+    assert set(checks[0]["edges"]) == {"s1->s2", "s2->s1", "h1->s1", "h2->s2"}
+    assert set(checks[0]["spread"]) == set(checks[0]["rank"]) == {"s1", "s2", "h1", "h2"}
     knn = [record for record in records if "knn" in record]
     assert [record["epoch"] for record in knn] == [1, 2]
     assert knn[0]["knn_protocol"] == {"k": 200, "temperature": 0.1, "bank": 64, "queries": 2000}

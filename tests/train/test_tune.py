@@ -25,10 +25,9 @@ from dssl.data import Source, Subset, open_source
 from dssl.errors import DsslError
 from dssl.report import tune as report
 from dssl.state import Status, Verdict
-from dssl.training import prepare, trials, tune
-from dssl.training.trials import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
+from dssl.training import prepare, tune
+from dssl.training.tune import COARSE, NONE, Plan, Search, Trial, affordable, neighbours, next_policy, plan_for
 from tests.train.running import launch
-from tests.train.searching import trial
 
 TRIED = (NONE, "ra(2,5)", "0.9*ra(2,5) | 0.1*jigsaw(4)")
 WORDS = [
@@ -38,12 +37,20 @@ WORDS = [
 ARGUMENTS = Arguments(source="shapes:60", batch_size=16, encoder="small", precision="fp32", threads=1)
 
 
+def trial(policy: str, score: float, *, verdict: Status = "healthy", seconds: float = 10.0) -> Trial:
+    """Made up."""
+    reason = "" if verdict == "healthy" else "embeddings of view h1 have a spread of 0.05"
+    return Trial(
+        policy=policy, retrieval=score, error=0.01, rotation=0.4, rank=9.0, verdict=verdict, reason=reason, seconds=seconds
+    )  # fmt: skip
+
+
 def search(out: Path, *, minutes: float = 60, policies: tuple[str, ...] = TRIED, **options: Any) -> Search:
     return tune.tune(configuration(ARGUMENTS), out, minutes=minutes, policies=policies, **({"steps": 2} | options))
 
 
 def results(out: Path) -> list[dict[str, Any]]:
-    """All that was found, apart from how long it took."""
+    """All that was result, apart from how long it took."""
     lines = [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
@@ -77,34 +84,28 @@ def ticking(seconds: Iterator[float]) -> Callable[[], float]:
 
 
 def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None:
-    # every look at the clock finds it 60 s later: a trial takes a minute, from its beginning to its record
-    found = search(tmp_path / "six", policies=(), minutes=6, clock=ticking(itertools.repeat(60.0)))
-    assert [one.policy for one in found.trials] == [*COARSE[:3], found.trials[3].policy]
-    assert found.wanted == 4
-    assert {one.seconds for one in found.trials} == {60.0}
-    assert found.seconds <= 360
-    assert found.trials[3].policy in neighbours(max(found.trials[1:3], key=lambda one: one.score).policy)
+    # every check of the clock finds it 60 s later: a trial takes a minute, from its beginning to its record
+    result = search(tmp_path / "six", policies=(), minutes=6, clock=ticking(itertools.repeat(60.0)))
+    assert [entry.policy for entry in result.trials] == [*COARSE[:3], result.trials[3].policy]
+    assert result.wanted == 4
+    assert {entry.seconds for entry in result.trials} == {60.0}
+    assert result.seconds <= 360
+    assert result.trials[3].policy in neighbours(max(result.trials[1:3], key=lambda entry: entry.score).policy)
     # more minutes resume the search; the third trial is slow, and there is no time for another of its kind
     slow = ticking(itertools.chain([0.0], itertools.repeat(200.0)))
     more = search(tmp_path / "six", policies=(), minutes=10, clock=slow)
-    assert more.trials[:4] == found.trials
+    assert more.trials[:4] == result.trials
     assert len(more.trials) == 5
     assert more.seconds <= 600
 
 
 def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(tune, "FEWEST_STEPS", 2)
     said: list[str] = []
     # 8 s for four steps, of the pair and of the graph: with a minute, 16 trials of two steps each would take too long
-    found = search(
-        tmp_path / "timed",
-        policies=(NONE,),
-        minutes=1,
-        steps=None,
-        say=said.append,
-        clock=ticking(itertools.repeat(8.0)),
-    )
-    assert found.plan == Plan(start=5, steps=2)
+    clock = ticking(itertools.repeat(8.0))
+    result = search(tmp_path / "timed", policies=(NONE,), minutes=1, steps=None, say=said.append, clock=clock)
+    assert result.plan == Plan(start=5, steps=2)
     assert said[0] == "shared start: 5 steps, about 10 seconds; then 2 steps for each policy, about 4 seconds"
     assert json.loads((tmp_path / "timed" / "config.json").read_text())["plan"] == {"start": 5, "steps": 2}
 
@@ -114,10 +115,10 @@ def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_grid_comes_first_and_then_the_neighbours_of_the_best() -> None:
     scores = {policy: 0.3 + 0.001 * number for number, policy in enumerate(COARSE)} | {"jigsaw(4)": 0.9, NONE: 0.95}
-    made: list[Trial] = []
-    while (policy := next_policy(made, wanted=12)) is not None:
-        made.append(trial(policy, scores.get(policy, 0.2)))
-    policies = [one.policy for one in made]
+    trials: list[Trial] = []
+    while (policy := next_policy(trials, wanted=12)) is not None:
+        trials.append(trial(policy, scores.get(policy, 0.2)))
+    policies = [entry.policy for entry in trials]
     assert policies[:8] == list(COARSE[:8])
     assert policies[8:10] == ["jigsaw(5)", "jigsaw(3)"]  # then those of the next best, ra(1,9,monotone14)
     assert policies[10:] == ["ra(1,14,monotone14)", "ra(1,6,monotone14)"]
@@ -125,9 +126,9 @@ def test_the_grid_comes_first_and_then_the_neighbours_of_the_best() -> None:
 
 
 def test_no_neighbour_of_a_run_that_collapsed_is_tried() -> None:
-    made = [trial(NONE, 0.3), trial("ra(2,9,monotone14)", 0.4), trial(COARSE[2], 0.3)]
-    made.append(trial("jigsaw(4)", 0.9, verdict="collapsed"))
-    assert next_policy(made, wanted=5) in neighbours("ra(2,9,monotone14)")
+    trials = [trial(NONE, 0.3), trial("ra(2,9,monotone14)", 0.4), trial(COARSE[2], 0.3)]
+    trials.append(trial("jigsaw(4)", 0.9, verdict="collapsed"))
+    assert next_policy(trials, wanted=5) in neighbours("ra(2,9,monotone14)")
 
 
 def test_policies_and_their_neighbours_are_written_as_the_program_writes_them() -> None:
@@ -160,7 +161,7 @@ def test_a_killed_search_resumes_to_the_same_result(whole: Path, tmp_path: Path)
     assert file.read_text().startswith(kept)
     assert next((out / "checkpoints").iterdir()).read_bytes() == start
     assert results(out) == results(whole)
-    assert [one["policy"] for one in results(out)] == ["", *TRIED]
+    assert [entry["policy"] for entry in results(out)] == ["", *TRIED]
 
 
 @pytest.mark.parametrize("within", ["training", "measuring"])
@@ -187,7 +188,7 @@ def test_an_interrupted_search_says_so_in_one_line_and_resumes(
         signal.signal(signal.SIGINT, before)
     said = capsys.readouterr()
     assert said.err.splitlines()[-1] == "dssl: stopped by signal 2 and saved; the same command resumes it"
-    assert [one["policy"] for one in results(out)] == ["", TRIED[0]]
+    assert [entry["policy"] for entry in results(out)] == ["", TRIED[0]]
     assert not (out / "tune.html").exists()
     assert main([*WORDS, "--out", str(out)]) == 0
     assert "1 finished trial found" in capsys.readouterr().out
@@ -207,8 +208,8 @@ def test_labels_are_not_used(whole: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_trials_differ_from_each_other_and_from_the_start(whole: Path) -> None:
-    found = results(whole)
-    assert len({one["rank"] for one in found}) == len(found)
+    records = results(whole)
+    assert len({record["rank"] for record in records}) == len(records)
 
 
 def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,16 +221,16 @@ def test_a_policy_whose_run_collapsed_is_never_recommended(tmp_path: Path, monke
         return replace(ending, verdict=Verdict("collapsed", 1, reason="one point")) if bad else ending
 
     monkeypatch.setattr(tune, "short_run", collapsing)
-    found = search(tmp_path / "run", policies=("jigsaw(2)",))
-    assert found.best is None
-    assert found.trials[0].verdict == "collapsed"
-    both = replace(found, trials=(*found.trials, trial("jigsaw(4)", 0.0)))
+    result = search(tmp_path / "run", policies=("jigsaw(2)",))
+    assert result.best is None
+    assert result.trials[0].verdict == "collapsed"
+    both = replace(result, trials=(*result.trials, trial("jigsaw(4)", 0.0)))
     assert both.best is not None
     assert both.best.policy == "jigsaw(4)"
     assert both.ranked[-1].policy == "jigsaw(2)"
-    made = report.html(both, line="dssl train", command="dssl tune")
-    assert "one point" in made
-    assert ">collapsed<" in made
+    page = report.html(both, line="dssl train", command="dssl tune")
+    assert "one point" in page
+    assert ">collapsed<" in page
 
 
 @pytest.mark.parametrize("verdict", ["collapsed", "diverged"])
@@ -281,26 +282,22 @@ def test_the_page_the_file_and_the_terminal_tell_of_every_policy(
         assert f"<code>{policy}</code>" in page
         assert page.count(f'alt="{policy} of ') == report.SHOWN
     assert "no heavy views" in page
-    assert [one["policy"] for one in plain["trials"]] == [
-        one["policy"] for one in sorted(results(whole)[1:], key=lambda one: -one["retrieval"])
-    ]
-    assert plain["best"] == next(one["policy"] for one in plain["trials"] if one["policy"] != NONE)
+    ranked = sorted(results(whole)[1:], key=lambda entry: -entry["retrieval"])
+    assert [entry["policy"] for entry in plain["trials"]] == [entry["policy"] for entry in ranked]
+    assert plain["best"] == next(entry["policy"] for entry in plain["trials"] if entry["policy"] != NONE)
 
 
-def test_a_damaged_line_of_trials_is_named(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_line_of_trials_and_a_lost_start_are_named(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
-    with (tmp_path / "run" / "trials.jsonl").open("a") as file:
-        file.write('{"policy": "ua"}\n')
-    with pytest.raises(DsslError, match=r"trials\.jsonl is damaged .*name another --out"):
-        search(tmp_path / "run")
-
-
-def test_trials_without_their_start_are_refused(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    lines = (tmp_path / "run" / "trials.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "run" / "trials.jsonl").write_text("".join(lines[1:]))
-    with pytest.raises(DsslError, match=r"trials\.jsonl has lost its first line, the start of all trials"):
-        search(tmp_path / "run")
+    file = tmp_path / "run" / "trials.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    for content, problem in (
+        ([*lines, '{"policy": "ua"}\n'], "is damaged .*name another"),
+        (lines[1:], "the start of all"),
+    ):
+        file.write_text("".join(content))
+        with pytest.raises(DsslError, match=rf"trials\.jsonl .*{problem}"):
+            search(tmp_path / "run")
 
 
 def test_the_printed_line_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,12 +307,7 @@ def test_the_printed_line_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert words[:3] == ["dssl", "train", "shapes"]
     assert main([*words[1:], "--epochs", "1", "--precision", "fp32", "--knn-every", "0"]) == 0
     config = json.loads((tmp_path / "runs/shapes/config.json").read_text())["config"]
-    assert (config["heavy"], config["graph"], config["encoder"], config["batch_size"]) == (
-        TRIED[2],
-        "dssl",
-        "small",
-        16,
-    )
+    assert {"heavy": TRIED[2], "graph": "dssl", "encoder": "small", "batch_size": 16}.items() <= config.items()
     assert config["method"]["name"] == "simclr"
 
 
@@ -339,9 +331,59 @@ def test_every_method_has_a_configuration() -> None:
 
 def test_a_policy_given_twice_is_tried_once_and_minutes_are_a_number(tmp_path: Path) -> None:
     said: list[str] = []
-    found = search(tmp_path / "run", policies=("jigsaw(2)", "jigsaw(2)"), say=said.append)
-    assert (len(found.trials), found.wanted) == (1, 1)
+    result = search(tmp_path / "run", policies=("jigsaw(2)", "jigsaw(2)"), say=said.append)
+    assert (len(result.trials), result.wanted) == (1, 1)
     assert any(line.startswith("trial 1 of 1: ") for line in said)
-    assert not any("fit into the minutes" in note for note in report.notes(found))
+    assert not any("fit into the minutes" in note for note in report.notes(result))
     with pytest.raises(DsslError, match="--minutes is inf: expected a number"):
         tune.tune(configuration(ARGUMENTS), tmp_path / "b", minutes=math.inf)
+
+
+# -- what a search is answered with
+
+RESULT = Search(
+    config=configuration(ARGUMENTS), plan=Plan(start=2, steps=2), start=trial("", 0.3), trials=(), wanted=3, images=40,
+    judges=open_source("shapes:20"),
+)  # fmt: skip
+
+
+def test_policies_that_the_score_does_not_tell_apart_are_named() -> None:
+    trials = (trial("jigsaw(4)", 0.5), trial("ra(2,5)", 0.48), trial("ua", 0.4), trial("ta", 0.49, verdict="collapsed"))
+    result = replace(RESULT, trials=(*trials, trial(NONE, 0.499)))
+    assert [other.policy for other in result.as_good] == ["ra(2,5)"]  # 2 points apart, each with an error of 1
+    assert report.answer(result).startswith(
+        "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. It cannot be told apart from 1 of the 2 others"
+    )
+    assert "have 49.9 ± 1.0: the score does not show that heavy views help here." in report.answer(result)
+    beside = {line.split("  ")[0]: line for line in report.summary(result, line=None).splitlines()[:6]}
+    assert "  best  " in beside["jigsaw(4)"]
+    assert "  not told apart  " in beside["ra(2,5)"]
+    assert "  below  " in beside["ua"]
+    assert beside["ta"].split() == ["ta", "49.0", "±", "1.0", "40", "%", "9.0", "collapsed", "10"]
+    page = report.html(result, line="dssl train", command="dssl tune")
+    assert page.count(">not told apart<") == 2  # ra(2,5) and no heavy views
+    assert "every trial collapsed" in report.answer(replace(result, trials=trials[3:]))
+
+
+def test_the_answer_says_when_the_score_decides_nothing_and_when_it_does() -> None:
+    alike = replace(RESULT, trials=(trial("ua", 0.5), trial("ta", 0.49), trial("jigsaw(4)", 0.475)))
+    assert report.answer(alike).startswith(
+        "The score cannot tell these 3 heavy policies apart: from the best, ua with 50.0 ± 1.0, to the lowest, jigsaw(4)"
+    )
+    apart = (trial("ua", 0.5), trial("ta", 0.4), trial("jigsaw(4)", 0.3))
+    for control, end in ((0.6, "by this score heavy views do not help here."), (0.4, "below the best heavy policy.")):
+        text = report.answer(replace(RESULT, trials=(*apart, trial(NONE, control))))
+        assert "The 2 others are more than two standard errors below." in text
+        assert text.endswith(end)
+    assert "ua is the only heavy policy" in report.answer(replace(RESULT, trials=apart[:1]))
+
+
+def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number() -> None:
+    none = trial(NONE, 0.5, seconds=100)
+    result = replace(RESULT, start=trial("", 0.3, seconds=250), trials=(none,))
+    assert result.minutes_for_more == 13  # 250 s and 4 trials of 100 s are 90 % of it
+    assert affordable(13, result.start, [none]) == 4
+    assert report.answer(result) == (
+        "No heavy policy was tried: a trial takes 2 minutes here, and the minutes are over. "
+        "Rerun the command with --minutes 13: the search resumes."
+    )
