@@ -1,20 +1,19 @@
-"""ViewMaker: all views of an image, from plan to buffer."""
+"""ViewMaker: all views of an image, from the plan, which is drawn as arrays before any pixel is touched, to the buffers."""
 
-import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.augment.channels import check_channels
+from dssl import rng
 from dssl.augment.custom import run_custom
-from dssl.augment.plan import Plan, Program
-from dssl.augment.policy import Chain, Policy, sizing
-from dssl.augment.text import meanings_of, parse, show
+from dssl.augment.operations import Floats
+from dssl.augment.policy import Chain, Policy, check_channels, meanings_of, parse, show, sizing
+from dssl.augment.primitives import Script
 from dssl.errors import DsslError, choices
 
 if TYPE_CHECKING:
@@ -71,6 +70,77 @@ CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What happens to the images ``indices`` in one epoch: a kernel and its numbers for each step of each view."""
+
+    indices: NDArray[np.int64]
+    epoch: int
+    codes: NDArray[np.int32]
+    values: Floats
+    custom: bool
+    """Whether a custom operation is among the steps."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The steps of several views, in the order in which they run, without any numbers yet."""
+
+    names: tuple[str, ...]
+    policies: tuple[Policy, ...]
+    origins: tuple[int, ...]
+    """For each view the position of the view that it is derived from, or -1 for the image."""
+    size: int
+    offsets: NDArray[np.int64]
+    views: NDArray[np.int64]
+    """First step, step after the last, and origin of each view."""
+    script: NDArray[np.int64]
+    numbers: Floats
+    operations: Floats
+    bounds: NDArray[np.int64]
+    """Where the script of each view begins, then where the last one ends."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> "Program":
+        """Lay out the steps of these views one after the other."""
+        widths = [policy.widths for policy in policies]
+        stops = np.cumsum([len(part) for part in widths])
+        starts = stops - [len(part) for part in widths]
+        flat = [width for part in widths for width in part]
+        offsets = np.concatenate([[0], np.cumsum(flat)]).astype(np.int64)
+        views = np.stack([starts, stops, np.asarray(origins)], axis=1).astype(np.int64)
+        script, bounds = Script(size=size), [0]
+        for policy, first in zip(policies, starts.tolist(), strict=True):
+            policy.write(script, step=first, slot=0)
+            bounds.append(len(script))
+        rows, numbers, operations = script.arrays()
+        return cls(
+            names=tuple(names),
+            policies=tuple(policies),
+            origins=tuple(origins),
+            size=size,
+            offsets=offsets,
+            views=np.ascontiguousarray(views),
+            script=rows,
+            numbers=numbers,
+            operations=operations,
+            bounds=np.array(bounds, np.int64),
+        )
+
+    def plan(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> Plan:
+        """Draw every number that these images need; the numbers of an image do not depend on the others."""
+        codes = np.zeros((len(indices), len(self.offsets) - 1), np.int32)
+        values = np.zeros((len(indices), max(1, int(self.offsets[-1]))))
+        streams = np.array([rng.key(seed, "view", epoch, name) for name in self.names], np.uint64)
+        own = np.array(indices, np.int64)  # the kernel is compiled for a writable array
+        custom = _kernels().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
+                                 self.size, codes, values)  # fmt: skip
+        return Plan(indices=indices, epoch=epoch, codes=codes, values=values, custom=custom)
+
+
 class Buffers(dict[str, NDArray[Any]]):
     """One array N x H x W x C per view; all of them are parts of one block, which a kernel fills in one call."""
 
@@ -107,11 +177,10 @@ class BaseViewMaker(ABC):
 
     @abstractmethod
     def apply_many(self, plan: Any, row: int, images: RawImages, out: Any, out_row: int) -> None:
-        """Write all views of some images, of any sizes: rows of the plan from ``row`` on into rows from ``out_row`` on."""
+        """Write all views of some images, of any sizes: rows of the plan from ``row`` on into rows from ``out_row`` on.
 
-    def apply(self, plan: Any, row: int, image: NDArray[np.uint8], out: Any, out_row: int) -> None:
-        """Like ``apply_many`` for one image; several threads may do so at once."""
-        self.apply_many(plan, row, [image], out, out_row)
+        Several threads may do so at once.
+        """
 
 
 class ViewMaker(BaseViewMaker):
@@ -181,10 +250,8 @@ class ViewMaker(BaseViewMaker):
         """Draw the parameters of every view of these images."""
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
 
-    def apply_many(
-        self, plan: Plan, row: int, images: RawImages, out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
-        """Like ``apply`` for several images, of any sizes: rows from ``row`` on into rows from ``out_row`` on."""
+    def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
+        """Write all views of some images, of any sizes: rows from ``row`` on into rows from ``out_row`` on."""
         if isinstance(images, np.ndarray) and images.ndim != 4:
             raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
         if len(images) == 0:
@@ -218,18 +285,18 @@ class ViewMaker(BaseViewMaker):
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels cannot be used; each side must have 1 to 32767"
             )
 
-    def _run(
-        self, plan: Plan, row: int, places: NDArray[np.int64], out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
+    def _run(self, plan: Plan, row: int, places: NDArray[np.int64], out: Buffers, out_row: int) -> None:
         """Views of the images at these addresses, with their heights and widths."""
         count = len(places)
-        if not isinstance(out, Buffers) or out.block.shape[2:] != (self.size, self.size, self.channels):
-            self._run_apart(plan, row, places, out, out_row)
-            return
         as_float = self.normalization is not None
-        if out.block.dtype != (np.float32 if as_float else np.uint8) or not 0 <= out_row <= out.block.shape[1] - count:
+        if (
+            not isinstance(out, Buffers)
+            or out.block.dtype != (np.float32 if as_float else np.uint8)
+            or (len(out.block), *out.block.shape[2:]) != (len(self.names), self.size, self.size, self.channels)
+            or not 0 <= out_row <= out.block.shape[1] - count
+        ):
             raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
-        kernel, program, scratch = _loader()().run, self._program, self._scratch
+        kernel, program, scratch = _kernels().run, self._program, self._scratch
         # a second crop works on a view, which may be larger than its image
         scratch.reserve(self.channels * self.size * max(self.size, int(places[:, 1:].max())))
         bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
@@ -252,26 +319,6 @@ class ViewMaker(BaseViewMaker):
         numbers = plan.values[row, program.offsets[step] : program.offsets[step + 1]]
         run_custom(numbers, scratch.planes[source], scratch.planes[spare])
         scratch.slots[view], scratch.slots[-1] = spare, source
-
-    def _run_apart(
-        self, plan: Plan, row: int, places: NDArray[np.int64], out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
-        """For buffers not made by ``allocate``: make the views in a block that is, then copy."""
-        own = self.allocate(len(places))
-        for name in self.names:
-            if name not in out:
-                raise choices("view", name, out)
-            target = out[name]
-            if target.shape[1:] != own[name].shape[1:] or target.dtype != own[name].dtype:
-                raise DsslError(
-                    f"the buffer of view {name} is {target.dtype} of shape {target.shape}; "
-                    f"it must be {own[name].dtype} of shape N x {self.size} x {self.size} x {self.channels}"
-                )
-            if not 0 <= out_row <= len(target) - len(places):
-                raise DsslError(f"row {out_row} is not in the buffer of view {name}, which has {len(target)} rows")
-        self._run(plan, row, places, own, 0)
-        for name in self.names:
-            out[name][out_row : out_row + len(places)] = own[name]
 
 
 class SizedBuffers(dict[str, NDArray[Any]]):
@@ -302,16 +349,15 @@ class SizedViewMaker(BaseViewMaker):
         return [maker.plan(indices, epoch=epoch) for maker in self.makers]
 
     def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
-        """Like ``apply`` for several images, of any sizes."""
+        """Write all views of some images, of any sizes."""
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
 
 
-@functools.cache
-def _loader() -> Callable[[], "Kernels"]:
+def _kernels() -> "Kernels":
     from dssl.augment.kernels.program import load_kernels  # imports numba, which reading policies does not need
 
-    return load_kernels
+    return load_kernels()
 
 
 def _in_order(views: Sequence["View"]) -> list["View"]:

@@ -62,7 +62,7 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
         out = maker.allocate(len(batch))
         plan = maker.plan(np.arange(len(batch), dtype=np.int64), epoch=0)
         for place, image in enumerate(batch):
-            maker.apply(plan, place, image, out, place)
+            maker.apply_many(plan, place, [image], out, place)
         made = [out[view.name] for view in views]
         changes = tuple(float(change(views_of, batch).mean()) for views_of in made)
         blank = [m for m, views_of in zip(magnitudes, made, strict=True) if nearly_flat(views_of).mean() >= 0.5]

@@ -144,7 +144,7 @@ def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np
     views = maker.allocate(len(originals))
     plan = maker.plan(np.array(indices, np.int64), epoch=0)
     for row, image in enumerate(originals):
-        maker.apply(plan, row, image, views, row)
+        maker.apply_many(plan, row, [image], views, row)
     rows = [SheetRow(title="original", note=source.name, images=originals)]
     rows += [SheetRow(title=name, note="", images=list(views[name])) for name in maker.names]
     sheet = contact_sheet(rows, title="The views of this run", cell=96)

@@ -149,7 +149,7 @@ def survey(
             except UnreadableImage as problem:
                 unreadable.append(str(problem))
                 continue
-            maker.apply(plan, row, image, out, len(small))
+            maker.apply_many(plan, row, [image], out, len(small))
             small.append(resized(image, size))
             # nothing else of a decoded image is kept, except for the few on which the speed is measured
             if len(kept) + len(shown) < examples:
@@ -264,7 +264,7 @@ def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
 
             def part(first: int) -> None:
                 for row in range(first, _BLOCK, threads):
-                    maker.apply(plan, row, images[row % len(images)], out, row)
+                    maker.apply_many(plan, row, [images[row % len(images)]], out, row)
 
             list(workers.map(part, range(threads)))
 

@@ -11,9 +11,8 @@ from torchvision.transforms import RandomResizedCrop
 from dssl.augment import TABLES, ViewMaker
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels.resample import crop_box
-from dssl.augment.plan import Program
-from dssl.augment.policy import Chain
-from dssl.augment.text import parse
+from dssl.augment.maker import Program
+from dssl.augment.policy import Chain, parse
 
 COUNT = 20_000
 UNLIKELY = 1e-4

@@ -11,8 +11,8 @@ import pytest
 from dssl.augment import OPERATIONS, TABLES, add_kernel
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels.draw import _fifteen_digits
-from dssl.augment.plan import Program
-from dssl.augment.text import parse
+from dssl.augment.maker import Program
+from dssl.augment.policy import parse
 
 DIGESTS = {
     "standard": "52b47e25afa9",
