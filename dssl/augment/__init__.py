@@ -14,7 +14,7 @@ from dssl.augment.maker import (
     RawImages,
     SizedViewMaker,
     ViewMaker,
-)  # fmt: skip
+)
 from dssl.augment.operations import OPERATIONS, TABLES
 from dssl.augment.policy import NAMED, Policy, check_channels, meanings_of, parse, show, without_colour
 

@@ -72,63 +72,36 @@ IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What happens to the images ``indices`` in one epoch: a kernel and its numbers for each step of each view."""
+    """What happens to some images in one epoch, a row each: a kernel and its numbers for each step of each view."""
 
-    indices: NDArray[np.int64]
-    epoch: int
     codes: NDArray[np.int32]
     values: Floats
     custom: bool
     """Whether a custom operation is among the steps."""
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.codes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The steps of several views, in the order in which they run, without any numbers yet."""
 
-    names: tuple[str, ...]
-    policies: tuple[Policy, ...]
-    origins: tuple[int, ...]
-    """For each view the position of the view that it is derived from, or -1 for the image."""
-    size: int
-    offsets: NDArray[np.int64]
-    views: NDArray[np.int64]
-    """First step, step after the last, and origin of each view."""
-    script: NDArray[np.int64]
-    numbers: Floats
-    operations: Floats
-    bounds: NDArray[np.int64]
-    """Where the script of each view begins, then where the last one ends."""
-
-    @classmethod
-    def of(cls, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> "Program":
-        """Lay out the steps of these views one after the other."""
-        widths = [policy.widths for policy in policies]
-        stops = np.cumsum([len(part) for part in widths])
-        starts = stops - [len(part) for part in widths]
-        flat = [width for part in widths for width in part]
-        offsets = np.concatenate([[0], np.cumsum(flat)]).astype(np.int64)
-        views = np.stack([starts, stops, np.asarray(origins)], axis=1).astype(np.int64)
+    def __init__(self, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> None:
+        """``origins``: for each view the position of the view that it is derived from, or -1 for the image."""
+        self.names, self.size = tuple(names), size
+        stops = np.cumsum([len(policy.widths) for policy in policies])
+        starts = stops - [len(policy.widths) for policy in policies]
+        widths = [width for policy in policies for width in policy.widths]
+        self.offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+        # first step, step after the last, and origin of each view
+        self.views = np.ascontiguousarray(np.stack([starts, stops, np.asarray(origins)], axis=1).astype(np.int64))
         script, bounds = Script(size=size), [0]
         for policy, first in zip(policies, starts.tolist(), strict=True):
             policy.write(script, step=first, slot=0)
             bounds.append(len(script))
-        rows, numbers, operations = script.arrays()
-        return cls(
-            names=tuple(names),
-            policies=tuple(policies),
-            origins=tuple(origins),
-            size=size,
-            offsets=offsets,
-            views=np.ascontiguousarray(views),
-            script=rows,
-            numbers=numbers,
-            operations=operations,
-            bounds=np.array(bounds, np.int64),
-        )
+        self.script, self.numbers, self.operations = script.arrays()
+        # where the script of each view begins, then where the last one ends
+        self.bounds = np.array(bounds, np.int64)
 
     def plan(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> Plan:
         """Draw every number that these images need; the numbers of an image do not depend on the others."""
@@ -138,7 +111,7 @@ class Program:
         own = np.array(indices, np.int64)  # the kernel is compiled for a writable array
         custom = _kernels().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
                                  self.size, codes, values)  # fmt: skip
-        return Plan(indices=indices, epoch=epoch, codes=codes, values=values, custom=custom)
+        return Plan(codes=codes, values=values, custom=custom)
 
 
 class Buffers(dict[str, NDArray[Any]]):
@@ -156,10 +129,6 @@ class _Scratch(threading.local):
         self.planes = np.zeros((views + 1, channels, size, size), np.uint8)
         self.slots = np.arange(views + 1, dtype=np.int64)
         self.workspace = np.empty(0, np.uint8)
-
-    def reserve(self, length: int) -> None:
-        if self.workspace.size < length:
-            self.workspace = np.empty(length, np.uint8)
 
 
 class BaseViewMaker(ABC):
@@ -187,15 +156,9 @@ class ViewMaker(BaseViewMaker):
     """Makes the views of a graph: the same bytes for the same seed, epoch, image index and view name."""
 
     def __init__(
-        self,
-        views: Sequence["View"],
-        *,
-        size: int,
-        seed: int,
-        channels: int = 3,
-        policies: Mapping[str, str] | None = None,
-        normalization: Normalization | None = None,
-    ) -> None:
+        self, views: Sequence["View"], *, size: int, seed: int, channels: int = 3,
+        policies: Mapping[str, str] | None = None, normalization: Normalization | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
         if channels < 1:
@@ -216,13 +179,11 @@ class ViewMaker(BaseViewMaker):
         meanings = meanings_of({**DEFAULT_POLICIES, **(policies or {})})
         ordered = _in_order(views)
         position = {view.name: index for index, view in enumerate(ordered)}
-        self._program = Program.of(
-            [view.name for view in ordered],
-            [_complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered],
-            [-1 if view.source is None else position[view.source] for view in ordered],
-            size=size,
-        )
-        self.policies: Mapping[str, Policy] = dict(zip(self._program.names, self._program.policies, strict=True))
+        self.policies: Mapping[str, Policy] = {
+            view.name: _complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered
+        }
+        origins = [-1 if view.source is None else position[view.source] for view in ordered]
+        self._program = Program([*self.policies], [*self.policies.values()], origins, size=size)
         for policy in self.policies.values():
             check_channels(policy, channels)
         usual = normalization or Normalization((0.0,) * channels, (1.0,) * channels)
@@ -232,10 +193,7 @@ class ViewMaker(BaseViewMaker):
         self._no_floats = np.empty((1, 1, 1, 1, channels), np.float32)
 
     def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
-        """Buffers for ``count`` images: N x H x W x C, float32 where a normalisation is set, else uint8.
-
-        CUDA copies directly from ``pinned`` memory.
-        """
+        """As the base class says: float32 where a normalisation is set, else uint8."""
         kind = np.uint8 if self.normalization is None else np.float32
         shape = (len(self.names), count, self.size, self.size, self.channels)
         if pinned:
@@ -247,11 +205,9 @@ class ViewMaker(BaseViewMaker):
         return Buffers(self._program.names, self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
-        """Draw the parameters of every view of these images."""
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
 
     def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
-        """Write all views of some images, of any sizes: rows from ``row`` on into rows from ``out_row`` on."""
         if isinstance(images, np.ndarray) and images.ndim != 4:
             raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
         if len(images) == 0:
@@ -261,17 +217,16 @@ class ViewMaker(BaseViewMaker):
             raise DsslError(f"{rows} not in the plan, which has {len(plan)} rows")
         if isinstance(images, np.ndarray):
             self._check(images[0])
-            kept = np.ascontiguousarray(images)
-            places = np.empty((len(kept), 3), np.int64)
-            places[:, 0] = kept.ctypes.data + kept.strides[0] * np.arange(len(kept))
-            places[:, 1:] = kept.shape[1:3]
-            self._run(plan, row, places, out, out_row)
-            return
-        for image in images:
-            self._check(image)
-        whole = [np.ascontiguousarray(image) for image in images]  # alive until the kernel has read them
-        found = [(image.ctypes.data, image.shape[0], image.shape[1]) for image in whole]
-        self._run(plan, row, np.array(found, np.int64), out, out_row)
+            whole = np.ascontiguousarray(images)
+            places = np.empty((len(whole), 3), np.int64)
+            places[:, 0] = whole.ctypes.data + whole.strides[0] * np.arange(len(whole))
+            places[:, 1:] = whole.shape[1:3]
+        else:
+            for image in images:
+                self._check(image)
+            each = [np.ascontiguousarray(image) for image in images]  # alive until the kernel has read them
+            places = np.array([(image.ctypes.data, *image.shape[:2]) for image in each], np.int64)
+        self._run(plan, row, places, out, out_row)
 
     def _check(self, image: NDArray[np.uint8]) -> None:
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
@@ -298,7 +253,9 @@ class ViewMaker(BaseViewMaker):
             raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
         kernel, program, scratch = _kernels().run, self._program, self._scratch
         # a second crop works on a view, which may be larger than its image
-        scratch.reserve(self.channels * self.size * max(self.size, int(places[:, 1:].max())))
+        needed = self.channels * self.size * max(self.size, int(places[:, 1:].max()))
+        if scratch.workspace.size < needed:
+            scratch.workspace = np.empty(needed, np.uint8)
         bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
         # a custom operation stops the kernel, so such programs go image by image
         for first in range(0, count, 1 if plan.custom else count):
@@ -341,15 +298,12 @@ class SizedViewMaker(BaseViewMaker):
         self.policies = {name: policy for maker in makers for name, policy in maker.policies.items()}
 
     def allocate(self, count: int, *, pinned: bool = False) -> SizedBuffers:
-        """Buffers for ``count`` images, N x H x W x C, each view at its own size."""
         return SizedBuffers([maker.allocate(count, pinned=pinned) for maker in self.makers], self.names)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> list[Plan]:
-        """Draws the parameters of every view of these images."""
         return [maker.plan(indices, epoch=epoch) for maker in self.makers]
 
     def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
-        """Write all views of some images, of any sizes."""
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
 

@@ -35,7 +35,7 @@ from dssl.augment.primitives import (
     UniformAugment,
     check_number,
     named_table,
-)  # fmt: skip
+)
 from dssl.errors import DsslError, choices
 from dssl.text import number
 
@@ -179,17 +179,11 @@ NAMED: dict[str, Policy] = {
     "standard-ablation": Chain(_COLOUR),
     "standard-channels": Chain((*_COLOUR[:2], Maybe(Jitter(0.4, 0.4, 0.0, 0.0), 0.8), Maybe(Blur(0.1, 2.0), 0.5))),
     # what the student of a robust encoder sees: noise, blur, JPEG, less contrast, other light
-    "corrupt": Choose(
-        (1.0,) * 5,
-        (
-            Single("noise", 0.04, 0.25),
-            Single("soften", 0.8, 3.0),
-            Single("jpeg", 8, 50),
-            Single("contrast", 0.2, 0.8),
-            Chain((Single("brightness", 0.3, 0.9), Single("add", -0.1, 0.3))),
-        ),
-    ),
-}
+    "corrupt": Choose((1.0,) * 5, (
+        Single("noise", 0.04, 0.25), Single("soften", 0.8, 3.0), Single("jpeg", 8, 50), Single("contrast", 0.2, 0.8),
+        Chain((Single("brightness", 0.3, 0.9), Single("add", -0.1, 0.3))),
+    )),
+}  # fmt: skip
 """Named policies; they print as their name."""
 
 _TOKEN = re.compile(
@@ -207,7 +201,7 @@ _MAKERS: dict[str, tuple[int, int, Callable[..., Policy]]] = {
     "blur": (0, 2, Blur),
     "jigsaw": (1, 1, lambda tiles: Jigsaw(_whole("jigsaw", tiles))),
     "ra": (2, 3, lambda count, *rest: RandAugment(_whole("ra", count), *rest)),
-    "ua": (0, 2, lambda count=2, *rest: UniformAugment(_whole("ua", count), *rest)),
+    "ua": (0, 2, lambda count=2.0, *rest: UniformAugment(_whole("ua", count), *rest)),
     "ta": (0, 1, TrivialAugment),
     "op": (2, 3, AtMagnitude),
     "corruption": (2, 2, lambda kind, severity: Corruption(kind, _whole("corruption", severity))),
@@ -219,7 +213,7 @@ _TEXT_ARGUMENTS = {("ra", 2), ("ua", 1), ("ta", 0), ("op", 0), ("op", 2), ("corr
 
 
 def _whole(name: str, number: float) -> int:
-    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
+    if not number.is_integer():  # NaN and infinity are none
         raise DsslError(f"the number of {name} is {number:g}; it must be a whole number")
     return int(number)
 
@@ -378,18 +372,12 @@ def show(policy: Policy) -> str:
             return " > ".join(_wrapped(step, Choose, Chain) for step in policy.steps)
         case Maybe():
             return f"{_wrapped(policy.policy, Choose, Chain)}?{number(policy.probability)}"
-        case Crop():
-            return _call("crop", policy.low, policy.high)
+        case Crop() | Jitter() | Blur() | Jigsaw() | Corruption():
+            return _call(type(policy).__name__.lower(), *dataclasses.astuple(policy))
         case Resize():
             return "center" if policy.square else "resize"
         case Flip():
             return "flip" if policy == Flip() else _call("flip", policy.probability)
-        case Jitter():
-            return _call("jitter", policy.brightness, policy.contrast, policy.saturation, policy.hue)
-        case Blur():
-            return _call("blur", policy.low, policy.high)
-        case Jigsaw():
-            return _call("jigsaw", policy.tiles)
         case RandAugment():
             return _call("ra", policy.count, policy.magnitude, *_unless_default(policy.table))
         case UniformAugment():
@@ -405,8 +393,6 @@ def show(policy: Policy) -> str:
             plain = policy.value == OPERATIONS[policy.operation].default
             values = (policy.value,) if policy.high is None else (policy.value, policy.high)
             return policy.operation if plain and policy.high is None else _call(policy.operation, *values)
-        case Corruption():
-            return _call("corruption", policy.kind, policy.severity)
 
 
 def _wrapped(policy: Policy, *kinds: type) -> str:
@@ -432,13 +418,11 @@ def check_channels(policy: Policy, channels: int) -> None:
 
 def colour_operation(policy: Policy) -> str | None:
     """The first part of a policy that needs red, green and blue; None where all of it is defined for any channels."""
+    return next(filter(None, map(_own_colour_operation, parts(policy))), None)
+
+
+def _own_colour_operation(policy: Policy) -> str | None:
     match policy:
-        case Chain():
-            return next(filter(None, map(colour_operation, policy.steps)), None)
-        case Choose():
-            return next(filter(None, map(colour_operation, policy.policies)), None)
-        case Maybe():
-            return colour_operation(policy.policy)
         case Jitter():
             return "the saturation of jitter" if policy.saturation else "the hue of jitter" if policy.hue else None
         case Single() | AtMagnitude():

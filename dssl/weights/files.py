@@ -114,11 +114,8 @@ _IN_PLACE: dict[tuple[str, str], type] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Type,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy.core.numeric", "_frombuffer"): _Buffer,
-    ("numpy._core.numeric", "_frombuffer"): _Buffer,
     ("numpy.core.multiarray", "scalar"): _Scalar,
-    ("numpy._core.multiarray", "scalar"): _Scalar,
     ("_codecs", "encode"): _Bytes,
     ("collections", "OrderedDict"): _Table,
 }
@@ -128,9 +125,10 @@ class _ArraysOnly(pickle.Unpickler):
     """Detectron2's files are pickles of NumPy arrays: whatever else a pickle asks for is an error that names it."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _IN_PLACE:
+        key = module.replace("numpy._core.", "numpy.core."), name  # NumPy 2 has moved them
+        if key not in _IN_PLACE:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _IN_PLACE[module, name]
+        return _IN_PLACE[key]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

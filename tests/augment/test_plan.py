@@ -22,7 +22,7 @@ class Drawn:
     """The plan of one view of many images, step by step."""
 
     def __init__(self, policy: str, *, seed: int = 0, epoch: int = 0, name: str = "v", count: int = COUNT):
-        self.program = Program.of([name], [parse(policy)], [-1], size=32)
+        self.program = Program([name], [parse(policy)], [-1], size=32)
         plan = self.program.plan(np.arange(count), seed=seed, epoch=epoch)
         self.codes, self.values = plan.codes, plan.values
 

@@ -237,12 +237,28 @@ def uncompiled_kernels() -> tuple[Kernels, str]:
     return kernels, f"once: later starts read them from {kernels.run.stats.cache_path}"
 
 
+def _array(kind: types.Type, dimensions: int) -> types.Type:
+    return types.Array(kind, dimensions, "C")
+
+
+# the one signature of each: every array is C-contiguous, every flag and count 64 bits wide
+_DRAW = (
+    _array(types.int64, 1), _array(types.uint64, 1), _array(types.int64, 2), _array(types.float64, 2),
+    _array(types.float64, 2), _array(types.int64, 1), _array(types.int64, 1), types.int64, _array(types.int32, 2),
+    _array(types.float64, 2),
+)  # fmt: skip
+_RUN = (
+    _array(types.int64, 2), _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
+    _array(types.int64, 2), types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
+    _array(types.int64, 1), _array(types.uint8, 5), _array(types.float32, 5), types.boolean, types.int64,
+    _array(types.float32, 1), _array(types.float32, 1),
+)  # fmt: skip
 _compiled: Kernels | None = None
 
 
 def _compile(kernels: Kernels) -> Kernels:
-    kernels.draw.compile(_draw_signature())
-    kernels.run.compile(_signature())
+    kernels.draw.compile(_DRAW)
+    kernels.run.compile(_RUN)
     for kernel in kernels:
         kernel.disable_compile()
     return kernels
@@ -266,25 +282,3 @@ def load_kernels() -> Kernels:
                         forget_kernels(folder, module=module)
                         _compiled = _compile(uncompiled_kernels()[0])
     return _compiled
-
-
-def _array(kind: types.Type, dimensions: int) -> types.Type:
-    return types.Array(kind, dimensions, "C")
-
-
-def _draw_signature() -> tuple[types.Type, ...]:
-    return (
-        _array(types.int64, 1), _array(types.uint64, 1), _array(types.int64, 2), _array(types.float64, 2),
-        _array(types.float64, 2), _array(types.int64, 1), _array(types.int64, 1), types.int64, _array(types.int32, 2),
-        _array(types.float64, 2),
-    )  # fmt: skip
-
-
-def _signature() -> tuple[types.Type, ...]:
-    """The one signature: every array is C-contiguous, every flag and count 64 bits wide."""
-    return (
-        _array(types.int64, 2), _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
-        _array(types.int64, 2), types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
-        _array(types.int64, 1), _array(types.uint8, 5), _array(types.float32, 5), types.boolean, types.int64,
-        _array(types.float32, 1), _array(types.float32, 1),
-    )  # fmt: skip
