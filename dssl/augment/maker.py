@@ -4,6 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -320,15 +321,12 @@ def _in_order(views: Sequence["View"]) -> list["View"]:
     for view in views:
         if view.source is not None and view.source not in known:
             raise choices(f"source of view {view.name}", view.source, known)
-    waiting, ordered = list(views), list[Any]()
-    while waiting:
-        done = {view.name for view in ordered}
-        ready = [view for view in waiting if view.source is None or view.source in done]
-        if not ready:
-            raise DsslError(f"views {', '.join(view.name for view in waiting)} are derived from each other in a circle")
-        ordered += ready
-        waiting = [view for view in waiting if view not in ready]
-    return ordered
+    sources = {view.name: () if view.source is None else (view.source,) for view in views}
+    try:
+        order = [*TopologicalSorter(sources).static_order()]
+    except CycleError as error:
+        raise DsslError(f"views {', '.join(error.args[1][1:])} are derived from each other in a circle") from None
+    return sorted(views, key=lambda view: order.index(view.name))
 
 
 def _complete(policy: Policy, view: "View", standard: Policy) -> Policy:

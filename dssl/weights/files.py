@@ -79,17 +79,21 @@ class _Buffer(_Array):
         self._parts = parts
 
 
-class _Scalar:
-    """In place of NumPy's scalars (an epoch, a loss): no weight is one."""
-
-    def __init__(self, *_parts: object) -> None:
-        pass
+class _Stateless:
+    """Of which a pickle may set the state, and nothing happens."""
 
     def __setstate__(self, _state: object) -> None:
         pass
 
 
-class _Bytes:
+class _Scalar(_Stateless):
+    """In place of NumPy's scalars (an epoch, a loss): no weight is one."""
+
+    def __init__(self, *_parts: object) -> None:
+        pass
+
+
+class _Bytes(_Stateless):
     """In place of ``_codecs.encode``, with which pickles of protocol 2 write bytes."""
 
     def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]  # a class, so that BUILD cannot change it
@@ -97,15 +101,9 @@ class _Bytes:
             raise ValueError(f"bytes are written in {encoding!r}, expected 'latin1'")
         return text.encode("latin1")
 
-    def __setstate__(self, _state: object) -> None:
-        pass
 
-
-class _Table(dict[Any, Any]):
+class _Table(dict[Any, Any], _Stateless):
     """In place of ``collections.OrderedDict``, without the attributes that PyTorch's have."""
-
-    def __setstate__(self, _state: object) -> None:
-        pass
 
 
 _NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")

@@ -400,17 +400,12 @@ def card(
     if evaluation is None:
         lines.append("None were measured. Run `dssl evaluate`, then export again to list them here.")
     else:
-        rows = [
-            (
-                one["name"],
-                f"{one['accuracy']:.2f} %",
-                "{:.2f} to {:.2f}".format(*one["interval_95"]),
-                f"{one['protocol']['train_images']} / {one['protocol']['test_images']}",
-                str(one["protocol"].get("test_data", "unknown")),
-                one["protocol"]["backbone"],
-            )
-            for one in evaluation["results"]
-        ]
+        rows = []
+        for result in evaluation["results"]:
+            protocol, interval = result["protocol"], "{:.2f} to {:.2f}".format(*result["interval_95"])
+            images = f"{protocol['train_images']} / {protocol['test_images']}"
+            rows.append((result["name"], f"{result['accuracy']:.2f} %", interval, images,
+                         str(protocol.get("test_data", "unknown")), protocol["backbone"]))  # fmt: skip
         heads = ("protocol", "top-1", "95 % interval", "train / test images", "test set", "backbone")
         lines += markdown(heads, rows)
     return "\n".join(lines) + "\n"
