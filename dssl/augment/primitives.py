@@ -1,7 +1,7 @@
 """The single steps of a policy, as data; each draws its numbers per image.
 
-Every policy has three methods. ``widths`` says how many numbers each of its steps hands to a kernel, ``slots`` how many
-random numbers it needs, and ``write`` writes down how those become kernels and numbers, for ``kernels/draw.py`` to follow.
+Of every policy ``widths`` says how many numbers each of its steps hands to a kernel, ``slots`` how many random numbers it
+needs, and ``write`` writes down how those become kernels and numbers, for ``kernels/draw.py`` to follow.
 """
 
 from collections.abc import Iterator, Sequence
