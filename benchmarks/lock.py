@@ -219,7 +219,7 @@ def gains(folder: Path, *, rounds: int) -> dict[str, Any]:
         def work(number: int) -> None:
             for index in range(len(source)):
                 plan = maker.plan(np.array([index]), epoch=number)
-                maker.apply(plan, 0, source.image(index), own[number], 0)
+                maker.apply_many(plan, 0, [source.image(index)], own[number], 0)
 
         with ThreadPoolExecutor(threads) as pool:
             return threads / record.seconds(lambda: list(pool.map(work, range(threads))))

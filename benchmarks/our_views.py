@@ -32,7 +32,7 @@ def one_by_one(size: int, load: Callable[[int], np.ndarray], count: int, *, thre
 
     def part(plan: Plan, rows: range) -> None:
         for row in rows:
-            made.apply(plan, row, load(row), buffers, row)
+            made.apply_many(plan, row, [load(row)], buffers, row)
 
     def job() -> int:
         nonlocal epoch

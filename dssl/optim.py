@@ -21,12 +21,7 @@ class LARS(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        parameters: Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
+        self, parameters: Iterable[dict[str, Any]], *, lr: float, momentum: float, weight_decay: float
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "adapt": True}
         super().__init__(list(parameters), defaults)
@@ -55,13 +50,9 @@ class LARS(torch.optim.Optimizer):
 
 
 def build_optimizer(
-    module: nn.Module,
-    config: OptimizerConfig,
-    *,
-    nesterov: bool = False,
-    shares: Mapping[str, float] | None = None,
+    module: nn.Module, config: OptimizerConfig, *, nesterov: bool = False, shares: Mapping[str, float] | None = None,
     first_step: int = 0,
-) -> torch.optim.Optimizer:
+) -> torch.optim.Optimizer:  # fmt: skip
     """One group for each combination of decay and rate; ``set_learning_rate`` reads what the groups say of their rate.
 
     ``shares`` are the rates of some parameters as shares of the scheduled one; before ``first_step`` these do not learn.

@@ -1,6 +1,5 @@
 """Views of images: policies as data, plans drawn as arrays, kernels bit-identical to Pillow."""
 
-from dssl.augment.channels import check_channels, without_colour
 from dssl.augment.corruptions import corrupt_images, kinds_seen
 from dssl.augment.custom import add_function, add_kernel
 from dssl.augment.kinds import KINDS, SEVERITIES, Kind
@@ -11,15 +10,13 @@ from dssl.augment.maker import (
     BaseViewMaker,
     Buffers,
     Normalization,
+    Plan,
     RawImages,
     SizedViewMaker,
     ViewMaker,
 )
-from dssl.augment.operations import OPERATIONS
-from dssl.augment.plan import Plan
-from dssl.augment.policy import Policy
-from dssl.augment.tables import TABLES
-from dssl.augment.text import NAMED, meanings_of, parse, show
+from dssl.augment.operations import OPERATIONS, TABLES
+from dssl.augment.policy import NAMED, Policy, check_channels, meanings_of, parse, show, without_colour
 
 __all__ = [
     "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "KINDS", "NAMED", "OPERATIONS", "SEVERITIES", "TABLES", "BaseViewMaker", "Buffers",

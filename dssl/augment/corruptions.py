@@ -21,9 +21,10 @@ from dssl.augment.policy import (
     TrivialAugment,
     UniformAugment,
     named_table,
+    parse,
     parts,
+    show,
 )
-from dssl.augment.text import parse, show
 from dssl.errors import DsslError
 
 Familiarity: TypeAlias = Literal["seen", "similar", "unseen"]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.operations import OPERATIONS, Floats, Operation
+from dssl.augment.policy import RESERVED
 from dssl.errors import DsslError
 
 Planes = NDArray[np.uint8]
@@ -20,24 +21,11 @@ _runners: list[tuple[str, Runner]] = []
 def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None, unit: str) -> None:
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise DsslError(f"operation name {name!r}: expected letters, digits, '-' and '_', starting with a letter")
-    from dssl.augment import text
-
-    if name in OPERATIONS or name in text.RESERVED:
+    if name in OPERATIONS or name in RESERVED:
         raise DsslError(f"an operation or policy named {name!r} already exists; choose another name")
-    number = len(_runners)
-
+    OPERATIONS[name] = Operation(name, code.CUSTOM, code.NUMBERED, unit, low, high, one_channel="as it is written",
+                                 default=default, number=len(_runners))  # fmt: skip
     _runners.append((name, runner))
-    OPERATIONS[name] = Operation(
-        name=name,
-        kernel=code.CUSTOM,
-        unit=unit,
-        low=low,
-        high=high,
-        one_channel="as it is written",
-        encoding=code.NUMBERED,
-        number=number,
-        default=default,
-    )
 
 
 def add_kernel(name: str, kernel: Any, *, low: float, high: float, unit: str = "value") -> None:

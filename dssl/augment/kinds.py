@@ -1,7 +1,7 @@
 """The kinds of corruption as data: what group each belongs to and its constants at five severities, and ``corruption(fog,3)``."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from dssl.augment.kernels import codes as code
 from dssl.augment.operations import DRAWS, NEED_COLOUR, VALUES, Sign
@@ -97,6 +97,8 @@ SEVERITIES = (1, 2, 3, 4, 5)
 class Corruption:
     """One kind of corruption at a severity from 1 to 5."""
 
+    widths: ClassVar = (VALUES,)
+    slots: ClassVar = 1 + DRAWS
     kind: str
     severity: int
 
@@ -105,12 +107,6 @@ class Corruption:
             raise choices("kind of corruption", self.kind, KINDS)
         if self.severity not in SEVERITIES:
             raise DsslError(f"the severity of corruption({self.kind},{self.severity:g}): expected 1, 2, 3, 4 or 5")
-
-    def widths(self) -> tuple[int, ...]:
-        return (VALUES,)
-
-    def slots(self) -> int:
-        return 1 + DRAWS
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
         kind = KINDS[self.kind]

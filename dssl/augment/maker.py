@@ -1,20 +1,20 @@
-"""ViewMaker: all views of an image, from plan to buffer."""
+"""ViewMaker: all views of an image, from the plan, which is drawn as arrays before any pixel is touched, to the buffers."""
 
-import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.augment.channels import check_channels
+from dssl import rng
 from dssl.augment.custom import run_custom
-from dssl.augment.plan import Plan, Program
-from dssl.augment.policy import Chain, Policy, sizing
-from dssl.augment.text import meanings_of, parse, show
+from dssl.augment.operations import Floats
+from dssl.augment.policy import Chain, Policy, check_channels, meanings_of, parse, show, sizing
+from dssl.augment.primitives import Script
 from dssl.errors import DsslError, choices
 
 if TYPE_CHECKING:
@@ -71,6 +71,50 @@ CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What happens to some images in one epoch, a row each: a kernel and its numbers for each step of each view."""
+
+    codes: NDArray[np.int32]
+    values: Floats
+    custom: bool
+    """Whether a custom operation is among the steps."""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+
+class Program:
+    """The steps of several views, in the order in which they run, without any numbers yet."""
+
+    def __init__(self, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> None:
+        """``origins``: for each view the position of the view that it is derived from, or -1 for the image."""
+        self.names, self.size = tuple(names), size
+        stops = np.cumsum([len(policy.widths) for policy in policies])
+        starts = stops - [len(policy.widths) for policy in policies]
+        widths = [width for policy in policies for width in policy.widths]
+        self.offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
+        # first step, step after the last, and origin of each view
+        self.views = np.ascontiguousarray(np.stack([starts, stops, np.asarray(origins)], axis=1).astype(np.int64))
+        script, bounds = Script(size=size), [0]
+        for policy, first in zip(policies, starts.tolist(), strict=True):
+            policy.write(script, step=first, slot=0)
+            bounds.append(len(script))
+        self.script, self.numbers, self.operations = script.arrays()
+        # where the script of each view begins, then where the last one ends
+        self.bounds = np.array(bounds, np.int64)
+
+    def plan(self, indices: NDArray[np.int64], *, seed: int, epoch: int) -> Plan:
+        """Draw every number that these images need; the numbers of an image do not depend on the others."""
+        codes = np.zeros((len(indices), len(self.offsets) - 1), np.int32)
+        values = np.zeros((len(indices), max(1, int(self.offsets[-1]))))
+        streams = np.array([rng.key(seed, "view", epoch, name) for name in self.names], np.uint64)
+        own = np.array(indices, np.int64)  # the kernel is compiled for a writable array
+        custom = _kernels().draw(own, streams, self.script, self.numbers, self.operations, self.bounds, self.offsets,
+                                 self.size, codes, values)  # fmt: skip
+        return Plan(codes=codes, values=values, custom=custom)
+
+
 class Buffers(dict[str, NDArray[Any]]):
     """One array N x H x W x C per view; all of them are parts of one block, which a kernel fills in one call."""
 
@@ -86,10 +130,6 @@ class _Scratch(threading.local):
         self.planes = np.zeros((views + 1, channels, size, size), np.uint8)
         self.slots = np.arange(views + 1, dtype=np.int64)
         self.workspace = np.empty(0, np.uint8)
-
-    def reserve(self, length: int) -> None:
-        if self.workspace.size < length:
-            self.workspace = np.empty(length, np.uint8)
 
 
 class BaseViewMaker(ABC):
@@ -107,26 +147,19 @@ class BaseViewMaker(ABC):
 
     @abstractmethod
     def apply_many(self, plan: Any, row: int, images: RawImages, out: Any, out_row: int) -> None:
-        """Write all views of some images, of any sizes: rows of the plan from ``row`` on into rows from ``out_row`` on."""
+        """Write all views of some images, of any sizes: rows of the plan from ``row`` on into rows from ``out_row`` on.
 
-    def apply(self, plan: Any, row: int, image: NDArray[np.uint8], out: Any, out_row: int) -> None:
-        """Like ``apply_many`` for one image; several threads may do so at once."""
-        self.apply_many(plan, row, [image], out, out_row)
+        Several threads may do so at once.
+        """
 
 
 class ViewMaker(BaseViewMaker):
     """Makes the views of a graph: the same bytes for the same seed, epoch, image index and view name."""
 
     def __init__(
-        self,
-        views: Sequence["View"],
-        *,
-        size: int,
-        seed: int,
-        channels: int = 3,
-        policies: Mapping[str, str] | None = None,
-        normalization: Normalization | None = None,
-    ) -> None:
+        self, views: Sequence["View"], *, size: int, seed: int, channels: int = 3,
+        policies: Mapping[str, str] | None = None, normalization: Normalization | None = None,
+    ) -> None:  # fmt: skip
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
         if channels < 1:
@@ -147,13 +180,11 @@ class ViewMaker(BaseViewMaker):
         meanings = meanings_of({**DEFAULT_POLICIES, **(policies or {})})
         ordered = _in_order(views)
         position = {view.name: index for index, view in enumerate(ordered)}
-        self._program = Program.of(
-            [view.name for view in ordered],
-            [_complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered],
-            [-1 if view.source is None else position[view.source] for view in ordered],
-            size=size,
-        )
-        self.policies: Mapping[str, Policy] = dict(zip(self._program.names, self._program.policies, strict=True))
+        self.policies: Mapping[str, Policy] = {
+            view.name: _complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered
+        }
+        origins = [-1 if view.source is None else position[view.source] for view in ordered]
+        self._program = Program([*self.policies], [*self.policies.values()], origins, size=size)
         for policy in self.policies.values():
             check_channels(policy, channels)
         usual = normalization or Normalization((0.0,) * channels, (1.0,) * channels)
@@ -163,10 +194,7 @@ class ViewMaker(BaseViewMaker):
         self._no_floats = np.empty((1, 1, 1, 1, channels), np.float32)
 
     def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
-        """Buffers for ``count`` images: N x H x W x C, float32 where a normalisation is set, else uint8.
-
-        CUDA copies directly from ``pinned`` memory.
-        """
+        """As the base class says: float32 where a normalisation is set, else uint8."""
         kind = np.uint8 if self.normalization is None else np.float32
         shape = (len(self.names), count, self.size, self.size, self.channels)
         if pinned:
@@ -178,13 +206,9 @@ class ViewMaker(BaseViewMaker):
         return Buffers(self._program.names, self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
-        """Draw the parameters of every view of these images."""
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
 
-    def apply_many(
-        self, plan: Plan, row: int, images: RawImages, out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
-        """Like ``apply`` for several images, of any sizes: rows from ``row`` on into rows from ``out_row`` on."""
+    def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
         if isinstance(images, np.ndarray) and images.ndim != 4:
             raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
         if len(images) == 0:
@@ -194,17 +218,16 @@ class ViewMaker(BaseViewMaker):
             raise DsslError(f"{rows} not in the plan, which has {len(plan)} rows")
         if isinstance(images, np.ndarray):
             self._check(images[0])
-            kept = np.ascontiguousarray(images)
-            places = np.empty((len(kept), 3), np.int64)
-            places[:, 0] = kept.ctypes.data + kept.strides[0] * np.arange(len(kept))
-            places[:, 1:] = kept.shape[1:3]
-            self._run(plan, row, places, out, out_row)
-            return
-        for image in images:
-            self._check(image)
-        whole = [np.ascontiguousarray(image) for image in images]  # alive until the kernel has read them
-        found = [(image.ctypes.data, image.shape[0], image.shape[1]) for image in whole]
-        self._run(plan, row, np.array(found, np.int64), out, out_row)
+            whole = np.ascontiguousarray(images)
+            places = np.empty((len(whole), 3), np.int64)
+            places[:, 0] = whole.ctypes.data + whole.strides[0] * np.arange(len(whole))
+            places[:, 1:] = whole.shape[1:3]
+        else:
+            for image in images:
+                self._check(image)
+            each = [np.ascontiguousarray(image) for image in images]  # alive until the kernel has read them
+            places = np.array([(image.ctypes.data, *image.shape[:2]) for image in each], np.int64)
+        self._run(plan, row, places, out, out_row)
 
     def _check(self, image: NDArray[np.uint8]) -> None:
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8:
@@ -218,20 +241,22 @@ class ViewMaker(BaseViewMaker):
                 f"an image of {image.shape[0]} x {image.shape[1]} pixels cannot be used; each side must have 1 to 32767"
             )
 
-    def _run(
-        self, plan: Plan, row: int, places: NDArray[np.int64], out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
+    def _run(self, plan: Plan, row: int, places: NDArray[np.int64], out: Buffers, out_row: int) -> None:
         """Views of the images at these addresses, with their heights and widths."""
         count = len(places)
-        if not isinstance(out, Buffers) or out.block.shape[2:] != (self.size, self.size, self.channels):
-            self._run_apart(plan, row, places, out, out_row)
-            return
         as_float = self.normalization is not None
-        if out.block.dtype != (np.float32 if as_float else np.uint8) or not 0 <= out_row <= out.block.shape[1] - count:
+        if (
+            not isinstance(out, Buffers)
+            or out.block.dtype != (np.float32 if as_float else np.uint8)
+            or (len(out.block), *out.block.shape[2:]) != (len(self.names), self.size, self.size, self.channels)
+            or not 0 <= out_row <= out.block.shape[1] - count
+        ):
             raise DsslError(f"row {out_row} and {count} images do not fit these buffers; make them with allocate()")
-        kernel, program, scratch = _loader()().run, self._program, self._scratch
+        kernel, program, scratch = _kernels().run, self._program, self._scratch
         # a second crop works on a view, which may be larger than its image
-        scratch.reserve(self.channels * self.size * max(self.size, int(places[:, 1:].max())))
+        needed = self.channels * self.size * max(self.size, int(places[:, 1:].max()))
+        if scratch.workspace.size < needed:
+            scratch.workspace = np.empty(needed, np.uint8)
         bytes_out, floats_out = (self._no_bytes, out.block) if as_float else (out.block, self._no_floats)
         # a custom operation stops the kernel, so such programs go image by image
         for first in range(0, count, 1 if plan.custom else count):
@@ -252,26 +277,6 @@ class ViewMaker(BaseViewMaker):
         numbers = plan.values[row, program.offsets[step] : program.offsets[step + 1]]
         run_custom(numbers, scratch.planes[source], scratch.planes[spare])
         scratch.slots[view], scratch.slots[-1] = spare, source
-
-    def _run_apart(
-        self, plan: Plan, row: int, places: NDArray[np.int64], out: Mapping[str, NDArray[Any]], out_row: int
-    ) -> None:
-        """For buffers not made by ``allocate``: make the views in a block that is, then copy."""
-        own = self.allocate(len(places))
-        for name in self.names:
-            if name not in out:
-                raise choices("view", name, out)
-            target = out[name]
-            if target.shape[1:] != own[name].shape[1:] or target.dtype != own[name].dtype:
-                raise DsslError(
-                    f"the buffer of view {name} is {target.dtype} of shape {target.shape}; "
-                    f"it must be {own[name].dtype} of shape N x {self.size} x {self.size} x {self.channels}"
-                )
-            if not 0 <= out_row <= len(target) - len(places):
-                raise DsslError(f"row {out_row} is not in the buffer of view {name}, which has {len(target)} rows")
-        self._run(plan, row, places, own, 0)
-        for name in self.names:
-            out[name][out_row : out_row + len(places)] = own[name]
 
 
 class SizedBuffers(dict[str, NDArray[Any]]):
@@ -294,24 +299,20 @@ class SizedViewMaker(BaseViewMaker):
         self.policies = {name: policy for maker in makers for name, policy in maker.policies.items()}
 
     def allocate(self, count: int, *, pinned: bool = False) -> SizedBuffers:
-        """Buffers for ``count`` images, N x H x W x C, each view at its own size."""
         return SizedBuffers([maker.allocate(count, pinned=pinned) for maker in self.makers], self.names)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> list[Plan]:
-        """Draws the parameters of every view of these images."""
         return [maker.plan(indices, epoch=epoch) for maker in self.makers]
 
     def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
-        """Like ``apply`` for several images, of any sizes."""
         for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
 
 
-@functools.cache
-def _loader() -> Callable[[], "Kernels"]:
+def _kernels() -> "Kernels":
     from dssl.augment.kernels.program import load_kernels  # imports numba, which reading policies does not need
 
-    return load_kernels
+    return load_kernels()
 
 
 def _in_order(views: Sequence["View"]) -> list["View"]:
@@ -320,15 +321,12 @@ def _in_order(views: Sequence["View"]) -> list["View"]:
     for view in views:
         if view.source is not None and view.source not in known:
             raise choices(f"source of view {view.name}", view.source, known)
-    waiting, ordered = list(views), list[Any]()
-    while waiting:
-        done = {view.name for view in ordered}
-        ready = [view for view in waiting if view.source is None or view.source in done]
-        if not ready:
-            raise DsslError(f"views {', '.join(view.name for view in waiting)} are derived from each other in a circle")
-        ordered += ready
-        waiting = [view for view in waiting if view not in ready]
-    return ordered
+    sources = {view.name: () if view.source is None else (view.source,) for view in views}
+    try:
+        order = [*TopologicalSorter(sources).static_order()]
+    except CycleError as error:
+        raise DsslError(f"views {', '.join(error.args[1][1:])} are derived from each other in a circle") from None
+    return sorted(views, key=lambda view: order.index(view.name))
 
 
 def _complete(policy: Policy, view: "View", standard: Policy) -> Policy:

@@ -1,22 +1,48 @@
-"""Policies: a chain of steps, a step with a probability, or one of several; each decision is drawn per image."""
+"""Policies: a chain of steps, a step with a probability, or one of several, each decision drawn per image; and their text form.
 
+choice   = sequence | weight * sequence "|" weight * sequence ...
+sequence = step ">" step ...
+step     = policy, or policy?probability
+policy   = name, name(number, ...), or (choice)
+"""
+
+import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from dssl.augment.kernels import codes as code
-from dssl.augment.kinds import Corruption
-from dssl.augment.primitives import Blur, Crop, Flip, Jigsaw, Jitter, Resize, Script, Single, check_number
-from dssl.augment.randaugment import AtMagnitude, RandAugment, TrivialAugment, UniformAugment, named_table
-from dssl.errors import DsslError
+from dssl.augment.kinds import KINDS, Corruption
+from dssl.augment.operations import COLOURLESS, OPERATIONS
+from dssl.augment.primitives import (
+    AtMagnitude,
+    Blur,
+    Crop,
+    Flip,
+    Jigsaw,
+    Jitter,
+    RandAugment,
+    Resize,
+    Script,
+    Single,
+    TrivialAugment,
+    UniformAugment,
+    check_number,
+    named_table,
+)
+from dssl.errors import DsslError, choices
+from dssl.text import number
 
 __all__ = [
-    "AtMagnitude", "Blur", "Chain", "Choose", "Corruption", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe", "Policy", "RandAugment",
-    "Resize", "Single", "TrivialAugment", "UniformAugment", "named_table", "parts", "sizing",
+    "NAMED", "RESERVED", "AtMagnitude", "Blur", "Chain", "Choose", "Corruption", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe",
+    "Policy", "RandAugment", "Resize", "Single", "TrivialAugment", "UniformAugment", "check_channels", "meanings_of",
+    "named_table", "parse", "parts", "show", "sizing", "without_colour",
 ]  # fmt: skip
 
 
@@ -30,17 +56,19 @@ class Chain:
         if len(self.steps) < 2:
             raise DsslError("a chain needs at least two policies")
 
+    @property
     def widths(self) -> tuple[int, ...]:
-        return tuple(width for step in self.steps for width in step.widths())
+        return tuple(width for step in self.steps for width in step.widths)
 
+    @property
     def slots(self) -> int:
-        return sum(step.slots() for step in self.steps)
+        return sum(step.slots for step in self.steps)
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
         for policy in self.steps:
             policy.write(script, step=step, slot=slot)
-            slot += policy.slots()
-            step += len(policy.widths())
+            slot += policy.slots
+            step += len(policy.widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +81,13 @@ class Maybe:
     def __post_init__(self) -> None:
         check_number("a probability", self.probability, 0, 1)
 
+    @property
     def widths(self) -> tuple[int, ...]:
-        return self.policy.widths()
+        return self.policy.widths
 
+    @property
     def slots(self) -> int:
-        return 1 + self.policy.slots()
+        return 1 + self.policy.slots
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
         with script.only_if(code.GO_BELOW, slot=slot, number=self.probability):
@@ -79,12 +109,14 @@ class Choose:
         if not 0 < math.fsum(self.weights) < math.inf:
             raise DsslError("the weights of a choice are all zero; at least one must be positive")
 
+    @property
     def widths(self) -> tuple[int, ...]:
-        columns = itertools.zip_longest(*(policy.widths() for policy in self.policies), fillvalue=0)
+        columns = itertools.zip_longest(*(policy.widths for policy in self.policies), fillvalue=0)
         return tuple(max(column) for column in columns)
 
+    @property
     def slots(self) -> int:
-        return 1 + max(policy.slots() for policy in self.policies)
+        return 1 + max(policy.slots for policy in self.policies)
 
     def write(self, script: Script, *, step: int, slot: int) -> None:
         edges = np.cumsum(self.weights) / math.fsum(self.weights)
@@ -137,3 +169,289 @@ def sizing(policy: Policy) -> Sizing:
     if isinstance(policy, Maybe):
         return "never" if sizing(policy.policy) == "never" else "unsure"
     return "never"
+
+
+_COLOUR = (Crop(0.2, 1.0), Flip(0.5), Maybe(Jitter(0.4, 0.4, 0.4, 0.1), 0.8))
+_GRAY = Maybe(Single("gray", 0), 0.2)
+NAMED: dict[str, Policy] = {
+    "standard": Chain((*_COLOUR, _GRAY, Maybe(Blur(0.1, 2.0), 0.5))),
+    "standard-cifar": Chain((*_COLOUR, _GRAY)),
+    "standard-ablation": Chain(_COLOUR),
+    "standard-channels": Chain((*_COLOUR[:2], Maybe(Jitter(0.4, 0.4, 0.0, 0.0), 0.8), Maybe(Blur(0.1, 2.0), 0.5))),
+    # what the student of a robust encoder sees: noise, blur, JPEG, less contrast, other light
+    "corrupt": Choose((1.0,) * 5, (
+        Single("noise", 0.04, 0.25), Single("soften", 0.8, 3.0), Single("jpeg", 8, 50), Single("contrast", 0.2, 0.8),
+        Chain((Single("brightness", 0.3, 0.9), Single("add", -0.1, 0.3))),
+    )),
+}  # fmt: skip
+"""Named policies; they print as their name."""
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)(?![\w-])|(?P<name>[A-Za-z][\w-]*)|(?P<mark>[|>*?(),]))"
+)
+
+Argument = float | str
+_MAKERS: dict[str, tuple[int, int, Callable[..., Policy]]] = {
+    # name: fewest and most arguments, and what makes the policy
+    "crop": (0, 2, Crop),
+    "resize": (0, 0, lambda: Resize(False)),
+    "center": (0, 0, lambda: Resize(True)),
+    "flip": (0, 1, Flip),
+    "jitter": (0, 4, Jitter),
+    "blur": (0, 2, Blur),
+    "jigsaw": (1, 1, lambda tiles: Jigsaw(_whole("jigsaw", tiles))),
+    "ra": (2, 3, lambda count, *rest: RandAugment(_whole("ra", count), *rest)),
+    "ua": (0, 2, lambda count=2.0, *rest: UniformAugment(_whole("ua", count), *rest)),
+    "ta": (0, 1, TrivialAugment),
+    "op": (2, 3, AtMagnitude),
+    "corruption": (2, 2, lambda kind, severity: Corruption(kind, _whole("corruption", severity))),
+}
+RESERVED = frozenset({*_MAKERS, *NAMED, "heavy"})
+"""Names that a custom operation cannot have."""
+
+_TEXT_ARGUMENTS = {("ra", 2), ("ua", 1), ("ta", 0), ("op", 0), ("op", 2), ("corruption", 0)}
+
+
+def _whole(name: str, number: float) -> int:
+    if not number.is_integer():  # NaN and infinity are none
+        raise DsslError(f"the number of {name} is {number:g}; it must be a whole number")
+    return int(number)
+
+
+class _Reader:
+    """A recursive-descent parser over the tokens of one text."""
+
+    def __init__(self, text: str, names: Mapping[str, Policy]) -> None:
+        self.text = text
+        self.names = names
+        self.tokens: list[tuple[str, str]] = []
+        self.place = 0
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None or match.lastgroup is None:
+                raise self.wrong(f"{text[position:].strip()[0]!r} means nothing here")
+            self.tokens.append((match.lastgroup, match[match.lastgroup]))
+            position = match.end()
+
+    def wrong(self, why: str) -> DsslError:
+        return DsslError(
+            f"policy {self.text!r}: {why}; write it like 'crop(0.2,1) > flip > 0.9*ra(2,5) | 0.1*jigsaw(4)'"
+        )
+
+    def next(self, kind: str, text: str | None = None) -> str | None:
+        """Take the next token if it is of this kind (and text)."""
+        if self.place < len(self.tokens):
+            found, value = self.tokens[self.place]
+            if found == kind and text in (None, value):
+                self.place += 1
+                return value
+        return None
+
+    @property
+    def here(self) -> str:
+        """The next token, for messages."""
+        return self.tokens[self.place][1] if self.place < len(self.tokens) else "the end"
+
+    def expect(self, mark: str) -> None:
+        if self.next("mark", mark) is None:
+            raise self.wrong(f"expected {mark!r}, found {self.here!r}")
+
+    def choice(self) -> Policy:
+        weights: list[float | None] = []
+        policies: list[Policy] = []
+        while True:
+            number = self.next("number")
+            if number is not None:
+                self.expect("*")
+            weights.append(None if number is None else float(number))
+            policies.append(self.sequence())
+            if self.next("mark", "|") is None:
+                break
+        if len(policies) == 1:
+            if weights[0] is not None:
+                raise self.wrong(f"the weight {weights[0]:g} has no alternative; add '| ...' or use '?{weights[0]:g}'")
+            return policies[0]
+        given = [weight for weight in weights if weight is not None]
+        if given and len(given) != len(weights):
+            raise self.wrong("every alternative needs a weight, or none")
+        return Choose(tuple(given) if given else (1.0,) * len(policies), tuple(policies))
+
+    def sequence(self) -> Policy:
+        steps = [self.step()]
+        while self.next("mark", ">") is not None:
+            steps.append(self.step())
+        return steps[0] if len(steps) == 1 else Chain(tuple(steps))
+
+    def step(self) -> Policy:
+        if self.next("mark", "(") is not None:
+            policy = self.choice()
+            self.expect(")")
+        else:
+            policy = self.named()
+        while self.next("mark", "?") is not None:
+            number = self.next("number")
+            if number is None:
+                raise self.wrong("expected a probability after '?'")
+            policy = Maybe(policy, float(number))
+        return policy
+
+    def named(self) -> Policy:
+        name = self.next("name")
+        if name is None:
+            raise self.wrong(f"expected a policy, found {self.here!r}")
+        if name not in self.names and name not in _MAKERS and name not in OPERATIONS:
+            raise choices("policy", name, [*self.names, *_MAKERS, *OPERATIONS])
+        arguments: list[Argument] = []
+        if self.next("mark", "(") is not None and self.next("mark", ")") is None:
+            while True:
+                arguments.append(self.argument(name, len(arguments)))
+                if self.next("mark", ",") is None:
+                    break
+            self.expect(")")
+        if name in self.names:
+            if arguments:
+                raise self.wrong(f"{name} takes no arguments")
+            return self.names[name]
+        default: list[Argument] = []
+        if name in _MAKERS:
+            fewest, most, make = _MAKERS[name]
+        else:
+            known = OPERATIONS[name]
+            fewest, most, make = int(known.default is None), 2 * int(known.unit != ""), partial(Single, name)
+            default = [] if known.default is None else [known.default]
+        if not fewest <= len(arguments) <= most:
+            expected = str(most) if fewest == most else f"{fewest} to {most}"
+            raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
+        return make(*(arguments or default))
+
+    def argument(self, name: str, position: int) -> Argument:
+        kind = "name" if (name, position) in _TEXT_ARGUMENTS else "number"
+        value = self.next(kind)
+        if value is None:
+            raise self.wrong(f"argument {position + 1} of {name} must be a {kind}, not {self.here!r}")
+        return value if kind == "name" else float(value)
+
+
+def parse(text: str, *, names: Mapping[str, Policy] | None = None) -> Policy:
+    """The policy that a text describes; ``names`` adds names or redefines them."""
+    if not isinstance(text, str) or not text.strip():
+        raise DsslError(f"a policy is a string such as 'standard' or 'ra(2,5)', not {text!r}")
+    reader = _Reader(text, {**NAMED, **(names or {})})
+    policy = reader.choice()
+    if reader.place < len(reader.tokens):
+        raise reader.wrong(f"{reader.here!r} is unexpected")
+    return policy
+
+
+def meanings_of(policies: Mapping[str, str]) -> dict[str, Policy]:
+    """What the symbolic names of a graph mean in a run, of whose standard policy the others may be made."""
+    standard = {"standard": parse(policies["standard"])}
+    return {name: parse(text, names=standard) for name, text in policies.items()} | standard
+
+
+def _call(name: str, *arguments: float | str) -> str:
+    written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
+    return f"{name}({','.join(written)})" if written else name
+
+
+def _unless_default(table: str) -> tuple[str, ...]:
+    return () if table == "dssl16" else (table,)
+
+
+def show(policy: Policy) -> str:
+    """The shortest text that parses to this policy."""
+    for name, named in NAMED.items():
+        if policy == named:
+            return name
+    match policy:
+        case Choose():
+            branches = zip(policy.weights, policy.policies, strict=True)
+            return " | ".join(f"{number(weight)}*{_wrapped(branch, Choose)}" for weight, branch in branches)
+        case Chain():
+            return " > ".join(_wrapped(step, Choose, Chain) for step in policy.steps)
+        case Maybe():
+            return f"{_wrapped(policy.policy, Choose, Chain)}?{number(policy.probability)}"
+        case Crop() | Jitter() | Blur() | Jigsaw() | Corruption():
+            return _call(type(policy).__name__.lower(), *dataclasses.astuple(policy))
+        case Resize():
+            return "center" if policy.square else "resize"
+        case Flip():
+            return "flip" if policy == Flip() else _call("flip", policy.probability)
+        case RandAugment():
+            return _call("ra", policy.count, policy.magnitude, *_unless_default(policy.table))
+        case UniformAugment():
+            default = UniformAugment()
+            if policy.table != default.table:
+                return _call("ua", policy.count, policy.table)
+            return "ua" if policy == default else _call("ua", policy.count)
+        case TrivialAugment():
+            return "ta" if policy == TrivialAugment() else _call("ta", policy.table)
+        case AtMagnitude():
+            return _call("op", policy.operation, policy.magnitude, *_unless_default(policy.table))
+        case Single():
+            plain = policy.value == OPERATIONS[policy.operation].default
+            values = (policy.value,) if policy.high is None else (policy.value, policy.high)
+            return policy.operation if plain and policy.high is None else _call(policy.operation, *values)
+
+
+def _wrapped(policy: Policy, *kinds: type) -> str:
+    """In parentheses where it would otherwise read as part of what surrounds it."""
+    text = show(policy)
+    return f"({text})" if isinstance(policy, kinds) and policy not in NAMED.values() else text
+
+
+_NOTHING = Single("identity", 0)
+
+
+def check_channels(policy: Policy, channels: int) -> None:
+    """Refuse a policy that needs red, green and blue for images of other channels, and name the one to use instead."""
+    if channels in (1, 3):
+        return
+    what = colour_operation(policy)
+    if what is not None:
+        raise DsslError(
+            f"policy {show(policy)!r} uses {what}, which needs colour, and the images have {channels} channels: "
+            f"use {show(without_colour(policy))!r}"
+        )
+
+
+def colour_operation(policy: Policy) -> str | None:
+    """The first part of a policy that needs red, green and blue; None where all of it is defined for any channels."""
+    return next(filter(None, map(_own_colour_operation, parts(policy))), None)
+
+
+def _own_colour_operation(policy: Policy) -> str | None:
+    match policy:
+        case Jitter():
+            return "the saturation of jitter" if policy.saturation else "the hue of jitter" if policy.hue else None
+        case Single() | AtMagnitude():
+            return policy.operation if OPERATIONS[policy.operation].needs_colour else None
+        case Corruption():
+            return show(policy) if KINDS[policy.kind].needs_colour else None
+        case RandAugment() | UniformAugment() | TrivialAugment():
+            found = (row.operation for row in named_table(policy.table) if OPERATIONS[row.operation].needs_colour)
+            return next((f"{name} of the table {policy.table}" for name in found), None)
+        case _:
+            return None
+
+
+def without_colour(policy: Policy) -> Policy:
+    """The policy without the operations that need red, green and blue."""
+    if colour_operation(policy) is None:
+        return policy
+    match policy:
+        case Chain():
+            steps = [step for step in map(without_colour, policy.steps) if step != _NOTHING]
+            return Chain(tuple(steps)) if len(steps) > 1 else steps[0] if steps else _NOTHING
+        case Choose():
+            return dataclasses.replace(policy, policies=tuple(map(without_colour, policy.policies)))
+        case Maybe():
+            inside = without_colour(policy.policy)
+            return _NOTHING if inside == _NOTHING else dataclasses.replace(policy, policy=inside)
+        case Jitter():
+            return dataclasses.replace(policy, saturation=0.0, hue=0.0)
+        case RandAugment() | UniformAugment() | TrivialAugment():
+            return dataclasses.replace(policy, table=COLOURLESS[policy.table])
+        case _:
+            return _NOTHING

@@ -24,8 +24,7 @@ class Arguments(WeightsArguments):
 
 def run(arguments: Arguments) -> int:
     from dssl.run import EVALUATION_FILE
-    from dssl.weights.card import CARD_FILE, card, clear_other_weights, earlier_files, evaluation_of
-    from dssl.weights.formats import export
+    from dssl.weights.formats import CARD_FILE, card, clear_other_weights, earlier_files, evaluation_of, export
 
     check_counts(arguments, ("image_size",))
     if not arguments.formats:

@@ -19,9 +19,7 @@ from dssl.evaluation.store import FeatureStore
 from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.encoder import Encoder, Origin
-from dssl.weights.load import open_weights
-from dssl.weights.pretrained import WORD, is_imagenet, load_imagenet
-from dssl.weights.published import imagenet_normalization
+from dssl.weights.load import WORD, imagenet_normalization, is_imagenet, load_imagenet, open_weights
 
 RESAMPLES = 10_000
 LEVEL = 0.95

@@ -30,9 +30,9 @@ from dssl.files import printable
 from dssl.models import build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
 from dssl.version import VERSION
-from dssl.weights.card import evaluation_of
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.encoder import Encoder, Origin, Progress
+from dssl.weights.formats import evaluation_of
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
 

@@ -31,10 +31,9 @@ STEMS = {
 @functools.cache
 def encoder_names() -> tuple[str, ...]:
     """Every name that ``build_encoder`` knows; ``timm:NAME`` stands for any model of timm."""
-    wide = [
-        name for name in torchvision.models.list_models(module=torchvision.models) if not name.startswith(_UNSUITABLE)
-    ]
-    return (*FOR_CPUS, *(cifar_name(name, stem) for name in _CIFAR for stem in STEMS), *sorted(wide), "timm:NAME")
+    wide = sorted(torchvision.models.list_models(module=torchvision.models))
+    plain = (name for name in wide if not name.startswith(_UNSUITABLE))
+    return (*FOR_CPUS, *(cifar_name(name, stem) for name in _CIFAR for stem in STEMS), *plain, "timm:NAME")
 
 
 def cifar_name(base: str, stem: str) -> str:
@@ -150,9 +149,8 @@ def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
         with torch.no_grad():
             feature = shapes(torch.empty(shape, device="meta", dtype=first.dtype))
         failed = False
-    except (
-        Exception
-    ):  # a layer that only runs for real, or the encoder's own complaint: running it for real tells which
+    # a layer that only runs for real, or the encoder's own complaint: running it for real tells which
+    except Exception:
         feature, failed = None, True
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if max(needed) > memory:
@@ -183,7 +181,9 @@ def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
         raise choices("encoder", name, encoder_names())
     base, stem = split_name(name)
     encoder = torchvision.models.get_model(base, weights=None, **size_arguments(base, image_size))
-    _remove_classifier(encoder)
+    *_, last = (path for path, module in encoder.named_modules() if isinstance(module, nn.Linear))
+    parent, _, child = last.rpartition(".")
+    setattr(encoder.get_submodule(parent), child, nn.Identity())
     if stem is not None:
         encoder.conv1 = nn.Conv2d(3, 64, 3, padding=2 if stem == "padding2" else 1, bias=False)
         nn.init.kaiming_normal_(encoder.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -191,29 +191,12 @@ def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
         if stem == "norelu":
             encoder.relu = nn.Identity()
     if channels != 3:
-        _change_input(encoder, channels)
+        first = next(module for module in encoder.modules() if isinstance(module, nn.Conv2d))
+        first.in_channels = channels
+        first.weight = nn.Parameter(torch.empty(first.out_channels, channels, *first.kernel_size))
+        first.reset_parameters()
     assert isinstance(encoder, nn.Module)
     return encoder
-
-
-def _remove_classifier(encoder: nn.Module) -> None:
-    *_, last = (path for path, module in encoder.named_modules() if isinstance(module, nn.Linear))
-    parent, _, child = last.rpartition(".")
-    setattr(encoder.get_submodule(parent), child, nn.Identity())
-
-
-def _change_input(encoder: nn.Module, channels: int) -> None:
-    path, first = next((path, module) for path, module in encoder.named_modules() if isinstance(module, nn.Conv2d))
-    parent, _, child = path.rpartition(".")
-    changed = nn.Conv2d(
-        channels,
-        first.out_channels,
-        (first.kernel_size[0], first.kernel_size[1]),
-        stride=(first.stride[0], first.stride[1]),
-        padding=(int(first.padding[0]), int(first.padding[1])),
-        bias=first.bias is not None,
-    )
-    setattr(encoder.get_submodule(parent), child, changed)
 
 
 def _timm(name: str, *, image_size: int, channels: int) -> nn.Module:

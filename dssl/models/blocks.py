@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -83,11 +83,9 @@ class _Checkpointed:
         if not torch.is_grad_enabled():
             return forward(*inputs)
         assert isinstance(self, nn.Module)
-        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: _contexts(self))
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _without_statistics(block)
+        return checkpoint(
+            forward, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _without_statistics(self))
+        )
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def measure_speed(
     def make_views() -> None:
         plan = maker.plan(np.arange(batch), epoch=0)
         for row in range(batch):
-            maker.apply(plan, row, images[row], buffers, row)
+            maker.apply_many(plan, row, [images[row]], buffers, row)
 
     make_views()
     started = time.perf_counter()

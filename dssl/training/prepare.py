@@ -25,10 +25,8 @@ from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
 from dssl.models.blocks import blocks
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
+from dssl.weights import load
 from dssl.weights.encoder import Encoder
-from dssl.weights.load import load_weights_into, stated_normalization
-from dssl.weights.pretrained import is_imagenet, load_imagenet
-from dssl.weights.published import imagenet_normalization
 
 logger = logging.getLogger("dssl")
 
@@ -62,8 +60,10 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         allowed = Quarantine(source, max_share=config.bad_share)
         return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     if config.normalization == "imagenet" and config.init is not None:
-        stated = None if is_imagenet(config.init) else stated_normalization(config.init, channels=config.channels)
-        return stated or imagenet_normalization(config.encoder, channels=config.channels)
+        stated = None
+        if not load.is_imagenet(config.init):
+            stated = load.stated_normalization(config.init, channels=config.channels)
+        return stated or load.imagenet_normalization(config.encoder, channels=config.channels)
     constants = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
     return constants.gray() if config.channels == 1 else constants
 
@@ -110,10 +110,10 @@ def starting_encoder(config: RunConfig, *, init: Path | None = None) -> nn.Modul
     torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
     if init is not None:
-        if is_imagenet(init):
-            line = load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
+        if load.is_imagenet(init):
+            line = load.load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
         else:
-            line = load_weights_into(encoder, init).text()
+            line = load.load_weights_into(encoder, init).text()
         logger.info(line)
     return encoder
 
@@ -134,11 +134,9 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
 
 def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     """The teacher of the graph, with a map from the method's predictions to its features where their widths differ."""
-    from dssl.weights.load import open_weights
-
     graph = config.view_graph
     try:
-        loaded = open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
+        loaded = load.open_weights(path, encoder=config.teacher_encoder, image_size=config.image_size)
         widths = {}  # by the size of a view; refuses one that it cannot see
         for name in graph.taught:
             size = graph.size(name) or config.image_size

@@ -141,15 +141,9 @@ class Encoder:
         transfer = DeviceTransfer(self.device, normalization=self.normalization)
         wanted = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
         batches = EvaluationBatches(
-            source,
-            size=self.image_size,
-            batch_size=self.batch_size,
-            channels=self.channels,
-            normalization=None if transfer.as_bytes else self.normalization,
-            indices=wanted,
-            threads=self.threads,
-            quarantine=quarantine,
-        )
+            source, size=self.image_size, batch_size=self.batch_size, channels=self.channels, indices=wanted,
+            normalization=None if transfer.as_bytes else self.normalization, threads=self.threads, quarantine=quarantine,
+        )  # fmt: skip
         parts: list[Tensor] = []
         rows: list[NDArray[np.int64]] = []
         done = int(wanted[0]) if len(wanted) else 0  # the shards of one source count on

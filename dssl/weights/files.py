@@ -79,17 +79,21 @@ class _Buffer(_Array):
         self._parts = parts
 
 
-class _Scalar:
-    """In place of NumPy's scalars (an epoch, a loss): no weight is one."""
-
-    def __init__(self, *_parts: object) -> None:
-        pass
+class _Stateless:
+    """Of which a pickle may set the state, and nothing happens."""
 
     def __setstate__(self, _state: object) -> None:
         pass
 
 
-class _Bytes:
+class _Scalar(_Stateless):
+    """In place of NumPy's scalars (an epoch, a loss): no weight is one."""
+
+    def __init__(self, *_parts: object) -> None:
+        pass
+
+
+class _Bytes(_Stateless):
     """In place of ``_codecs.encode``, with which pickles of protocol 2 write bytes."""
 
     def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]  # a class, so that BUILD cannot change it
@@ -97,15 +101,9 @@ class _Bytes:
             raise ValueError(f"bytes are written in {encoding!r}, expected 'latin1'")
         return text.encode("latin1")
 
-    def __setstate__(self, _state: object) -> None:
-        pass
 
-
-class _Table(dict[Any, Any]):
+class _Table(dict[Any, Any], _Stateless):
     """In place of ``collections.OrderedDict``, without the attributes that PyTorch's have."""
-
-    def __setstate__(self, _state: object) -> None:
-        pass
 
 
 _NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
@@ -114,11 +112,8 @@ _IN_PLACE: dict[tuple[str, str], type] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Type,
     ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy.core.numeric", "_frombuffer"): _Buffer,
-    ("numpy._core.numeric", "_frombuffer"): _Buffer,
     ("numpy.core.multiarray", "scalar"): _Scalar,
-    ("numpy._core.multiarray", "scalar"): _Scalar,
     ("_codecs", "encode"): _Bytes,
     ("collections", "OrderedDict"): _Table,
 }
@@ -128,9 +123,10 @@ class _ArraysOnly(pickle.Unpickler):
     """Detectron2's files are pickles of NumPy arrays: whatever else a pickle asks for is an error that names it."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _IN_PLACE:
+        key = module.replace("numpy._core.", "numpy.core."), name  # NumPy 2 has moved them
+        if key not in _IN_PLACE:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _IN_PLACE[module, name]
+        return _IN_PLACE[key]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

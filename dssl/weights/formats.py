@@ -1,29 +1,35 @@
-"""Writers of every format; each file is read back (by its real client, except Detectron2) and must give equal features."""
+"""Writers of every format; each file is read back (by its real client, except Detectron2) and must give equal features.
+
+Also the lines of code that build an encoder again in another program, and the model card: what the weights are, what they were
+made from, how, and what was measured.
+"""
 
 import dataclasses
 import json
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torchvision
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dssl import rng
 from dssl.errors import DsslError, choices
 from dssl.files import replacing
-from dssl.models import build_encoder, evaluating, size_arguments
+from dssl.models import FOR_CPUS, build_encoder, evaluating, size_arguments, split_name
+from dssl.text import markdown
+from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import ENCODER_KEY, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
-from dssl.weights.rebuild import base_name, classifier_path, rebuild_lines, refuse_unless_held
 
 _RESNET = re.compile(r"resnet(18|34|50|101|152)")
 """Those of torchvision: timm's relatives have other stems, names or blocks."""
@@ -31,12 +37,17 @@ _RESNET = re.compile(r"resnet(18|34|50|101|152)")
 TOLERANCE = {"onnx": 1e-4, "torch": 1e-6}
 """How far features may differ; all other formats must give the same bits."""
 
+CARD_FILE = "README.md"
+_SOURCE = re.compile(r"^\| SHA-256 of the source \| ([0-9a-f]{64}) \|$", re.MULTILINE)
+_FILE = re.compile(r"^`([^`]+)`: every tensor was loaded by .*?^```python$.*?^```$\n*", re.MULTILINE | re.DOTALL)
+_SAME = ("sha256", "image_size", "normalization")
+"""What must be equal for a number to be about the exported model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
     """A file, and what its client said when it loaded it."""
 
-    format: str
     path: Path
     client: str
     """What loaded it, with its version."""
@@ -49,13 +60,9 @@ class Exported:
 
     def text(self) -> str:
         """One line for people."""
-        line = f"{self.path}: every tensor loaded ({self.tensors}) by {self.client}, {self.agreement}"
+        difference = f"{self.difference:.3g}" if self.difference else "0.0"  # where the features are the same bits
+        line = f"{self.path}: every tensor loaded ({self.tensors}) by {self.client}, largest difference {difference}"
         return f"{line}; {self.note}" if self.note else line
-
-    @property
-    def agreement(self) -> str:
-        """``largest difference 0.0`` where the features are the same bits."""
-        return f"largest difference {self.difference:.3g}" if self.difference else "largest difference 0.0"
 
 
 def probe_images(loaded: Encoder, count: int = 3) -> Tensor:
@@ -78,23 +85,17 @@ def _features(encoder: nn.Module, images: Tensor) -> Tensor:
 
 
 def _torchvision(loaded: Encoder, path: Path) -> Exported:
-    import torchvision
-
     if loaded.name.startswith("timm:"):
         raise DsslError(f"torchvision has no {loaded.name}: use --formats timm or safetensors")
     refuse_unless_held(loaded, "torchvision")
     with replacing(path) as temporary:
         torch.save(loaded.network.state_dict(), temporary)
-    client = torchvision.models.get_model(
-        base_name(loaded), weights=None, **size_arguments(loaded.name, loaded.image_size)
-    )
-    parent, _, child = classifier_path(loaded).rpartition(".")
-    setattr(client.get_submodule(parent), child, nn.Identity())
+    client = build_encoder(base_name(loaded), image_size=loaded.image_size)  # torchvision's, without its last layer
     state = torch.load(path, weights_only=True)
     client.load_state_dict(state, strict=True)
     code = [line.replace("safetensors.torch.load_file", "torch.load") for line in rebuild_lines(loaded, path.name)]
     code[0] = "import torch, torchvision"
-    return _compared(loaded, client, "torchvision", path, f"torchvision {torchvision.__version__}", len(state), code)
+    return _compared(loaded, client, path, f"torchvision {torchvision.__version__}", len(state), code)
 
 
 def _timm(loaded: Encoder, path: Path) -> Exported:
@@ -116,7 +117,7 @@ def _timm(loaded: Encoder, path: Path) -> Exported:
     client.load_state_dict(load_file(path), strict=True)
     code = rebuild_lines(dataclasses.replace(loaded, name=f"timm:{name}"), path.name)
     note = _features_only(loaded, path, name)
-    return _compared(loaded, client, "timm", path, f"timm {timm.__version__}", len(state), code, note)
+    return _compared(loaded, client, path, f"timm {timm.__version__}", len(state), code, note)
 
 
 def _features_only(loaded: Encoder, path: Path, name: str) -> str:
@@ -153,16 +154,14 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
         temporary.write_bytes(pickle.dumps(content, protocol=4))
     again = open_weights(path, encoder=loaded.name, image_size=loaded.image_size)
     assert all(from_detectron2(key) in loaded.network.state_dict() for key in arrays)
-    mean, std = (
-        [round(255 * one, 3) for one in part] for part in (loaded.normalization.mean, loaded.normalization.std)
-    )
+    mean, std = ([round(255 * value, 3) for value in values] for values in loaded.normalization.plain().values())
     code = [
         f'cfg.MODEL.WEIGHTS = "{path.name}"; cfg.MODEL.RESNETS.DEPTH = {name.removeprefix("resnet")}',
         f'cfg.INPUT.FORMAT = "RGB"; cfg.MODEL.PIXEL_MEAN = {mean}; cfg.MODEL.PIXEL_STD = {std}',
         "cfg.MODEL.RESNETS.STRIDE_IN_1X1 = False",
     ]
     note = "read back by dssl under Detectron2's names, without Detectron2"
-    return _compared(loaded, again.network, "detectron2", path, "dssl", len(arrays), code, note)
+    return _compared(loaded, again.network, path, "dssl", len(arrays), code, note)
 
 
 def _onnx(loaded: Encoder, path: Path) -> Exported:
@@ -182,23 +181,18 @@ def _onnx(loaded: Encoder, path: Path) -> Exported:
     model = onnx.load(path)
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    worst = 0.0
-    for part in (images, images[:1]):  # the batch is free
-        (found,) = session.run(None, {"images": part.numpy()})
-        worst = max(worst, _difference(_features(loaded.network, part), torch.from_numpy(found)))
-    return Exported(
-        format="onnx",
-        path=path,
-        client=f"ONNX Runtime {onnxruntime.__version__}",
-        tensors=len(model.graph.initializer),
-        difference=worst,
-        code=(
-            "import onnxruntime",
-            f'session = onnxruntime.InferenceSession("{path.name}")',
-            'session.run(None, {"images": images})',
-        ),
-        note="tensors after BatchNorm was folded in; any batch size",
-    )  # fmt: skip
+
+    def run(part: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {"images": part.numpy()})[0])
+
+    code = (
+        "import onnxruntime",
+        f'session = onnxruntime.InferenceSession("{path.name}")',
+        'session.run(None, {"images": images})',
+    )
+    note = "tensors after BatchNorm was folded in; any batch size"
+    version = f"ONNX Runtime {onnxruntime.__version__}"
+    return _compared(loaded, run, path, version, len(model.graph.initializer), code, note)
 
 
 def _torch(loaded: Encoder, path: Path) -> Exported:
@@ -210,17 +204,9 @@ def _torch(loaded: Encoder, path: Path) -> Exported:
             torch.export.save(program, file)
         with temporary.open("rb") as file:
             again = torch.export.load(file).module()
-    with torch.no_grad():
-        worst = max(_difference(_features(loaded.network, part), again(part)) for part in (images, images[:1]))
-    return Exported(
-        format="torch",
-        path=path,
-        client=f"torch.export of torch {torch.__version__}",
-        tensors=len(program.state_dict),
-        difference=worst,
-        code=("import torch", f'encoder = torch.export.load("{path.name}").module()'),
-        note="any batch size",
-    )
+    code = ("import torch", f'encoder = torch.export.load("{path.name}").module()')
+    version = f"torch.export of torch {torch.__version__}"
+    return _compared(loaded, again.__call__, path, version, len(program.state_dict), code, "any batch size")
 
 
 def _safetensors(loaded: Encoder, path: Path) -> Exported:
@@ -239,7 +225,7 @@ def _safetensors(loaded: Encoder, path: Path) -> Exported:
         save_file(state, temporary, metadata={ENCODER_KEY: text, "sha256": content_hash(text, state)})
     again = open_weights(path)
     code = ("import dssl", f'encoder = dssl.load_encoder("{path.name}")')
-    return _compared(loaded, again.network, "safetensors", path, "dssl.load_encoder", len(state), code)
+    return _compared(loaded, again.network, path, "dssl.load_encoder", len(state), code)
 
 
 FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
@@ -273,11 +259,166 @@ def export(loaded: Encoder, folder: Path, *, formats: Sequence[str]) -> list[Exp
 
 
 def _compared(
-    loaded: Encoder, client: nn.Module, name: str, path: Path, version: str, tensors: int, code: Sequence[str],
+    loaded: Encoder, client: Callable[[Tensor], Tensor], path: Path, version: str, tensors: int, code: Sequence[str],
     note: str = "",
 ) -> Exported:  # fmt: skip
     images = probe_images(loaded)
-    difference = _difference(_features(loaded.network, images), _features(client, images))
-    return Exported(
-        format=name, path=path, client=version, tensors=tensors, difference=difference, code=tuple(code), note=note
+    # a program, which is not built again from code, must take any number of images, too
+    network = client if isinstance(client, nn.Module) else None
+    batches = (images,) if network else (images, images[:1])
+    with evaluating(network) if network else torch.no_grad():
+        worst = max(_difference(_features(loaded.network, batch), client(batch)) for batch in batches)
+    return Exported(path=path, client=version, tensors=tensors, difference=worst, code=tuple(code), note=note)
+
+
+def base_name(loaded: Encoder) -> str:
+    """The name without dssl's own prefix and suffix."""
+    return split_name(loaded.name.removeprefix("timm:"))[0]
+
+
+def refuse_unless_held(loaded: Encoder, client: str) -> None:
+    """Raise, with the lines that rebuild the encoder, where a client has no such model."""
+    lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
+    if loaded.name in FOR_CPUS:
+        raise DsslError(
+            f"{client} has no {loaded.name} encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
+        )
+    if split_name(loaded.name)[1] is not None:
+        raise DsslError(
+            f"{client} has no {base_name(loaded)} with a CIFAR stem: it cannot load these weights strictly; "
+            f"use --formats safetensors and rebuild it with: {lines}"
+        )
+    if loaded.channels != 3 and client != "timm":
+        raise DsslError(
+            f"{client} has no {base_name(loaded)} for {loaded.channels} channel: use --formats safetensors and: {lines}"
+        )
+
+
+def rebuild_lines(loaded: Encoder, file: str) -> list[str]:
+    """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
+    if loaded.name in FOR_CPUS or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
+        return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
+    name, stem = split_name(loaded.name.removeprefix("timm:"))
+    load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"
+    options = {**size_arguments(loaded.name, loaded.image_size)}
+    if loaded.name.startswith("timm:"):
+        options |= {"num_classes": 0} | ({"in_chans": loaded.channels} if loaded.channels != 3 else {})
+    arguments = "".join(f", {option}={value!r}" for option, value in options.items())
+    if loaded.name.startswith("timm:"):
+        build = f'encoder = timm.create_model("{name}"{arguments})'
+        return ["import safetensors.torch, timm", build, load, "encoder.eval()"]
+    build = f'encoder = torchvision.models.get_model("{name}"{arguments})'
+    *_, (classifier, _module) = (item for item in loaded.network.named_modules() if isinstance(item[1], nn.Identity))
+    first, *parts = classifier.split(".")  # ``classifier.2`` is ``classifier[2]`` in Python
+    place = first + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
+    change = f"encoder.{place} = torch.nn.Identity()"
+    if stem is not None:
+        conv = f"encoder.conv1 = torch.nn.Conv2d(3, 64, 3, padding={2 if stem == 'padding2' else 1}, bias=False)"
+        removed = "encoder.relu = " if stem == "norelu" else ""
+        change = f"{conv}; {removed}encoder.maxpool = encoder.fc = torch.nn.Identity()"
+    return ["import safetensors.torch, torch, torchvision", build, change, load, "encoder.eval()"]
+
+
+def clear_other_weights(folder: Path, loaded: Encoder, *, own: bool) -> list[str]:
+    """See to it that the folder holds nothing but files of these weights; the lines say what went.
+
+    In the run's own folder of exports those of its earlier weights go. Elsewhere they may be all that there is of them, and
+    the folder is refused, as it is where its README.md is not a model card.
+    """
+    try:
+        found = _SOURCE.search((folder / CARD_FILE).read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return []
+    if found is None:
+        raise DsslError(f"{folder / CARD_FILE} is not a model card of dssl and would be replaced: name another --out")
+    if found[1] == loaded.sha256:
+        return []
+    if not own:
+        raise DsslError(
+            f"{folder} holds an export of other weights (SHA-256 {found[1][:16]}): name another --out, or delete it"
+        )
+    old = [path for file, _ in FORMATS.values() if (path := folder / file).is_file()]
+    for path in (*old, folder / CARD_FILE):
+        path.unlink()
+    return [f"{path}: of the run's earlier weights, removed" for path in old]
+
+
+def earlier_files(path: Path, exported: Sequence[Exported]) -> list[str]:
+    """The lines of an earlier card of these weights about files that are still there and were not written again."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    now = {one.path.name for one in exported}
+    return [
+        line
+        for found in _FILE.finditer(text)
+        if found[1] not in now and (path.parent / found[1]).is_file()
+        for line in found[0].splitlines()
+    ]
+
+
+def card(
+    loaded: Encoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None, earlier: Sequence[str] = ()
+) -> str:
+    """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights, ``earlier`` is of ``earlier_files``."""
+    config = loaded.header.get("config") or {}
+    init, teacher = config.get("init"), config.get("teacher")
+    # whether the weights that a run started from or learned from knew labels, nobody here can say
+    alone = loaded.header and init is None and teacher is None
+    lines = [f"# {loaded.name}, pretrained without labels" if alone else f"# {loaded.name}", ""]
+    lines += markdown(
+        ("", ""),
+        [
+            ("encoder", loaded.name),
+            ("input", f"{loaded.channels} x {loaded.image_size} x {loaded.image_size}, values 0 to 1, then normalised"),
+            *([] if (values := loaded.value_range) is None else [("values that become 0 and 1", f"`{values.text()}`")]),
+            ("mean", ", ".join(f"{value:g}" for value in loaded.normalization.mean)),
+            ("deviation", ", ".join(f"{value:g}" for value in loaded.normalization.std)),
+            *([] if init is None else [("started from the weights", f"`{init}`")]),
+            *([] if teacher is None else [("taught by", f"`{teacher}`")]),
+            ("data", str(config.get("data", "unknown"))),
+            ("data's fingerprint", str(loaded.header.get("fingerprint", "unknown"))),
+            ("method", str((config.get("method") or {}).get("name", "unknown"))),
+            ("view graph", f"`{config['graph']}`" if "graph" in config else "unknown"),
+            ("standard policy", f"`{config['standard']}`" if "standard" in config else "unknown"),
+            ("heavy policy", f"`{config['heavy']}`" if "heavy" in config else "unknown"),
+            ("epoch", str(loaded.header.get("epoch", "unknown"))),
+            ("seed", str(config.get("seed", "unknown"))),
+            ("verdict of the run", str(loaded.header.get("verdict", "unknown"))),
+            ("made with", f"dssl {loaded.header.get('dssl_version', 'unknown')}, exported by dssl {VERSION}"),
+            ("SHA-256 of the source", loaded.sha256),
+        ],
     )
+    lines += ["", "## Files", "", *earlier]
+    for one in exported:
+        lines += [
+            f"`{one.path.name}`: every tensor was loaded by {one.client}; largest difference {one.difference:.3g}."
+        ]
+        lines += ["", "```python", *one.code, "```", ""]
+    lines += ["## Numbers", ""]
+    if evaluation is None:
+        lines.append("None were measured. Run `dssl evaluate`, then export again to list them here.")
+    else:
+        rows = []
+        for result in evaluation["results"]:
+            protocol, interval = result["protocol"], "{:.2f} to {:.2f}".format(*result["interval_95"])
+            images = f"{protocol['train_images']} / {protocol['test_images']}"
+            rows.append((result["name"], f"{result['accuracy']:.2f} %", interval, images,
+                         str(protocol.get("test_data", "unknown")), protocol["backbone"]))  # fmt: skip
+        heads = ("protocol", "top-1", "95 % interval", "train / test images", "test set", "backbone")
+        lines += markdown(heads, rows)
+    return "\n".join(lines) + "\n"
+
+
+def evaluation_of(loaded: Encoder, path: Path) -> dict[str, Any] | None:
+    """What `dssl evaluate` wrote, if it is about these weights on images as they are prepared here."""
+    here = loaded.protocol()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        measured = found["checkpoint"]
+        # JSON has no tuples
+        same = all(json.dumps(measured.get(name)) == json.dumps(here[name]) for name in _SAME)
+        return found if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,27 +1,35 @@
-"""Encoders from files: dssl's checkpoints and exports with everything they record, other programs' weights with a report."""
+"""Encoders from files: dssl's checkpoints and exports with everything they record, other programs' weights with a report.
+
+Also the ImageNet weights of torchvision and timm, through their own downloaders and from their own caches.
+"""
 
 import dataclasses
 import hashlib
 import json
 import logging
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+import torchvision
 from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.data.scale import as_range
-from dssl.errors import DsslError, choices
-from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, split_name, stem_of
+from dssl.errors import DsslError, choices, one_line
+from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, size_arguments, split_name, stem_of
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
 from dssl.weights.encoder import Encoder, Origin
 from dssl.weights.files import infer_encoder, read_tensors
 from dssl.weights.match import MatchReport, match
-from dssl.weights.published import imagenet_normalization
 
 logger = logging.getLogger("dssl")
 ENCODER_KEY = "dssl_encoder"
 """The entry of an exported file's metadata that says how to build the encoder."""
+WORD = "imagenet"
+"""What stands for these weights where a file of weights could be named."""
 
 
 def load_encoder(
@@ -59,14 +67,9 @@ def _with_stem(report: MatchReport, stem: str | None, *, known: str | None) -> M
 
 
 def open_weights(
-    path: Path,
-    *,
-    encoder: str | None = None,
-    stem: str | None = None,
-    image_size: int | None = None,
-    normalization: Normalization | None = None,
-    fallback: Encoder | None = None,
-) -> Encoder:
+    path: Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    normalization: Normalization | None = None, fallback: Encoder | None = None,
+) -> Encoder:  # fmt: skip
     """Build the encoder that a file describes and load it; arguments given here override the file.
 
     What neither says is as in ``fallback``.
@@ -83,7 +86,7 @@ def open_weights(
         if split_name(name)[1] is None:
             raise DsslError(f"{path} holds {name}, which has no 3x3 stem: leave out the stem {stem!r}")
         name = cifar_name(split_name(name)[0], stem)
-    small = name in FOR_CPUS or split_name(name)[1] is not None
+    small = _for_small_images(name)
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
     channels = int(header.get("channels") or config.get("channels") or (fallback.channels if fallback else 3))
     built = build_encoder(name, image_size=size, channels=channels)
@@ -108,21 +111,21 @@ def open_weights(
         )
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
-        name = cifar_name(split_name(name)[0], _shown(report))
+        if report.stem is None:
+            possible = ", ".join(f"--stem {stem} ({what})" for stem, what in STEMS.items())
+            raise DsslError(
+                f"{path} holds a CIFAR ResNet and does not show which 3x3 stem it has, and the features depend on it: "
+                f"give {possible}, or the encoder's full name, such as --encoder resnet18-cifar-padding2"
+            )
+        name = cifar_name(split_name(name)[0], report.stem)
         built = build_encoder(name, image_size=size, channels=channels)
     told = None if stem else report.stem  # a stem that was stated overrides what names show
     report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
     report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, assumed))))
     built.load_state_dict(chosen, strict=True)
-    return Encoder(
-        network=built.eval(),
-        name=name,
-        image_size=size,
-        channels=channels,
-        normalization=normalization,
-        value_range=as_range(header.get("range")),
-        origin=Origin(path=path, sha256=digest, report=report.text(), header=header),
-    )
+    origin = Origin(path=path, sha256=digest, report=report.text(), header=header)
+    return Encoder(network=built.eval(), name=name, image_size=size, channels=channels, normalization=normalization,
+                   value_range=as_range(header.get("range")), origin=origin)  # fmt: skip
 
 
 def stated_normalization(path: Path, *, channels: int) -> Normalization | None:
@@ -132,17 +135,6 @@ def stated_normalization(path: Path, *, channels: int) -> Normalization | None:
     stated = Normalization.of(known)
     stated = stated.gray() if channels == 1 else stated
     return stated if len(stated.mean) == channels else None
-
-
-def _shown(report: MatchReport) -> str:
-    """The stem that the file's names show; asks where they show none."""
-    if report.stem is None:
-        possible = ", ".join(f"--stem {stem} ({what})" for stem, what in STEMS.items())
-        raise DsslError(
-            f"{report.path} holds a CIFAR ResNet and does not show which 3x3 stem it has, and the features depend on it: "
-            f"give {possible}, or the encoder's full name, such as --encoder resnet18-cifar-padding2"
-        )
-    return report.stem
 
 
 def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
@@ -173,3 +165,102 @@ def _of_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str,
     if not tensors:
         raise DsslError("the checkpoint holds no encoder: expected tensors named method.encoder.…")
     return tensors, checkpoint.header, str(checkpoint.header["sha256"])
+
+
+def imagenet_normalization(name: str, *, channels: int = 3) -> Normalization:
+    """How images were normalised for the published weights of this encoder: not by ImageNet's own constants for all of them."""
+    stated: Any = None
+    if name.startswith("timm:"):
+        import timm
+
+        stated = timm.get_pretrained_cfg(name.removeprefix("timm:"))
+    elif not _for_small_images(name):  # nobody has published any of those
+        stated = torchvision_version(name).transforms()
+    constants = IMAGENET if stated is None else Normalization(tuple(stated.mean), tuple(stated.std))
+    return constants.gray() if channels == 1 else constants
+
+
+def torchvision_version(name: str) -> Any:
+    """The ImageNet weights of a torchvision model that stand for it.
+
+    The first version where there are several: the later ones score higher on ImageNet by label smoothing and long training,
+    which makes their features transfer less well (Kornblith et al., NeurIPS 2021).
+    """
+    versions = torchvision.models.get_model_weights(name)
+    return versions["IMAGENET1K_V1"] if "IMAGENET1K_V1" in versions.__members__ else next(iter(versions))
+
+
+def _for_small_images(name: str) -> bool:
+    return name in FOR_CPUS or split_name(name)[1] is not None
+
+
+def is_imagenet(path: Path) -> bool:
+    """Whether the word is meant, and no weights of this name; a folder of images may well be called so."""
+    if str(path) != WORD or path.is_file():
+        return False
+    return not any(file for pattern in ("*", "checkpoints/*") for file in path.glob(f"{pattern}.safetensors"))
+
+
+def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
+    """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded."""
+    if _for_small_images(name):
+        raise DsslError(
+            f"there are no ImageNet weights for {name}: choose a torchvision encoder, such as mobilenet_v2, or timm:NAME"
+        )
+    if name.startswith("timm:"):
+        return _load_timm(encoder, name, image_size=image_size, channels=channels)
+    return load_weights_into(encoder, torchvision_file(name)).text()
+
+
+def torchvision_file(name: str) -> Path:
+    """The file of torchvision's ImageNet weights, downloaded into torch's cache unless it is there."""
+    url = str(torchvision_version(name).url)
+    path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
+    if path.exists():
+        return path
+    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(
+            url, str(path), hash_prefix=digest[1] if digest else None, progress=sys.stderr.isatty()
+        )
+    except (OSError, RuntimeError) as error:  # RuntimeError: the hash is another
+        raise DsslError(
+            f"the ImageNet weights of {name} could not be downloaded ({_reason(error)}): "
+            f"fetch {url} elsewhere and put it at {path}, or name the file: --init FILE"
+        ) from None
+    return path
+
+
+def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
+    import timm  # build_encoder has found it
+
+    model = name.removeprefix("timm:")
+    known = timm.get_pretrained_cfg(model)
+    if known is None or not known.has_weights:
+        raise DsslError(f"timm has no weights for {model}: timm.list_pretrained() shows all that it has")
+    file = known.hf_hub_filename or "model.safetensors"
+    url = f"https://huggingface.co/{known.hf_hub_id}/resolve/main/{file}" if known.hf_hub_id else known.url
+    client = logging.getLogger("huggingface_hub")
+    level = client.level
+    client.setLevel(logging.ERROR)  # it announces every attempt that fails; the last one is our error
+    try:
+        # timm renames tensors, resizes positions and sums the first layer of gray images where a model needs it
+        made = timm.create_model(
+            model, pretrained=True, num_classes=0, in_chans=channels, **size_arguments(name, image_size)
+        )
+    except Exception as error:  # whatever the hub's client raises, which depends on its version
+        raise DsslError(
+            f"the weights of {name} could not be downloaded ({_reason(error)}): fetch {url} elsewhere, "
+            "and name the file: --init FILE"
+        ) from None
+    finally:
+        client.setLevel(level)
+    encoder.load_state_dict(made.state_dict(), strict=True)
+    gray = f"; the first layer is summed over its 3 channels, for images of {channels}" if channels != 3 else ""
+    return f"{known.hf_hub_id or url}: timm's weights {known.tag or model} loaded{gray}"
+
+
+def _reason(error: Exception) -> str:
+    """What a network error says is in its reason."""
+    return one_line(getattr(error, "reason", None) or error, longest=120)

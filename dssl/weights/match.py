@@ -122,7 +122,11 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
             f"has a name like {next(iter(wanted))!r}; choose the encoder that the file was made with"
         )
     best = max(candidates, key=lambda candidate: candidate.rank)
-    tensors, summed = _gray(tensors, best, first, colour)
+    summed = ""
+    if (name := best.names.get(first, "")) and tensors[name].shape == colour:
+        # on an image whose three channels are equal the sum gives what the colour weights give
+        tensors = {**tensors, name: tensors[name].sum(dim=1, keepdim=True)}
+        summed = f"{name} is summed over its 3 channels, since the images are gray"
     tensors, resized = _positions(wanted, tensors, best)
     _refuse_misfit(encoder, wanted, tensors, best, path)
     chosen = {name: tensors[best.names[name]] for name in wanted if name in best.names}
@@ -141,17 +145,9 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
     under = tuple(prefix for prefix in twins if prefix) or ("\0",)
     known = used.union(*twins.values())
     ignored = tuple(name for name in tensors if name not in known and not name.startswith(under))
-    report = MatchReport(
-        path=path,
-        prefix=best.prefix,
-        names=best.dialect,
-        loaded=len(chosen),
-        total=len(wanted),
-        ignored=ignored,
-        other_prefixes=tuple(twins),
-        stem=_stem(best, tensors),
-        note="; ".join(filter(None, (summed, resized, _AS_EXPORTED if "Detectron2" in best.dialect else ""))),
-    )
+    note = "; ".join(filter(None, (summed, resized, _AS_EXPORTED if "Detectron2" in best.dialect else "")))
+    report = MatchReport(path=path, prefix=best.prefix, names=best.dialect, loaded=len(chosen), total=len(wanted),
+                         ignored=ignored, other_prefixes=tuple(twins), stem=_stem(best, tensors), note=note)  # fmt: skip
     return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
 
 
@@ -163,20 +159,6 @@ def _first_layer(encoder: nn.Module, wanted: Mapping[str, Tensor]) -> tuple[str,
     if own is None or own.shape[1] != 1 or encoder.get_submodule(path).groups != 1:
         return name, None
     return name, torch.Size((own.shape[0], 3, *own.shape[2:]))
-
-
-def _gray(
-    tensors: Mapping[str, Tensor], best: _Candidate, first: str, colour: torch.Size | None
-) -> tuple[Mapping[str, Tensor], str]:
-    """The tensors with the first layer of colour weights summed over its channels, and a note that says so.
-
-    On an image whose three channels are equal the sum gives what the colour weights give.
-    """
-    name = best.names.get(first, "")
-    if not name or tensors[name].shape != colour:
-        return tensors, ""
-    summed = {**tensors, name: tensors[name].sum(dim=1, keepdim=True)}
-    return summed, f"{name} is summed over its 3 channels, since the images are gray"
 
 
 def _positions(

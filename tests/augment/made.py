@@ -22,7 +22,7 @@ def images(count: int, height: int = 32, width: int = 32, channels: int = 3) -> 
 def make(maker: ViewMaker, pictures: np.ndarray, indices: np.ndarray, *, epoch: int = 2) -> dict[str, np.ndarray]:
     plan, out = maker.plan(indices, epoch=epoch), maker.allocate(len(indices))
     for row, index in enumerate(indices):
-        maker.apply(plan, row, pictures[index], out, row)
+        maker.apply_many(plan, row, [pictures[index]], out, row)
     return out
 
 

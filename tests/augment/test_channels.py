@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dssl.augment import NAMED, OPERATIONS, ViewMaker, check_channels, parse, show, without_colour
-from dssl.augment.tables import COLOURLESS, TABLES
+from dssl.augment.operations import COLOURLESS, TABLES
 from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.graph import View
@@ -57,7 +57,7 @@ def test_normalised_views_use_the_numbers_of_each_channel() -> None:
     known = Normalization((0.1, 0.2, 0.3, 0.4, 0.5), (0.5, 0.4, 0.3, 0.2, 0.1))
     maker = ViewMaker([View(name="v", policy="resize")], size=24, seed=0, channels=5, normalization=known)
     out = maker.allocate(1)
-    maker.apply(maker.plan(np.arange(1), epoch=0), 0, image, out, 0)
+    maker.apply_many(maker.plan(np.arange(1), epoch=0), 0, [image], out, 0)
     assert np.allclose(out["v"][0], (image / 255 - known.mean) / known.std, atol=1e-5)
 
 

@@ -45,7 +45,7 @@ def test_ten_thousand_views_are_the_same_for_any_batch_thread_order_and_process(
     def batch(indices: np.ndarray) -> None:
         plan = maker.plan(indices, epoch=2)
         for row, index in enumerate(indices):
-            maker.apply(plan, row, pictures[index], parts, int(index))
+            maker.apply_many(plan, row, [pictures[index]], parts, int(index))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(batch, np.array_split(shuffled, 350)))
@@ -123,18 +123,17 @@ def test_normalised_is_torchvisions(channels: int, normalization: Normalization)
     np.testing.assert_allclose(floats, expected.numpy(), atol=1e-6, rtol=0)
 
 
-def test_buffers_of_ones_own_and_images_that_may_not_be_written_to():
+def test_images_that_may_not_be_written_to():
     maker = ViewMaker(FOUR, size=32, seed=3)
     pictures = images(3)
     pictures.flags.writeable = False
     expected = make(maker, pictures, np.arange(3))
-    own = {name: np.zeros((5, 32, 32, 3), np.uint8) for name in maker.names}
-    plan = maker.plan(np.arange(3), epoch=2)
+    out, plan = maker.allocate(5), maker.plan(np.arange(3), epoch=2)
     for row in range(3):
-        maker.apply(plan, row, np.asfortranarray(pictures[row]), own, row + 2)
+        maker.apply_many(plan, row, [np.asfortranarray(pictures[row])], out, row + 2)
     for name in maker.names:
-        np.testing.assert_array_equal(own[name][2:], expected[name])
-        assert not own[name][:2].any()
+        np.testing.assert_array_equal(out[name][2:], expected[name])
+        assert not out[name][:2].any()
 
 
 @pytest.mark.parametrize("normalization", [None, IMAGENET])
@@ -148,7 +147,7 @@ def test_images_of_any_sizes_in_one_call(normalization):
     maker = ViewMaker(FOUR, size=32, seed=3, normalization=normalization)
     plan, one_by_one, together = maker.plan(np.arange(7), epoch=2), maker.allocate(9), maker.allocate(9)
     for row, picture in enumerate(pictures):
-        maker.apply(plan, row + 2, picture, one_by_one, row + 3)
+        maker.apply_many(plan, row + 2, [picture], one_by_one, row + 3)
     maker.apply_many(plan, 2, pictures, together, 3)
     for name in maker.names:
         assert one_by_one[name][3:8].any()
@@ -170,7 +169,7 @@ def test_memory_does_not_grow():
     pages = []
     for batch in range(20_000):
         plan = maker.plan(np.array([batch]), epoch=0)
-        maker.apply(plan, 0, picture, out, 0)
+        maker.apply_many(plan, 0, [picture], out, 0)
         if batch in (1_000, 19_999):
             pages.append(int(Path("/proc/self/statm").read_text().split()[1]))
     assert (pages[1] - pages[0]) * os.sysconf("SC_PAGE_SIZE") < 2_000_000
@@ -194,7 +193,7 @@ def test_a_bad_image_is_refused_before_a_pixel_is_touched(image, part: str):
     out = maker.allocate(1)
     out["v"][:] = 77
     with pytest.raises(DsslError, match="image") as caught:
-        maker.apply(maker.plan(np.arange(1), epoch=0), 0, image, out, 0)
+        maker.apply_many(maker.plan(np.arange(1), epoch=0), 0, [image], out, 0)
     assert part in str(caught.value)
     assert (out["v"] == 77).all()
 
@@ -255,13 +254,13 @@ def test_rows_and_buffers_that_do_not_exist_are_refused():
         (-1, maker.allocate(2), 0),
         (0, maker.allocate(2), 2),
         (0, maker.allocate(2), -1),
-        (0, {"v": np.zeros((2, 8, 8, 3), np.uint8)}, 2),
-        (0, {"v": np.zeros((2, 8, 9, 3), np.uint8)}, 0),
-        (0, {"v": np.zeros((2, 8, 8, 3), np.float32)}, 0),
-        (0, {"w": np.zeros((2, 8, 8, 3), np.uint8)}, 0),
+        (0, {"v": np.zeros((2, 8, 8, 3), np.uint8)}, 0),
+        (0, ViewMaker([View(name="v", policy="standard")], size=9, seed=0).allocate(2), 0),
+        (0, ViewMaker([View(name="v", policy="standard")], size=8, seed=0, normalization=IMAGENET).allocate(2), 0),
+        (0, ViewMaker([View(name=name, policy="standard") for name in "vw"], size=8, seed=0).allocate(2), 0),
     ):
         with pytest.raises(DsslError):
-            maker.apply(plan, row, picture, buffers, out_row)
+            maker.apply_many(plan, row, [picture], buffers, out_row)
     for pictures in (images(3), images(1)[0], images(2)[:, :, :, :2]):
         with pytest.raises(DsslError):
             maker.apply_many(plan, 0, pictures, maker.allocate(5), 0)
@@ -295,7 +294,7 @@ def test_views_of_several_sizes_are_those_of_makers_for_each_size() -> None:
     out, plan = maker.allocate(5), maker.plan(rows, epoch=2)
     maker.apply_many(plan, 0, images[:3], out, 0)
     for row in (3, 4):
-        maker.apply(plan, row, images[row], out, row)
+        maker.apply_many(plan, row, [images[row]], out, row)
     assert list(out) == list(maker.names) == ["s1", "l1", "h1"]
     assert out["l1"].shape == (5, 16, 16, 3)
     for one in alone:
@@ -312,5 +311,5 @@ def test_a_maker_refuses_a_view_of_another_size() -> None:
 def test_a_second_crop_of_an_image_smaller_than_the_view():
     maker = ViewMaker([View(name="s1", policy="crop > rotate(5) > crop")], size=32, seed=0, channels=3)
     out = maker.allocate(1)
-    maker.apply(maker.plan(np.arange(1), epoch=0), 0, np.full((16, 16, 3), 90, np.uint8), out, 0)
+    maker.apply_many(maker.plan(np.arange(1), epoch=0), 0, [np.full((16, 16, 3), 90, np.uint8)], out, 0)
     assert out["s1"].shape[1:] == (32, 32, 3)

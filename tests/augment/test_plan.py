@@ -11,9 +11,8 @@ from torchvision.transforms import RandomResizedCrop
 from dssl.augment import TABLES, ViewMaker
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels.resample import crop_box
-from dssl.augment.plan import Program
-from dssl.augment.policy import Chain
-from dssl.augment.text import parse
+from dssl.augment.maker import Program
+from dssl.augment.policy import Chain, parse
 
 COUNT = 20_000
 UNLIKELY = 1e-4
@@ -23,7 +22,7 @@ class Drawn:
     """The plan of one view of many images, step by step."""
 
     def __init__(self, policy: str, *, seed: int = 0, epoch: int = 0, name: str = "v", count: int = COUNT):
-        self.program = Program.of([name], [parse(policy)], [-1], size=32)
+        self.program = Program([name], [parse(policy)], [-1], size=32)
         plan = self.program.plan(np.arange(count), seed=seed, epoch=epoch)
         self.codes, self.values = plan.codes, plan.values
 

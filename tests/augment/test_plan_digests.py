@@ -11,8 +11,8 @@ import pytest
 from dssl.augment import OPERATIONS, TABLES, add_kernel
 from dssl.augment.kernels import codes as code
 from dssl.augment.kernels.draw import _fifteen_digits
-from dssl.augment.plan import Program
-from dssl.augment.text import parse
+from dssl.augment.maker import Program
+from dssl.augment.policy import parse
 
 DIGESTS = {
     "standard": "52b47e25afa9",
@@ -154,7 +154,7 @@ DIGESTS = {
 def test_a_plan_is_what_it_always_was(policy):
     digest = hashlib.blake2b(digest_size=6)
     for size in (32, 224):
-        program = Program.of(["s1", "h1"], [parse(policy), parse("flip")], [-1, 0], size=size)
+        program = Program(["s1", "h1"], [parse(policy), parse("flip")], [-1, 0], size=size)
         for seed in range(4):
             plan = program.plan(np.arange(150) * 7919 + seed, seed=seed, epoch=seed % 3)
             digest.update(plan.codes.astype("<i4").tobytes())
@@ -174,7 +174,7 @@ def test_a_custom_operation_gets_its_number_value_and_draws(monkeypatch):
     monkeypatch.setattr("dssl.augment.custom.OPERATIONS", OPERATIONS)
     add_kernel("mine", None, low=0, high=1)
     try:
-        program = Program.of(["v"], [parse("gray > mine(0.25)?0.5")], [-1], size=32)
+        program = Program(["v"], [parse("gray > mine(0.25)?0.5")], [-1], size=32)
         plan = program.plan(np.arange(200), seed=3, epoch=1)
     finally:
         del OPERATIONS["mine"]

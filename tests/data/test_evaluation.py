@@ -85,7 +85,7 @@ def test_the_numbers_are_those_of_the_view_maker():
     out = maker.allocate(4)
     plan = maker.plan(np.arange(4), epoch=0)
     for row in range(4):
-        maker.apply(plan, row, source.image(row), out, row)
+        maker.apply_many(plan, row, [source.image(row)], out, row)
     with EvaluationBatches(source, size=32, normalization=CIFAR10) as batches:
         (batch,) = batches
     assert np.array_equal(batch.images.permute(0, 2, 3, 1).numpy(), out["s1"])

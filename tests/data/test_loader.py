@@ -222,7 +222,7 @@ def test_a_thread_decodes_and_makes_its_images_in_two_calls(tmp_path, monkeypatc
     reader = Reader(source, seed=5, quarantine=Quarantine(source))
     plan, alone = maker.plan(first.indices, epoch=0), maker.allocate(24)
     for row, index in enumerate(first.indices.tolist()):
-        maker.apply(plan, row, next(reader.images([index])), alone, row)
+        maker.apply_many(plan, row, [next(reader.images([index]))], alone, row)
     for name in "ab":
         assert np.array_equal(first.views[name].permute(0, 2, 3, 1).numpy(), alone[name])
     monkeypatch.setattr(loader, "GROUP", 1)

@@ -17,7 +17,7 @@ from dssl.evaluation.comparison import open_other
 from dssl.evaluation.protocols import untrained
 from dssl.models import build_encoder
 from dssl.models.for_cpus import whiten
-from dssl.weights import checkpoint, pretrained
+from dssl.weights import checkpoint, load
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
 
@@ -145,12 +145,12 @@ def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
 
 def test_a_folder_of_images_called_imagenet_is_not_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert pretrained.is_imagenet(Path("imagenet"))
+    assert load.is_imagenet(Path("imagenet"))
     (tmp_path / "imagenet" / "train").mkdir(parents=True)
-    assert pretrained.is_imagenet(Path("imagenet"))
+    assert load.is_imagenet(Path("imagenet"))
     (tmp_path / "imagenet" / "encoder.safetensors").touch()
-    assert not pretrained.is_imagenet(Path("imagenet"))
-    assert not pretrained.is_imagenet(tmp_path / "imagenet")
+    assert not load.is_imagenet(Path("imagenet"))
+    assert not load.is_imagenet(tmp_path / "imagenet")
 
 
 def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.Mo
     torch.manual_seed(0)
     original = torchvision.models.resnet18()
     torch.save(original.state_dict(), tmp_path / "resnet18.pth")
-    monkeypatch.setattr(pretrained, "torchvision_file", lambda name: tmp_path / "resnet18.pth")
+    monkeypatch.setattr(load, "torchvision_file", lambda name: tmp_path / "resnet18.pth")
     own = Normalization((0.1, 0.1, 0.1), (0.05, 0.05, 0.05))
     as_told = open_weights(tmp_path / "resnet18.pth", normalization=own)
     origin = dataclasses.replace(as_told.origin, header={"normalization": own.plain()})

@@ -21,12 +21,10 @@ from dssl.commands.export import Arguments, run
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights import checkpoint, formats
-from dssl.weights.card import card
 from dssl.weights.encoder import Encoder
-from dssl.weights.formats import FORMATS, export, probe_images
+from dssl.weights.formats import FORMATS, base_name, card, export, probe_images, rebuild_lines
 from dssl.weights.load import load_encoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
-from dssl.weights.rebuild import base_name, rebuild_lines
 
 IMAGES = torch.linspace(-2, 2, 2 * 3 * 64 * 64).reshape(2, 3, 64, 64).mul(37).sin()
 

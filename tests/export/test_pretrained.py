@@ -18,10 +18,8 @@ from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.training.prepare import normalization_of
-from dssl.weights.load import load_weights_into, open_weights
+from dssl.weights.load import imagenet_normalization, load_imagenet, load_weights_into, open_weights, torchvision_file
 from dssl.weights.match import match
-from dssl.weights.pretrained import load_imagenet, torchvision_file
-from dssl.weights.published import imagenet_normalization
 
 FILE = "mobilenet_v2-b0353104.pth"
 REAL = Path(torch.hub.get_dir()) / "checkpoints" / FILE
@@ -97,7 +95,7 @@ snapshot.mkdir(parents=True), (home / "refs").mkdir()
 (home / "refs" / "main").write_text("0" * 40)
 save_file(model.state_dict(), snapshot / "model.safetensors")
 from dssl.models import build_encoder
-from dssl.weights.pretrained import load_imagenet
+from dssl.weights.load import load_imagenet
 gray = torch.rand(2, 1, 64, 64)
 model.reset_classifier(0)
 for channels in (3, 1):

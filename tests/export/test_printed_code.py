@@ -15,10 +15,8 @@ from torch import nn
 
 from dssl.augment import IMAGENET
 from dssl.models import build_encoder
-from dssl.weights.card import card
 from dssl.weights.encoder import Encoder
-from dssl.weights.formats import export, probe_images
-from dssl.weights.rebuild import rebuild_lines
+from dssl.weights.formats import card, export, probe_images, rebuild_lines
 
 # encoder, size, channels, format
 FAMILIES: list[tuple[str, int, int, str]] = [

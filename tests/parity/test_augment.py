@@ -40,7 +40,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 def ours(policy: str, image: np.ndarray, size: int) -> np.ndarray:
     maker = ViewMaker([View(name="v", policy=policy)], size=size, seed=0, channels=image.shape[2])
     out = maker.allocate(1)
-    maker.apply(maker.plan(np.zeros(1, np.int64), epoch=0), 0, image, out, 0)
+    maker.apply_many(maker.plan(np.zeros(1, np.int64), epoch=0), 0, [image], out, 0)
     return out["v"][0]
 
 
@@ -281,7 +281,7 @@ def test_whole_chain_is_pillows(size: int, count: int, channels: int, policy: st
     for index in range(count):
         height, width = (32, 32) if size < 100 else (180 + 31 * (index % 11), 150 + 37 * (index % 13))
         image = textured(height, width, channels, index)
-        maker.apply(plan, index, image, out, index)
+        maker.apply_many(plan, index, [image], out, index)
         expected = standard(pillow(image), size, Draws(7, 3, index, "s1"))
         np.testing.assert_array_equal(out["s1"][index], pixels(expected), err_msg=f"standard view of image {index}")
         draws = Draws(7, 3, index, "h1")

@@ -191,7 +191,7 @@ def test_each_method_graph_and_data_set_takes_a_step(kind: Experiment) -> None:
     plan_ = maker.plan(np.arange(4), epoch=0)
     images = np.random.Generator(np.random.Philox(1)).integers(0, 256, (4, 40, 48, 3), dtype=np.uint8)
     for row in range(4):
-        maker.apply(plan_, row, images[row], buffers, row)
+        maker.apply_many(plan_, row, [images[row]], buffers, row)
     method = build_method(config)
     assert isinstance(method, nn.Module)
     before = [value.detach().clone() for value in method.parameters() if value.requires_grad]

@@ -52,25 +52,13 @@ DRAW_JITTER = 5  # lowest factor and span of each, then hue; bits [3]: which of 
 DRAW_BLUR = 6  # smallest sigma and span
 DRAW_JIGSAW = 7  # [3] tiles per side
 DRAW_VALUE = 8  # operation [3] at a value
-DRAW_OPERATION = (
-    9  # one of the [4] operations from [3] on, magnitude fixed or drawn from slot [5], its own draws from [6] on
-)
+DRAW_OPERATION = 9  # one of [4] operations from [3] on, magnitude fixed or drawn from slot [5], own draws from [6] on
 DRAW_CORRUPTION = 10  # kernel [3] with the row's numbers and two draws
 
 # how the value of an operation becomes the numbers of its kernel
-PLAIN = 0
-WHOLE = 1
-BITS = 2
-THRESHOLD = 3
-DEGREES = 4
-SHEAR_X = 5
-SHEAR_Y = 6
-SHIFT_X = 7
-SHIFT_Y = 8
-SHARE_X = 9  # of the image's width
-SHARE_Y = 10
-SIDE = 11  # of a square that is cut out
-SHARE_SIDE = 12
+PLAIN, WHOLE, BITS, THRESHOLD, DEGREES, SHEAR_X, SHEAR_Y, SHIFT_X, SHIFT_Y = range(9)
+SHARE_X, SHARE_Y = 9, 10  # of the image's width
+SIDE, SHARE_SIDE = 11, 12  # of a square that is cut out
 TURNS = 13
 NUMBERED = 14  # a custom operation: its number, value and two draws
 SEEDED = 15  # a corruption: its value and two draws

@@ -78,6 +78,8 @@ def _hue(value):
 @njit(nogil=True)
 def _encode(encoding, number, value, draw, other_draw, size, out):
     """The numbers that a kernel gets for an operation at a value."""
+    if encoding in (code.SHARE_X, code.SHARE_Y, code.SHARE_SIDE, code.SHARE_AROUND):
+        value = value * size
     if encoding == code.PLAIN:
         out[0] = value
     elif encoding == code.WHOLE:
@@ -97,18 +99,12 @@ def _encode(encoding, number, value, draw, other_draw, size, out):
         _matrix(out, 1.0, value, 0.0, 0.0, 1.0, 0.0)
     elif encoding == code.SHEAR_Y:
         _matrix(out, 1.0, 0.0, 0.0, value, 1.0, 0.0)
-    elif encoding == code.SHIFT_X:
+    elif encoding in (code.SHIFT_X, code.SHARE_X):
         _matrix(out, 1.0, 0.0, value, 0.0, 1.0, 0.0)
-    elif encoding == code.SHIFT_Y:
+    elif encoding in (code.SHIFT_Y, code.SHARE_Y):
         _matrix(out, 1.0, 0.0, 0.0, 0.0, 1.0, value)
-    elif encoding == code.SHARE_X:
-        _matrix(out, 1.0, 0.0, value * size, 0.0, 1.0, 0.0)
-    elif encoding == code.SHARE_Y:
-        _matrix(out, 1.0, 0.0, 0.0, 0.0, 1.0, value * size)
-    elif encoding == code.SIDE:
+    elif encoding in (code.SIDE, code.SHARE_SIDE):
         _cutout(out, value, draw, other_draw, size)
-    elif encoding == code.SHARE_SIDE:
-        _cutout(out, value * size, draw, other_draw, size)
     elif encoding == code.TURNS:
         out[0] = _hue(value * 255.0)
     elif encoding == code.SEEDED:
@@ -117,7 +113,7 @@ def _encode(encoding, number, value, draw, other_draw, size, out):
         out[0] = value * math.sqrt(size / 128)
     elif encoding == code.SHARE_AROUND:
         angle = 2 * math.pi * draw
-        _matrix(out, 1.0, 0.0, value * size * math.cos(angle), 0.0, 1.0, value * size * math.sin(angle))
+        _matrix(out, 1.0, 0.0, value * math.cos(angle), 0.0, 1.0, value * math.sin(angle))
     else:
         out[0], out[1], out[2], out[3] = number, value, draw, other_draw
 

@@ -13,10 +13,10 @@ from numba.core.cgutils import voidptr_t
 from numba.extending import intrinsic
 
 from dssl.augment.kernels import codes as code
-from dssl.augment.kernels import color, filters, geometry, resample, tone
+from dssl.augment.kernels import color, geometry, resample
 from dssl.augment.kernels.corrupt import corrupt
 from dssl.augment.kernels.draw import draw_all
-from dssl.augment.kernels.lines import copy
+from dssl.augment.kernels.geometry import copy
 from dssl.files import first_alone, forget_kernels
 
 _logger = logging.getLogger("dssl")
@@ -55,17 +55,17 @@ def _in_place(kind, flat, values):
     elif kind == code.GRAY:
         color.grayscale(flat)
     elif kind == code.AUTOCONTRAST:
-        tone.autocontrast(flat, values[0])
+        color.autocontrast(flat, values[0])
     elif kind == code.EQUALIZE:
-        tone.equalize(flat, values[0])
+        color.equalize(flat, values[0])
     elif kind == code.INVERT:
-        tone.invert(flat)
+        color.invert(flat)
     elif kind == code.POSTERIZE:
-        tone.posterize(flat, int(values[0]))
+        color.posterize(flat, int(values[0]))
     elif kind == code.SOLARIZE:
-        tone.solarize(flat, np.int32(values[0]))
+        color.solarize(flat, np.int32(values[0]))
     elif kind == code.SOLARIZE_ADD:
-        tone.solarize_add(flat, np.int32(values[0]))
+        color.solarize_add(flat, np.int32(values[0]))
     else:
         return False
     return True
@@ -80,7 +80,7 @@ def _moved(kind, source, target, values):
         geometry.affine(source, target, values)
     elif kind == code.SHARPNESS:
         if source.shape[1] > 2 and source.shape[2] > 2:
-            filters.sharpness(source, target, np.float32(values[0]))
+            geometry.sharpness(source, target, np.float32(values[0]))
         else:
             copy(source.reshape(source.size), target.reshape(target.size))
     elif kind == code.JIGSAW:
@@ -194,7 +194,7 @@ def _build(sources: int, *, cache: bool) -> Kernels:
                     elif kind == code.CUTOUT:
                         geometry.cutout(here, int(numbers[0]), int(numbers[1]), int(numbers[2]), int(numbers[3]))
                     elif kind == code.BLUR:
-                        filters.blur(here, planes[slots[number_of_views]], numbers[0])
+                        geometry.blur(here, planes[slots[number_of_views]], numbers[0])
                     elif not _in_place(kind, here.reshape(channels, pixels), numbers):
                         spare = slots[number_of_views]
                         if _moved(kind, here, planes[spare], numbers):
@@ -237,12 +237,28 @@ def uncompiled_kernels() -> tuple[Kernels, str]:
     return kernels, f"once: later starts read them from {kernels.run.stats.cache_path}"
 
 
+def _array(kind: types.Type, dimensions: int) -> types.Type:
+    return types.Array(kind, dimensions, "C")
+
+
+# the one signature of each: every array is C-contiguous, every flag and count 64 bits wide
+_DRAW = (
+    _array(types.int64, 1), _array(types.uint64, 1), _array(types.int64, 2), _array(types.float64, 2),
+    _array(types.float64, 2), _array(types.int64, 1), _array(types.int64, 1), types.int64, _array(types.int32, 2),
+    _array(types.float64, 2),
+)  # fmt: skip
+_RUN = (
+    _array(types.int64, 2), _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
+    _array(types.int64, 2), types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
+    _array(types.int64, 1), _array(types.uint8, 5), _array(types.float32, 5), types.boolean, types.int64,
+    _array(types.float32, 1), _array(types.float32, 1),
+)  # fmt: skip
 _compiled: Kernels | None = None
 
 
 def _compile(kernels: Kernels) -> Kernels:
-    kernels.draw.compile(_draw_signature())
-    kernels.run.compile(_signature())
+    kernels.draw.compile(_DRAW)
+    kernels.run.compile(_RUN)
     for kernel in kernels:
         kernel.disable_compile()
     return kernels
@@ -266,25 +282,3 @@ def load_kernels() -> Kernels:
                         forget_kernels(folder, module=module)
                         _compiled = _compile(uncompiled_kernels()[0])
     return _compiled
-
-
-def _array(kind: types.Type, dimensions: int) -> types.Type:
-    return types.Array(kind, dimensions, "C")
-
-
-def _draw_signature() -> tuple[types.Type, ...]:
-    return (
-        _array(types.int64, 1), _array(types.uint64, 1), _array(types.int64, 2), _array(types.float64, 2),
-        _array(types.float64, 2), _array(types.int64, 1), _array(types.int64, 1), types.int64, _array(types.int32, 2),
-        _array(types.float64, 2),
-    )  # fmt: skip
-
-
-def _signature() -> tuple[types.Type, ...]:
-    """The one signature: every array is C-contiguous, every flag and count 64 bits wide."""
-    return (
-        _array(types.int64, 2), _array(types.int32, 2), _array(types.float64, 2), _array(types.int64, 1),
-        _array(types.int64, 2), types.int64, types.int64, _array(types.uint8, 4), _array(types.uint8, 1),
-        _array(types.int64, 1), _array(types.uint8, 5), _array(types.float32, 5), types.boolean, types.int64,
-        _array(types.float32, 1), _array(types.float32, 1),
-    )  # fmt: skip

@@ -9,7 +9,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from dssl.augment.kernels.codes import CROP_ATTEMPTS
-from dssl.augment.kernels.lines import copy
+from dssl.augment.kernels.geometry import copy
 
 _BITS = 22  # Pillow keeps 32 - 8 - 2 bits of a weight
 _HALF = 1 << (_BITS - 1)
