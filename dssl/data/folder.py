@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
-from dssl.data.index import Index, endings_of, open_index
+from dssl.data.index import UNSEEN, Index, endings_of, open_index
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, expanded, size_and_time, stamp_of
 from dssl.errors import DsslError
@@ -23,7 +23,6 @@ from dssl.files import printable
 if TYPE_CHECKING:
     from dssl.types import Image
 
-_UNKNOWN = -2  # of a file that has not been looked at
 TEST = ("val", "valid", "validation", "test")
 _RUN = {"config.json", "checkpoints"}  # what every folder of a run holds
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
@@ -32,9 +31,8 @@ _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its t
 class Files(Source):
     """Images that are files of their own."""
 
-    def __init__(self, count: int, *, channels: int, value_range: Range | None) -> None:
-        self._channels, self.value_range = channels, value_range
-        self._stats = np.full((count, 2), _UNKNOWN, np.int64)
+    def __init__(self, stats: NDArray[np.int64], *, channels: int, value_range: Range | None) -> None:
+        self._channels, self.value_range, self._stats = channels, value_range, stats
         self._stamp: str | None = None
 
     @abstractmethod
@@ -54,11 +52,11 @@ class Files(Source):
         return Path(os.fsdecode(self.path(index))).read_bytes()
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
-        """Of the files of these images, as they were when they were first asked for."""
+        """Of the files of these images, as they were when they were first looked at."""
         if indices is None and self._stamp is not None:
             return self._stamp
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
-        for index in chosen[self._stats[chosen, 0] == _UNKNOWN].tolist():
+        for index in chosen[self._stats[chosen, 0] == UNSEEN].tolist():
             self._stats[index] = size_and_time(self.path(index))
         stamp = stamp_of(self._stats[chosen].tolist())
         self._stamp = stamp if indices is None else self._stamp
@@ -73,17 +71,17 @@ class Folder(Files):
     ) -> None:
         photos, root = value_range is None, splits.folder(split)
         self.index: Index = open_index(root, photos=photos)
-        super().__init__(len(self.index), channels=channels, value_range=value_range)
+        super().__init__(self.index.stats, channels=channels, value_range=value_range)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
             raise kind(_why_empty(root, self.index, photos=photos))
         self.name = f"{printable(str(root))} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
         # whose classes the labels count
-        first = self.index if root == splits.train else open_index(splits.train, photos=photos)
+        first = self.index if root == splits.train else open_index(splits.train, photos=photos, sizes=False)
         self.classes, self.labels = _classes(self.index, first)
         self.fingerprint = self.index.fingerprint
-        self._place, self._root = splits.place, root
+        self._around = splits.place if splits.test is None and splits.place != root else None
 
     def path(self, index: int) -> bytes:
         return self.index.path(index)
@@ -95,8 +93,8 @@ class Folder(Files):
     def earlier_fingerprints(self) -> tuple[str, ...]:
         """Those that covered folders without images; beside such a folder, a lone train was a class and not a split."""
         earlier = {self.index.earlier_fingerprint()}
-        if self._place != self._root:
-            around = open_index(self._place, photos=self.value_range is None)
+        if self._around is not None:
+            around = open_index(self._around, photos=self.value_range is None)
             earlier |= {around.earlier_fingerprint()} if len(around) == len(self.index) else set()
         return tuple(earlier - {self.fingerprint})
 
@@ -106,7 +104,7 @@ class ListFile(Files):
 
     def __init__(self, place: str, *, channels: int = 3, value_range: Range | None = None) -> None:
         self._paths, names = _read_list(Path(place))
-        super().__init__(len(self._paths), channels=channels, value_range=value_range)
+        super().__init__(np.full((len(self._paths), 2), UNSEEN), channels=channels, value_range=value_range)
         self._base = os.fsencode(Path(place).parent.absolute())
         self.name = f"{printable(place)} ({len(self._paths):,} images)"
         if names is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +34,10 @@ _LOOKED_AT = 1000
 YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+UNSEEN = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -57,6 +61,8 @@ class Index:
     """False where a container changed so shortly before the scan that its time stamp proves nothing."""
     lengths: list[int] = field(default_factory=list)
     """The bytes of each shard; empty for folders."""
+    stats: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Size and time (ns) of each file of a folder that has been looked at, so that none is twice; else UNSEEN."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -95,20 +101,35 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
     return () if photos else (b"values",)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
-    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible).
+
+    Without `sizes`, for its classes alone, one that is open already will do, and no image is looked at again.
+    """
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
+    index = None if sizes else _open.get((root, photos))
+    if index is None or not index.reusable or not _is_current(index, sizes=False):
+        options = kind_option(photos=photos)
+        index = _open[root, photos] = kept_index(root, lambda: scan(root, photos=photos), options=options, sizes=sizes)
+    return index
+
+
+_open: weakref.WeakValueDictionary[tuple[bytes, bool], Index] = weakref.WeakValueDictionary()
 
 
 def kept_index(
-    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...] = ()
+    root: bytes,
+    make: Callable[[], Index],
+    *,
+    shards: tuple[bytes, ...] = (),
+    options: tuple[bytes, ...] = (),
+    sizes: bool = True,
 ) -> Index:
     """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
     place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):
+        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept, sizes=sizes):
             return kept
     index = make()
     if place is not None and index.reusable:
@@ -164,6 +185,7 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
         ignored=sum(folder.ignored for folder in results),
         fingerprint=fingerprint([path for path in containers if path in leading], names, renumbered),
         reusable=not any(folder.time >= started - YOUNG for folder in results),
+        stats=np.stack([records["size"], np.concatenate([folder.times for folder in results])], axis=1),
     )
 
 
@@ -189,6 +211,7 @@ class _Folder:
     names: bytes
     lengths: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
     subfolders: list[bytes]
     skipped: list[tuple[bytes, str]]
     ignored: int
@@ -198,7 +221,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
     """One folder's images and subfolders."""
     full = os.path.join(root, folder) if folder else root  # noqa: PTH118 (bytes)
     prefix = folder + b"/" if folder else b""
-    files: list[tuple[bytes, int]] = []
+    files: list[tuple[bytes, int, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
     ignored = 0
@@ -215,7 +238,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
                     if image:
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode):
-                            files.append((name, status.st_size))
+                            files.append((name, status.st_size, status.st_mtime_ns))
                             continue
                         if not stat.S_ISDIR(status.st_mode):
                             skipped.append((prefix + name, kind_of(status.st_mode)))
@@ -235,15 +258,16 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
         ) from error
     files.sort()
     return _Folder(
-        path=folder, time=modified, identity=identity, names=b"".join(name for name, _ in files),
-        lengths=np.fromiter((len(name) for name, _ in files), np.int64, len(files)),
-        sizes=np.fromiter((size for _, size in files), np.int64, len(files)),
+        path=folder, time=modified, identity=identity, names=b"".join(name for name, _, _ in files),
+        lengths=np.array([len(name) for name, _, _ in files], np.int64),
+        sizes=np.array([size for _, size, _ in files], np.int64),
+        times=np.array([time for _, _, time in files], np.int64),
         subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
 
 
-def _is_current(index: Index) -> bool:
-    """True if every container has the time stamp, and every shard the length, that it had at the scan."""
+def _is_current(index: Index, *, sizes: bool) -> bool:
+    """True if every container has the time stamp, every shard the length, and some images the `sizes` of the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -251,11 +275,12 @@ def _is_current(index: Index) -> bool:
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
-        for row in (
-            () if index.lengths else np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
-        ):
-            if os.stat(index.path(row)).st_size != index.records["size"][row]:  # noqa: PTH116 (bytes)
+        rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
+        for row in rows if sizes and not index.lengths else ():
+            status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
+            if status.st_size != index.records["size"][row]:
                 return False
+            index.stats[row] = status.st_size, status.st_mtime_ns
     except OSError:
         return False
     # what a broken link leads to may be back
@@ -322,6 +347,7 @@ def _load(place: Path, root: bytes) -> Index | None:
             fingerprint=about["images"],
             reusable=True,
             lengths=about["lengths"],
+            stats=np.full((count, 2), UNSEEN, np.int64),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
+from dssl.data.pipeline import within_limits
 from dssl.data.source import Shuffle, Source, Subset
 from dssl.errors import DsslError
 
@@ -135,7 +136,9 @@ def order_of(
 
     def ahead(shards: NDArray[np.int64]) -> None:
         # the loader's lock is held here, and a system may take its time to accept what it is told
-        threading.Thread(target=source.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()
+        thread = threading.Thread(target=source.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True)
+        with within_limits():
+            thread.start()
 
     bounds = np.append(bounds[kept], bounds[-1])
     return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or source.window, ahead=ahead)

@@ -7,7 +7,6 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.find import Found
 from dssl.data.index import RECORD, YOUNG, Index, fingerprint, kept_index
+from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
-from dssl.data.source import Source, size_and_time, stamp_of
+from dssl.data.source import Source, stamp_of
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -46,18 +46,14 @@ class Shards(Source):
         self.fingerprint = self.index.fingerprint
         self.skipped = self.index.skipped_paths()
         self._channels, self.value_range = channels, value_range
-        self._stamp: str | None = None
 
     def __len__(self) -> int:
         """The number of images."""
         return len(self.index)
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
-        """Of all shards, whichever hold these images, as they were when it was first asked for."""
-        if self._stamp is None:
-            files = map(self.index.container, range(len(self.index.containers)))
-            self._stamp = stamp_of(map(size_and_time, files))
-        return self._stamp
+        """Of all shards, whichever hold these images, as they were when they were opened."""
+        return stamp_of(zip(self.index.lengths, self.index.times, strict=True))
 
     def image(self, index: int) -> Image:
         """One image, decoded."""
@@ -120,7 +116,7 @@ def open_shards(
 
     def scan_all() -> Index:
         started = time.time_ns()
-        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
+        with thread_pool(threads, "dssl-scan") as pool:
             found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
         marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
         return _assemble(root, shards, found, started=started, marks=None if sized else marks)
