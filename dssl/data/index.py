@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, kind_of
 from dssl.data.pipeline import thread_pool
-from dssl.data.values import ENDINGS as SCIENCE
+from dssl.data.scale import ENDINGS as SCIENCE
 from dssl.errors import DsslError
 from dssl.files import cache_folder, printable, write_atomically
 

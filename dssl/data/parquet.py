@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length
-from dssl.data.find import Found
 from dssl.data.index import Index
 from dssl.data.scale import Range
-from dssl.data.shards import Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import Found, Scanned, Shards, check_unchanged, open_shards
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -32,13 +31,7 @@ class Parquet(Shards):
 
     shuffle = "shards"  # a random order would read a row group for each image
 
-    def __init__(
-        self,
-        shards: Found,
-        *,
-        channels: int = 3,
-        value_range: Range | None = None,
-    ) -> None:
+    def __init__(self, shards: Found, *, channels: int = 3, value_range: Range | None = None) -> None:
         columns = _columns_of(shards)
         scan = partial(_scan, columns=columns)
         self.options = named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))

@@ -16,9 +16,8 @@ from dssl import rng
 from dssl.augment import Normalization
 from dssl.data.decode import UnreadableImage, naming
 from dssl.data.pipeline import in_threads
-from dssl.data.scale import Range
+from dssl.data.scale import Range, read_values
 from dssl.data.source import Source
-from dssl.data.values import read_values
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:

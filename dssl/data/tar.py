@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, open_regular
-from dssl.data.find import COMPRESSED, Found
 from dssl.data.index import Index, endings_of, kind_option
 from dssl.data.scale import Range
-from dssl.data.shards import Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import COMPRESSED, Found, Scanned, Shards, check_unchanged, open_shards
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -56,23 +55,14 @@ _LONG_NAME, _LONG_LINK, _EXTENDED, _SPARSE = b"L", b"K", (b"x", b"X"), b"S"
 class Tar(Shards):
     """The images in tar files, in the order of the files and of their members."""
 
-    def __init__(
-        self,
-        shards: Found,
-        *,
-        channels: int = 3,
-        value_range: Range | None = None,
-    ) -> None:
+    def __init__(self, shards: Found, *, channels: int = 3, value_range: Range | None = None) -> None:
         if shards.columns:
             raise DsslError(f"{shards.name}#{shards.columns}: tar files have no columns; only Parquet files do")
         photos = value_range is None
         scan = functools.partial(_scan, endings=endings_of(photos=photos))
         options = (*kind_option(photos=photos), b"stems")  # the index of an earlier version may have other labels
         super().__init__(
-            shards,
-            lambda paths: open_shards(paths, scan, options=options),
-            channels=channels,
-            value_range=value_range,
+            shards, lambda paths: open_shards(paths, scan, options=options), channels=channels, value_range=value_range
         )
         count = len(shards.paths)
         self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"

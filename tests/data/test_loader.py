@@ -15,8 +15,7 @@ from PIL import Image
 from dssl import rng
 from dssl.augment import BaseViewMaker, ViewMaker
 from dssl.data import Quarantine, Source, UnreadableImage, check_sample, decode, jpeg, loader, open_source
-from dssl.data.device import Batch
-from dssl.data.loader import Batches
+from dssl.data.loader import Batch, Batches
 from dssl.data.order import Order, order_of
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError

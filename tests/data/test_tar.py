@@ -19,8 +19,8 @@ from PIL import Image
 
 from dssl.data import NoSplitError, Quarantine, UnreadableImage, open_source, require_labels
 from dssl.data import tar as module
-from dssl.data.find import _braces
 from dssl.data.quarantine import Reader
+from dssl.data.shards import _braces
 from dssl.errors import DsslError
 
 

@@ -113,7 +113,7 @@ def test_two_processes_give_the_weights_of_one(method: str, tmp_path: Path) -> N
 def test_two_processes_read_shards_as_one_does(form: str, tmp_path: Path) -> None:
     """Tar, Parquet with its own order, and tar of five 12-bit channels, whose range one process measures for both."""
     from dssl.data import Quarantine, open_source
-    from dssl.data.write import write_shards
+    from dssl.data.packed import write_shards
 
     if form == "parquet":
         pytest.importorskip("pyarrow")
@@ -146,7 +146,7 @@ def test_one_process_lists_the_shards_and_the_other_maps_its_index(
     form: Literal["tar", "parquet"], tmp_path: Path
 ) -> None:
     from dssl.data import Quarantine, open_source
-    from dssl.data.write import write_shards
+    from dssl.data.packed import write_shards
 
     if form == "parquet":
         pytest.importorskip("pyarrow")
