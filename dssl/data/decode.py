@@ -20,7 +20,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 from PIL import (
@@ -38,9 +38,7 @@ from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
 from dssl.data.scale import NPY, PNG, TIFF, Range, read_values, scaled
 from dssl.errors import DsslError, one_line
 from dssl.files import printable
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
@@ -202,7 +200,7 @@ def _named(path: str | bytes, error: Exception) -> UnreadableImage:
         return error
     if isinstance(error, MemoryError | DsslError):
         raise error
-    reason = _reason(error)
+    reason = "damaged header" if isinstance(error, struct.error) else one_line(error)
     if isinstance(error, OSError):
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise DsslError(
@@ -288,13 +286,6 @@ def _eight_bits(picture: Pillow.Image, mode: str) -> Pillow.Image:
     if picture.mode not in ("RGB", "L"):
         picture = picture.convert("RGB")  # gray goes through colour too: Pillow does not convert every mode directly
     return picture if picture.mode == mode else picture.convert(mode)
-
-
-def _reason(error: Exception) -> str:
-    """The reason in one short line, also for an exception without a message."""
-    if isinstance(error, struct.error):
-        return "damaged header"
-    return one_line(error)
 
 
 def resize(

@@ -91,6 +91,20 @@ class Index:
         return fingerprint(self.containers, self.names.tobytes(), self.records)
 
 
+def classes_of(
+    index: Index, train: Index, place: str, problem: str
+) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """The training split's class names, and the label of each image, counted as there; None twice where some image has none."""
+    labels = index.records["label"].astype(np.int64)
+    if (labels < 0).any():
+        return None, None
+    number = {name: position for position, name in enumerate(train.classes)}
+    missing = next((name for name in index.classes if name not in number), None)
+    if missing is not None:
+        raise DsslError(f"{place}: the class {printable(missing)!r} {problem}")
+    return tuple(map(printable, train.classes)), np.array([number[name] for name in index.classes])[labels]
+
+
 def endings_of(*, photos: bool) -> frozenset[bytes]:
     """The extensions that make a file an image: of photographs, or of the formats that hold any values."""
     return frozenset(ending.encode() for ending in (EXTENSIONS if photos else SCIENCE))

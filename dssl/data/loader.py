@@ -33,13 +33,10 @@ CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
 
 
 class Event(Protocol):
-    """Something that happens on a device, such as the end of a copy: a `torch.cuda.Event`."""
+    """Something that happens on a device, such as the end of a copy: a `torch.cuda.Event`, whose methods torch has not typed."""
 
-    def query(self) -> bool:
-        """Whether it has happened."""
-
-    def synchronize(self) -> None:
-        """Wait for it."""
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +109,6 @@ class Pool:
         self._finalizer()
 
 
-class Copies(Protocol):
-    """What copies views to a device without waiting."""
-
-    def copy(self, views: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Event]:
-        """The copies, ready for the device's next operation, and the event after which the originals are not read any more."""
-
-
 class CudaCopies:
     """Copies on a separate stream, so that they run while the GPU computes the previous step."""
 
@@ -127,7 +117,7 @@ class CudaCopies:
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # of torch
 
     def copy(self, views: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Event]:
-        """Start the copies; the computing stream waits for them, the host does not."""
+        """The copies, for which the computing stream waits and the host does not, and the event after their last read."""
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._stream):
             copies = {name: view.to(self._device, non_blocking=True) for name, view in views.items()}
@@ -151,7 +141,7 @@ class DeviceTransfer:
         *,
         normalization: Normalization,
         dtype: torch.dtype = torch.float32,
-        copies: Copies | None = None,
+        copies: CudaCopies | None = None,
     ) -> None:
         self._device, self._dtype = device, dtype
         self._copies = copies or (CudaCopies(device) if device.type == "cuda" else None)

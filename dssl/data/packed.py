@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,7 @@ from dssl.data.shards import COPY, SHARDS, check_copy, copy_record
 from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
 from dssl.files import printable, replacing, write_atomically, write_text
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 _NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)  # MAP_NORESERVE: mmap has no name for it yet
 _DIGEST = b', "digest": '
@@ -80,7 +78,7 @@ class Packed(Source):
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DsslError(
-                f"{printable(str(path))}: {reason}; `dssl data pack SOURCE --out FOLDER` creates a new one"
+                f"{printable(path)}: {reason}; `dssl data pack SOURCE --out FOLDER` creates a new one"
             ) from error
         self._path, self._names = path, about["names"]
         self.value_range = as_range(about.get("range"))
@@ -258,7 +256,7 @@ def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
     same = record.get("sources") == fingerprints
     if copies and (record.get("complete") is not False or not same):
         images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"
-        raise DsslError(f"{printable(str(folder))} already holds {images}: name a new or empty folder")
+        raise DsslError(f"{printable(folder)} already holds {images}: name a new or empty folder")
     for path in ours:
         path.unlink()
     _note(folder, {"sources": fingerprints, "complete": False})
@@ -270,7 +268,7 @@ def _note(folder: Path, record: dict[str, object]) -> None:
     try:
         write_text(folder / COPY, json.dumps(record))
     except OSError as error:
-        raise DsslError(f"{printable(str(folder))}: {error.strerror}: expected a folder for the packed copy") from error
+        raise DsslError(f"{printable(folder)}: {error.strerror}: expected a folder for the packed copy") from error
 
 
 def write_shards(
@@ -308,7 +306,7 @@ def write_shards(
     except OSError as error:
         needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if written else ""
         raise DsslError(
-            f"{printable(str(folder))}: {error.strerror or error} after {done:,} of {len(source):,} images{needed}; the same "
+            f"{printable(folder)}: {error.strerror or error} after {done:,} of {len(source):,} images{needed}; the same "
             "command starts over"
         ) from error
     if not done:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from dssl.data.decode import check_length
 from dssl.data.index import Index
 from dssl.data.scale import Range
-from dssl.data.shards import Found, Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import Found, Recent, Scanned, Shards, check_unchanged, open_shards
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -52,12 +50,12 @@ class Parquet(Shards):
             f"{shards.name} ({len(self.index):,} images in {groups:,} row group{'s' if groups != 1 else ''}, "
             f"{files:,} file{'s' if files != 1 else ''})"
         )
-        self._groups = _Groups(self.index, columns, keep=2 * self.window + _SPARE)
+        self._groups = Recent(_loader(self.index, columns), keep=2 * self.window + _SPARE)
+        self._announced = 0
 
     def content(self, index: int) -> bytearray:
-        """The bytes of one image as they are in its file."""
         record = self.index.records[index]
-        value = self._groups.at(int(record["container"]), int(record["offset"]))[int(record["size"])]
+        value = self._groups.at((int(record["container"]), int(record["offset"])))[int(record["size"])]
         if not value.is_valid:
             raise ValueError("the row has no image")
         buffer = value.as_buffer()
@@ -67,61 +65,32 @@ class Parquet(Shards):
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
         """Read row groups before their images are asked for, and keep two windows of them."""
         assert self.shards is not None
-        self._groups.make_room(len(shards))
+        self._groups.keep = max(self._groups.keep, self._announced + len(shards) + _SPARE)
+        self._announced = len(shards)
         for shard in shards.tolist():
             record = self.index.records[self.shards[shard]]
             try:
-                self._groups.at(int(record["container"]), int(record["offset"]))
+                self._groups.at((int(record["container"]), int(record["offset"])))
             except Exception:  # who needs an image of it will say what is wrong
                 continue
 
 
-@dataclass(slots=True)
-class _Group:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    images: Any = None
+def _loader(index: Index, columns: dict[str, str]) -> Callable[[tuple[int, int]], Any]:
+    """What reads the images of a row group, given its file and its number."""
+    footers: dict[int, Any] = {}  # one may have megabytes
 
-
-class _Groups:
-    """The images of the row groups that were used last."""
-
-    def __init__(self, index: Index, columns: dict[str, str], *, keep: int) -> None:
-        self._index, self._columns, self.keep = index, columns, keep
-        self.loads = 0
-        """How many row groups have been read."""
-        self._announced = 0
-        self._known: OrderedDict[tuple[int, int], _Group] = OrderedDict()
-        self._files: dict[int, Any] = {}
-        self._lock = threading.Lock()
-
-    def make_room(self, count: int) -> None:
-        """For this window and the one announced before it."""
-        with self._lock:
-            self.keep, self._announced = max(self.keep, self._announced + count + _SPARE), count
-
-    def at(self, container: int, group: int) -> Any:
-        """The images of a row group, read by one thread while others wait for it."""
-        with self._lock:
-            entry = self._known.setdefault((container, group), _Group())
-            self._known.move_to_end((container, group))
-            while len(self._known) > self.keep:
-                self._known.popitem(last=False)
-        with entry.lock:
-            if entry.images is None:
-                entry.images = self._load(container, group)
-        return entry.images
-
-    def _load(self, container: int, group: int) -> Any:
-        path = self._index.container(container)
-        check_unchanged(os.stat(path), self._index, container)  # noqa: PTH116 (bytes)
-        file = _open(path, self._files.get(container))
-        with file:
-            self._files[container] = file.metadata  # a footer may have megabytes
-            column, inner = _image_column(file.schema_arrow, self._columns, path)
+    def load(place: tuple[int, int]) -> Any:
+        container, group = place
+        path = index.container(container)
+        check_unchanged(os.stat(path), index, container)  # noqa: PTH116 (bytes)
+        with _open(path, footers.get(container)) as file:
+            footers[container] = file.metadata
+            column, inner = _image_column(file.schema_arrow, columns, path)
             table = file.read_row_group(group, columns=[f"{column}.bytes" if inner else column], use_threads=False)
-        self.loads += 1
         images = table.column(0).combine_chunks()
         return images.field("bytes") if inner else images
+
+    return load
 
 
 def pyarrow_module() -> Any:

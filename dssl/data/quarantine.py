@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from dssl.data.pipeline import in_threads
 from dssl.data.scale import Range, read_values
 from dssl.data.source import Source
 from dssl.errors import DsslError
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 T = TypeVar("T")
 MAX_SHARE = 0.05

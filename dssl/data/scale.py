@@ -11,7 +11,7 @@ import io
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ from PIL import PngImagePlugin
 from dssl.data.jpeg import check_size
 from dssl.errors import DsslError
 from dssl.text import number
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 MAX_CHANNELS = 1024
 MAX_VALUES = 1 << 28  # of an image: a gigabyte as float32

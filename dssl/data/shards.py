@@ -10,29 +10,30 @@ import itertools
 import json
 import os
 import re
+import threading
 import time
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.folder import TEST, Splits, visible
-from dssl.data.index import RECORD, YOUNG, Index, fingerprint, kept_index
+from dssl.data.index import RECORD, YOUNG, Index, classes_of, fingerprint, kept_index
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, stamp_of
 from dssl.errors import DsslError
 from dssl.files import printable
+from dssl.types import Image
 
-if TYPE_CHECKING:
-    from dssl.types import Image
-
+K = TypeVar("K")
+V = TypeVar("V")
 SHARDS = (".tar", ".parquet")
 COMPRESSED = (
     "reading one image would mean decompressing all before it; decompress the file (images are compressed already, so it "
@@ -110,7 +111,7 @@ def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | Non
             here = first if split == "train" else held
         elif split == "test":
             raise NoSplitError(
-                f"{printable(str(root))}: no test split: expected the folders train and val (or test) in it, or shards "
+                f"{printable(root)}: no test split: expected the folders train and val (or test) in it, or shards "
                 "whose names begin with train- and test-"
             )
         else:
@@ -120,7 +121,7 @@ def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | Non
     others = None
     if split == "test" and first is not None:
         others = tuple(os.path.realpath(os.fsencode(splits.train / name)) for name in first)
-    return Found(name=printable(str(root)), paths=paths, train=others, columns=columns)
+    return Found(name=printable(root), paths=paths, train=others, columns=columns)
 
 
 def _listed(folder: Path) -> list[str] | None:
@@ -151,9 +152,7 @@ def copy_record(folder: Path) -> dict[str, Any]:
 def check_copy(folder: Path) -> None:
     """A copy that was interrupted, perhaps between its splits, is an error."""
     if copy_record(folder).get("complete") is False:
-        raise DsslError(
-            f"{printable(str(folder))}: an incomplete packed copy; the same `dssl data pack` starts it over"
-        )
+        raise DsslError(f"{printable(folder)}: an incomplete packed copy; the same `dssl data pack` starts it over")
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:
@@ -164,8 +163,8 @@ def _check_complete(folder: Path, names: list[str]) -> None:
     missing = sorted(set(range(int(found[0][2]))) - {int(match[1]) for match in found})
     if missing:
         raise DsslError(
-            f"{printable(str(folder))}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
-            f"{missing[0]}; to use the others alone, name them: '{printable(str(folder))}/*{Path(names[0]).suffix}'"
+            f"{printable(folder)}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
+            f"{missing[0]}; to use the others alone, name them: '{printable(folder)}/*{Path(names[0]).suffix}'"
         )
 
 
@@ -229,13 +228,12 @@ class Shards(Source):
         if len(self.index) == 0:
             raise DsslError(_why_empty(shards, self.index))
         train = self.index if shards.train is None else opened(shards.train)
-        self.classes, self.labels = _classes_of(self.index, train, shards.name)
+        self.classes, self.labels = classes_of(self.index, train, shards.name, "is not in the training split")
         self.fingerprint = self.index.fingerprint
         self.skipped = self.index.skipped_paths()
         self._channels, self.value_range = channels, value_range
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.index)
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
@@ -243,14 +241,12 @@ class Shards(Source):
         return stamp_of(zip(self.index.lengths, self.index.times, strict=True))
 
     def image(self, index: int) -> Image:
-        """One image, decoded."""
         (image,) = self.read([index])
         if isinstance(image, UnreadableImage):
             raise image
         return image
 
     def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images, decoded together; an unreadable one is its error."""
         return decode_contents(
             ((self.index.path(index), partial(self.content, index)) for index in indices),
             channels=self._channels,
@@ -264,6 +260,29 @@ class Shards(Source):
     def label_of(self, index: int) -> str:
         """The path of the shard below their folder and the name in it, printable."""
         return printable(self.index.relative(index))
+
+
+class Recent(Generic[K, V]):
+    """The `keep` values that were asked for last, each loaded by one thread while others wait for it."""
+
+    def __init__(self, load: Callable[[K], V], *, keep: int) -> None:
+        self._load, self.keep = load, keep
+        self.loads = 0
+        """How many values have been loaded."""
+        self._entries: OrderedDict[K, tuple[threading.Lock, list[V]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def at(self, key: K) -> V:
+        with self._lock:
+            lock, loaded = self._entries.setdefault(key, (threading.Lock(), []))
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.keep:
+                self._entries.popitem(last=False)
+        with lock:
+            if not loaded:
+                loaded.append(self._load(key))
+                self.loads += 1
+        return loaded[0]
 
 
 def check_unchanged(status: os.stat_result, index: Index, container: int) -> None:
@@ -357,20 +376,6 @@ def _assemble(
 def _sorted_classes(names: set[bytes]) -> list[bytes]:
     """Numbers in the order of numbers, anything else in that of bytes."""
     return sorted(names, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, names)) else sorted(names)
-
-
-def _classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """Class names and the label of each image, counted as in the training split; None and None where some image has none."""
-    labels: NDArray[np.int64] = index.records["label"].astype(np.int64)
-    if (labels < 0).any():
-        return None, None
-    if train.classes != index.classes:
-        number = {one: place for place, one in enumerate(train.classes)}
-        for one in index.classes:
-            if one not in number:
-                raise DsslError(f"{name}: the class {printable(one)!r} is not in the training split")
-        labels = np.array([number[one] for one in index.classes])[labels]
-    return tuple(printable(one) for one in train.classes), labels
 
 
 def _why_empty(shards: Found, index: Index) -> str:

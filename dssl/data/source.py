@@ -6,17 +6,15 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import UnreadableImage
+from dssl.data.scale import Range
 from dssl.errors import DsslError
-
-if TYPE_CHECKING:
-    from dssl.data.scale import Range
-    from dssl.types import Image
+from dssl.types import Image
 
 Split = Literal["train", "test"]
 Shuffle = Literal["images", "shards"]
