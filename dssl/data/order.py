@@ -53,8 +53,7 @@ class Order:
     def _slice(self, epoch: int, begin: int, end: int) -> NDArray[np.int64]:
         """Part of the order of an epoch."""
         if epoch not in self._shuffles:
-            for old in [known for known in self._shuffles if known < epoch - 1 or known > epoch + 1]:
-                del self._shuffles[old]
+            self._shuffles = {near: order for near, order in self._shuffles.items() if abs(near - epoch) <= 1}
             self._shuffles[epoch] = rng.permutation(rng.key(self.seed, "order", epoch), self.count)
         return self._shuffles[epoch][begin:end]
 
@@ -100,8 +99,7 @@ class ShardOrder(Order):
     def _layout(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The shards of an epoch in their order, and where each window begins."""
         if epoch not in self._epochs:
-            for old in [known for known in self._epochs if abs(known - epoch) > 1]:
-                del self._epochs[old]
+            self._epochs = {near: layout for near, layout in self._epochs.items() if abs(near - epoch) <= 1}
             shards = rng.permutation(rng.key(self.seed, "shards", epoch), len(self._sizes))
             starts = np.concatenate([[0], np.cumsum(self._sizes[shards])])[self._cuts]
             self._epochs[epoch] = shards, starts[:-1]

@@ -33,8 +33,7 @@ from PIL import Image as Pillow
 from dssl import rng
 from dssl.data.decode import UnreadableImage, ending_of, naming, resize
 from dssl.data.order import ShardOrder
-from dssl.data.pipeline import in_threads
-from dssl.data.quarantine import Quarantine
+from dssl.data.quarantine import Quarantine, readable
 from dssl.data.scale import as_range
 from dssl.data.shards import COPY, SHARDS, check_copy, copy_record
 from dssl.data.source import NoSplitError, Source, Split
@@ -88,11 +87,9 @@ class Packed(Source):
         self.labels = None if self.classes is None else np.array(about["labels"], np.int64)
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self._names)
 
     def image(self, index: int) -> Image:
-        """One image, in mapped memory."""
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
         pixels = np.asarray(self._pixels[begin:end])
         if zlib.crc32(pixels.data) != self._checksums[index]:
@@ -123,13 +120,17 @@ def pack(
     if side < 1:
         raise DsslError(f"side {side}: expected at least 1 pixel")
     done = written = 0
+
+    def shrunk(index: int) -> Image:
+        return np.ascontiguousarray(shrink_to(source.image(index), side=side))
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         rows: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
         with replacing(path) as temporary, temporary.open("wb") as file:
             _write_header(file, 0)
             begin = file.tell()
-            for index, image in _shrunk(source, side, quarantine):
+            for index, image in readable(range(len(source)), shrunk, quarantine=quarantine):
                 rows.append((index, image.shape[0], image.shape[1], zlib.crc32(image.data)))
                 file.write(image.data)
                 done, written = index + 1, written + image.nbytes
@@ -145,23 +146,6 @@ def pack(
     except OSError as error:
         needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if done else ""
         raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
-
-
-def _shrunk(source: Source, side: int, quarantine: Quarantine) -> Iterator[tuple[int, Image]]:
-    """Index and resized image of all that can be read, in order."""
-
-    def one(index: int) -> Image | None:
-        try:
-            image = source.image(index)
-        except UnreadableImage as error:
-            quarantine.record(index, error)
-            return None
-        return np.ascontiguousarray(shrink_to(image, side=side))
-
-    everything = range(len(source))
-    for index, image in zip(everything, in_threads(one, everything), strict=True):
-        if image is not None:
-            yield index, image
 
 
 def shrink_to(image: Image, *, side: int) -> Image:
@@ -318,22 +302,20 @@ def write_shards(
 
 def _samples(source: Source, indices: list[int], first: int, quarantine: Quarantine) -> Iterator[_Sample]:
     """What can be read of these images, in order."""
+    numbers = {index: number for number, index in enumerate(indices, first)}
 
-    def one(place: int) -> _Sample | None:
-        index = indices[place]
-        name = source.label_of(index)
-        try:
-            image = source.image(index)  # decoded, so that a damaged one is found now and not in a run
-            with naming(name):
-                stored = source.content(index)
-            content, ending = _encoded(image) if stored is None else (bytes(stored), ending_of(stored))
-        except UnreadableImage as error:
-            quarantine.record(index, error)
-            return None
+    def sample(index: int) -> _Sample:
+        name, image = (
+            source.label_of(index),
+            source.image(index),
+        )  # decoded: a damaged one is found now and not in a run
+        with naming(name):
+            stored = source.content(index)
+        content, ending = _encoded(image) if stored is None else (bytes(stored), ending_of(stored))
         label = None if source.labels is None else int(source.labels[index])
-        return _Sample(first + place, name, content, ending, label)
+        return _Sample(numbers[index], name, content, ending, label)
 
-    yield from (sample for sample in in_threads(one, range(len(indices))) if sample is not None)
+    yield from (sample for _, sample in readable(indices, sample, quarantine=quarantine))
 
 
 def _encoded(image: Image) -> tuple[bytes, str]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dssl.data.decode import check_length
 from dssl.data.index import Index
 from dssl.data.scale import Range
-from dssl.data.shards import Found, Recent, Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import Found, Recent, Scanned, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -31,15 +31,12 @@ class Parquet(Shards):
 
     def __init__(self, shards: Found, *, channels: int = 3, value_range: Range | None = None) -> None:
         columns = _columns_of(shards)
-        scan = partial(_scan, columns=columns)
-        self.options = named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
-        super().__init__(
-            shards,
-            # an index of an earlier version lacks the labels of dictionary and boolean columns
-            lambda paths: open_shards(paths, scan, options=(*named, b"labels"), sized=False),
-            channels=channels,
-            value_range=value_range,
-        )
+        self.options = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
+        scan, version = (
+            partial(_scan, columns=columns),
+            (*self.options, b"labels"),
+        )  # earlier ones lack those of some columns
+        super().__init__(shards, scan, version=version, sized=False, channels=channels, value_range=value_range)
         records = self.index.records
         new = (np.diff(records["container"]) != 0) | (np.diff(records["offset"]) != 0)
         self.shards = bounds = np.concatenate([[0], np.flatnonzero(new) + 1, [len(records)]])

@@ -222,8 +222,10 @@ class Shards(Source):
     """The images of shards, in the order of their index; the kinds of shards differ in how they find the bytes of one."""
 
     def __init__(
-        self, shards: Found, opened: Callable[[tuple[bytes, ...]], Index], *, channels: int, value_range: Range | None
-    ) -> None:
+        self, shards: Found, scan: Callable[[bytes], Scanned], *, version: tuple[bytes, ...], sized: bool,
+        channels: int, value_range: Range | None,
+    ) -> None:  # fmt: skip
+        opened = partial(_open_shards, scan=scan, version=version, sized=sized)
         self.index = opened(shards.paths)
         if len(self.index) == 0:
             raise DsslError(_why_empty(shards, self.index))
@@ -305,29 +307,24 @@ class Scanned:
     ignored: int = 0
 
 
-def open_shards(
-    paths: tuple[bytes, ...],
-    scan: Callable[[bytes], Scanned],
-    *,
-    options: tuple[bytes, ...] = (),
-    sized: bool = True,
-    threads: int = 8,
+def _open_shards(
+    paths: tuple[bytes, ...], *, scan: Callable[[bytes], Scanned], version: tuple[bytes, ...], sized: bool
 ) -> Index:
     """The index of shards, from the cache or by scanning several at a time.
 
-    `options` tell one way to scan the same shards from another. Where the sizes of images are not known (not `sized`), the
+    `version` tells one way to scan the same shards from another. Where the sizes of images are not known (not `sized`), the
     fingerprint covers the lengths of the shards instead.
     """
     root, shards = _common_root(paths)
 
     def scan_all() -> Index:
         started = time.time_ns()
-        with thread_pool(threads, "dssl-scan") as pool:
+        with thread_pool(8, "dssl-scan") as pool:
             found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
         marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
         return _assemble(root, shards, found, started=started, marks=None if sized else marks)
 
-    return kept_index(root, scan_all, shards=shards, options=options)
+    return kept_index(root, scan_all, shards=shards, options=version)
 
 
 def _common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:

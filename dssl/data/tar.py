@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dssl.data.decode import check_length, open_regular
 from dssl.data.index import endings_of, kind_option
 from dssl.data.scale import Range
-from dssl.data.shards import COMPRESSED, Found, Recent, Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import COMPRESSED, Found, Recent, Scanned, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -58,10 +58,8 @@ class Tar(Shards):
             raise DsslError(f"{shards.name}#{shards.columns}: tar files have no columns; only Parquet files do")
         photos = value_range is None
         scan = functools.partial(_scan, endings=endings_of(photos=photos))
-        options = (*kind_option(photos=photos), b"stems")  # the index of an earlier version may have other labels
-        super().__init__(
-            shards, lambda paths: open_shards(paths, scan, options=options), channels=channels, value_range=value_range
-        )
+        version = (*kind_option(photos=photos), b"stems")  # the index of an earlier version may have other labels
+        super().__init__(shards, scan, version=version, sized=True, channels=channels, value_range=value_range)
         count = len(shards.paths)
         self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"
         self.shards = np.searchsorted(self.index.records["container"], np.arange(count + 1))
