@@ -37,7 +37,7 @@ YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may chang
 UNSEEN = -2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -163,22 +163,19 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
             found = list(pool.map(lambda folder: _scan_folder(root, folder, endings), level))
             level = []
             for folder in found:  # in order of their paths, so that the result does not depend on the threads
-                if folder.identity is not None and folder.identity in seen:
-                    continue
-                if folder.identity is not None:
+                if folder.identity not in seen:
                     seen.add(folder.identity)
-                results.append(folder)
-                level += folder.subfolders
+                    results.append(folder)
+                    level += folder.subfolders
     results.sort(key=lambda folder: folder.path.split(b"/"))
-    counts = [len(folder.lengths) for folder in results]
+    counts, files = [len(folder.files) for folder in results], np.concatenate([folder.files for folder in results])
     tops = [folder.path.partition(b"/")[0] for folder in results]
     classes = sorted({top for top, count in zip(tops, counts, strict=True) if top and count})
     number = {name: place for place, name in enumerate(classes)}
     records = np.zeros(sum(counts), RECORD)
     records["container"] = np.repeat(np.arange(len(results)), counts)
     records["label"] = np.repeat([number.get(top, -1) for top in tops], counts)
-    records["size"] = np.concatenate([folder.sizes for folder in results])
-    records["name_end"] = np.cumsum(np.concatenate([folder.lengths for folder in results]))
+    records["name_end"], records["size"] = np.cumsum(files[:, 0]), files[:, 1]
     containers, names = [folder.path for folder in results], b"".join(folder.names for folder in results)
     # a folder that leads to no image may come and go
     leading = {b""}
@@ -199,7 +196,7 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
         ignored=sum(folder.ignored for folder in results),
         fingerprint=fingerprint([path for path in containers if path in leading], names, renumbered),
         reusable=not any(folder.time >= started - YOUNG for folder in results),
-        stats=np.stack([records["size"], np.concatenate([folder.times for folder in results])], axis=1),
+        stats=files[:, 1:],
     )
 
 
@@ -221,11 +218,10 @@ def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]
 class _Folder:
     path: bytes
     time: int
-    identity: tuple[int, int] | None
+    identity: tuple[int, int]
     names: bytes
-    lengths: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    times: NDArray[np.int64]
+    files: NDArray[np.int64]
+    """Of each image: the length of its name, its size and its time."""
     subfolders: list[bytes]
     skipped: list[tuple[bytes, str]]
     ignored: int
@@ -273,9 +269,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
     files.sort()
     return _Folder(
         path=folder, time=modified, identity=identity, names=b"".join(name for name, _, _ in files),
-        lengths=np.array([len(name) for name, _, _ in files], np.int64),
-        sizes=np.array([size for _, size, _ in files], np.int64),
-        times=np.array([time for _, _, time in files], np.int64),
+        files=np.array([(len(name), size, time) for name, size, time in files], np.int64).reshape(-1, 3),
         subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
 

@@ -30,7 +30,9 @@ class Parquet(Shards):
     shuffle = "shards"  # a random order would read a row group for each image
 
     def __init__(self, shards: Found, *, channels: int = 3, value_range: Range | None = None) -> None:
-        columns = _columns_of(shards)
+        columns = dict(part.partition("=")[::2] for part in shards.columns.split(",") if part)
+        if not set(columns) <= set(_NAMES) or "" in columns.values():
+            raise DsslError(f"columns {shards.columns!r}: expected such as #image=img,label=fine_label")
         self.options = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
         scan, version = (
             partial(_scan, columns=columns),
@@ -103,14 +105,6 @@ def _open(path: bytes, metadata: Any = None) -> Any:
     return pyarrow_module().parquet.ParquetFile(
         os.fsdecode(path), metadata=metadata, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )
-
-
-def _columns_of(shards: Found) -> dict[str, str]:
-    """The columns that were named: image=img,label=fine_label."""
-    told = dict(part.partition("=")[::2] for part in shards.columns.split(",") if part)
-    if not set(told) <= set(_NAMES) or "" in told.values():
-        raise DsslError(f"columns {shards.columns!r}: expected such as #image=img,label=fine_label")
-    return told
 
 
 def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:

@@ -213,7 +213,14 @@ def _unpacked(content: bytearray, mode: str, layout: str) -> NDArray[np.uint8]:
 
 def _tiff(content: bytearray) -> NDArray[Any]:
     """The first image of the file, its channels from samples, planes or pages."""
-    tifffile = _tifffile()
+    try:
+        import tifffile
+    except ImportError as error:
+        raise DsslError(
+            "reading TIFF with --channels or --range needs tifffile: pip install 'dssl[science]'"
+        ) from error
+    # it logs oddities without naming the file; whatever matters is raised, and named
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     with tifffile.TiffFile(io.BytesIO(content)) as file:
         if file.pages.first.photometric == tifffile.PHOTOMETRIC.PALETTE:
             raise ValueError("a TIFF with a palette: expected gray, colour or channels")
@@ -232,16 +239,3 @@ def _tiff(content: bytearray) -> NDArray[Any]:
         values: NDArray[Any] = series.asarray().reshape([series.shape[place] for place in long])
     order = [axes.index("Y"), axes.index("X"), *(place for place, name in enumerate(axes) if name not in "YX")]
     return values.transpose(order) if len(axes) == 3 else values.transpose(order)[:, :, None]
-
-
-def _tifffile() -> Any:
-    """The optional package."""
-    try:
-        import tifffile
-    except ImportError as error:
-        raise DsslError(
-            "reading TIFF with --channels or --range needs tifffile: pip install 'dssl[science]'"
-        ) from error
-    # it logs oddities without naming the file; whatever matters is raised, and named
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
-    return tifffile

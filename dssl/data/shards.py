@@ -315,34 +315,23 @@ def _open_shards(
     `version` tells one way to scan the same shards from another. Where the sizes of images are not known (not `sized`), the
     fingerprint covers the lengths of the shards instead.
     """
-    root, shards = _common_root(paths)
-
-    def scan_all() -> Index:
-        started = time.time_ns()
-        with thread_pool(8, "dssl-scan") as pool:
-            found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
-        marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
-        return _assemble(root, shards, found, started=started, marks=None if sized else marks)
-
-    return kept_index(root, scan_all, shards=shards, options=version)
-
-
-def _common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
-    """The folder that holds all shards, and their paths below it."""
     root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120 (bytes)
     shards = tuple(os.path.relpath(path, root) for path in paths)
     if len(set(shards)) < len(shards):
         twice = next(path for path in shards if shards.count(path) > 1)
         raise DsslError(f"{printable(twice)}: the shard is given twice")
-    return root, shards
+    return kept_index(root, lambda: _scan_all(root, shards, scan, sized=sized), shards=shards, options=version)
 
 
-def _assemble(
-    root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, started: int, marks: list[bytes] | None = None
-) -> Index:
-    """One index of what was found in all shards; `marks` identify them where their names and the sizes of images do not."""
+def _scan_all(root: bytes, shards: tuple[bytes, ...], scan: Callable[[bytes], Scanned], *, sized: bool) -> Index:
+    started = time.time_ns()
+    with thread_pool(8, "dssl-scan") as pool:
+        found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
+    named = [*zip(shards, found, strict=True)]
     counts = [len(shard.names) for shard in found]
-    classes = _sorted_classes({label for shard in found for label in shard.labels if label is not None})
+    labels = {label for shard in found for label in shard.labels if label is not None}
+    # numbers in the order of numbers, anything else in that of bytes
+    classes = sorted(labels, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, labels)) else sorted(labels)
     number: dict[bytes | None, int] = {name: place for place, name in enumerate(classes)}
     records = np.zeros(sum(counts), RECORD)
     records["container"] = np.repeat(np.arange(len(shards)), counts)
@@ -351,6 +340,7 @@ def _assemble(
     records["size"] = np.concatenate([np.array(shard.sizes, np.int64) for shard in found])
     records["name_end"] = np.cumsum([len(name) for shard in found for name in shard.names])
     names = b"".join(itertools.chain.from_iterable(shard.names for shard in found))
+    marks = [path if sized else b"%s\0%d" % (path, shard.length) for path, shard in named]
     return Index(
         root=root,
         containers=[*shards],
@@ -359,20 +349,11 @@ def _assemble(
         classes=classes,
         records=records,
         names=np.frombuffer(names, np.uint8),
-        skipped=[
-            (b"%s/%s" % (path, name), why)
-            for path, shard in zip(shards, found, strict=True)
-            for name, why in shard.skipped
-        ],
+        skipped=[(b"%s/%s" % (path, name), why) for path, shard in named for name, why in shard.skipped],
         ignored=sum(shard.ignored for shard in found),
-        fingerprint=fingerprint(marks or [*shards], names, records),
+        fingerprint=fingerprint(marks, names, records),
         reusable=not any(shard.time >= started - YOUNG for shard in found),
     )
-
-
-def _sorted_classes(names: set[bytes]) -> list[bytes]:
-    """Numbers in the order of numbers, anything else in that of bytes."""
-    return sorted(names, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, names)) else sorted(names)
 
 
 def _why_empty(shards: Found, index: Index) -> str:
