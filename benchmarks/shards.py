@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks import images, record
 from dssl.augment import BaseViewMaker
+from dssl.data.packed import Format
 from dssl.data.source import Shuffle
-from dssl.data.write import Format
 
 _SHARDS = 10
 _BATCH = 64

@@ -89,11 +89,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def printable(text: str | bytes) -> str:
+def printable(text: str | bytes | Path) -> str:
     """The text without line breaks, terminal escapes or invalid UTF-8: each such character as a Python escape."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
 @contextmanager

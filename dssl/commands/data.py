@@ -114,8 +114,7 @@ def _pack(arguments: Arguments) -> int:
     from tqdm import tqdm
 
     from dssl.data import NoSplitError, Quarantine, open_source
-    from dssl.data.packed import pack
-    from dssl.data.write import claimed, write_shards
+    from dssl.data.packed import claimed, pack, write_shards
 
     if arguments.out is None:
         raise DsslError("--out is missing: expected a folder for the packed copy")

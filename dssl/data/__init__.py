@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import cast
 
 from dssl.data.decode import UnreadableImage, kind_of
-from dssl.data.find import columns_in, find_shards, shards_in
 from dssl.data.folder import Folder, ListFile, splits_of
 from dssl.data.quarantine import Quarantine, check_sample, measure, measure_range
 from dssl.data.scale import MAX_CHANNELS, Range, parse_range
+from dssl.data.shards import columns_in, find_shards, shards_in
 from dssl.data.source import NoSplitError, Source, Split, Subset, expanded, require_labels
 from dssl.errors import DsslError
 from dssl.files import printable

@@ -98,10 +98,8 @@ def _rows(name: str, content: bytes) -> NDArray[np.uint8]:
     if name.endswith(".bin"):
         return np.frombuffer(content, np.uint8).reshape(-1, ROW_BYTES)
     batch = _Batch(io.BytesIO(content), encoding="latin1").load()
-    labels, pixels = (
-        np.array(batch["labels"], np.uint8),
-        np.frombuffer(batch["data"].state[-1].encode("latin1"), np.uint8),
-    )
+    labels = np.array(batch["labels"], np.uint8)
+    pixels = np.frombuffer(batch["data"].state[-1].encode("latin1"), np.uint8)
     return np.concatenate([labels[:, None], pixels.reshape(len(labels), -1)], axis=1)
 
 

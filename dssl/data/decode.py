@@ -3,7 +3,7 @@
 The rules for anything but plain 8-bit colour are fixed: 16-bit values keep their high byte; transparency is laid over white; CMYK
 goes through Pillow's plain formula; the first frame of an animation counts; EXIF's orientation is applied; floating-point and
 32-bit pixels are refused, since nothing says what range they have. With a range, the values of TIFF, PNG and NPY files are
-read as they are stored (`values.py`) and scaled by it (`scale.py`).
+read as they are stored and scaled by it (`scale.py`).
 
 Colour JPEGs are decoded by torchvision where its pixels are certain to be Pillow's (see `jpeg.py`); everything else is left to
 Pillow, and so is whatever torchvision refuses.
@@ -20,7 +20,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 from PIL import (
@@ -34,14 +34,11 @@ from PIL import (
 )
 from PIL import Image as Pillow
 
-from dssl.data import values
 from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
-from dssl.data.scale import Range, scaled
+from dssl.data.scale import NPY, PNG, TIFF, Range, read_values, scaled
 from dssl.errors import DsslError, one_line
 from dssl.files import printable
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
@@ -108,10 +105,7 @@ def read_images(
 
 
 def decode_contents(
-    named: Iterable[tuple[str | bytes, Callable[[], bytearray]]],
-    *,
-    channels: int = 3,
-    value_range: Range | None = None,
+    named: Iterable[tuple[str | bytes, Callable[[], bytearray]]], *, channels: int = 3, value_range: Range | None = None
 ) -> Iterator[Image | UnreadableImage]:
     """Like `read_images` for images that are not files of their own: the name of each, and what gives its bytes."""
 
@@ -121,9 +115,7 @@ def decode_contents(
     return _in_groups((name, functools.partial(read, content)) for name, content in named)
 
 
-def _in_groups(
-    images: Iterable[tuple[str | bytes, Callable[[], Image | Jpeg]]],
-) -> Iterator[Image | UnreadableImage]:
+def _in_groups(images: Iterable[tuple[str | bytes, Callable[[], Image | Jpeg]]]) -> Iterator[Image | UnreadableImage]:
     """JPEGs are decoded in groups, each in one call without the interpreter's lock.
 
     Python, which runs several times slower with what a decoder leaves in the processor's caches, then needs the lock once per
@@ -163,7 +155,7 @@ def _read(path: str | bytes, *, channels: int, value_range: Range | None) -> Ima
 def _recognised(content: bytearray, *, channels: int, value_range: Range | None) -> Image | Jpeg:
     """The bytes of a whole file, decoded unless torchvision may do it."""
     if value_range is not None:
-        return scaled(values.read_values(content, channels=channels), value_range)
+        return scaled(read_values(content, channels=channels), value_range)
     jpeg = recognise(content) if channels == 3 else None
     return decode(io.BytesIO(content), channels=channels) if jpeg is None else jpeg
 
@@ -208,7 +200,7 @@ def _named(path: str | bytes, error: Exception) -> UnreadableImage:
         return error
     if isinstance(error, MemoryError | DsslError):
         raise error
-    reason = _reason(error)
+    reason = "damaged header" if isinstance(error, struct.error) else one_line(error)
     if isinstance(error, OSError):
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise DsslError(
@@ -237,13 +229,13 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     file.seek(0)
     if head[:3] == b"\xff\xd8\xff":
         return JpegImagePlugin.JpegImageFile(file)
-    if head[:8] == b"\x89PNG\r\n\x1a\n":
+    if head[:8] == PNG:
         return PngImagePlugin.PngImageFile(file)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return WebPImagePlugin.WebPImageFile(file)
     if head[:2] == b"BM":
         return BmpImagePlugin.BmpImageFile(file)
-    if head[:4] in values.TIFF:
+    if head[:4] in TIFF:
         return _tiff(file)
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return GifImagePlugin.GifImageFile(file)
@@ -264,9 +256,9 @@ def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
 
 def ending_of(content: bytes | bytearray) -> str:
     """The usual extension for these bytes; raises ValueError where they are not an image."""
-    if content.startswith(values.NPY):
+    if content.startswith(NPY):
         return "npy"
-    if bytes(content[:4]) in values.TIFF:  # Pillow opens only some of them
+    if bytes(content[:4]) in TIFF:  # Pillow opens only some of them
         return "tif"
     kind = str(_identify(io.BytesIO(content)).format)
     return {"JPEG": "jpg"}.get(kind, kind.lower())
@@ -294,13 +286,6 @@ def _eight_bits(picture: Pillow.Image, mode: str) -> Pillow.Image:
     if picture.mode not in ("RGB", "L"):
         picture = picture.convert("RGB")  # gray goes through colour too: Pillow does not convert every mode directly
     return picture if picture.mode == mode else picture.convert(mode)
-
-
-def _reason(error: Exception) -> str:
-    """The reason in one short line, also for an exception without a message."""
-    if isinstance(error, struct.error):
-        return "damaged header"
-    return one_line(error)
 
 
 def resize(

@@ -8,22 +8,18 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
-from dssl.data.index import Index, endings_of, open_index
+from dssl.data.index import UNSEEN, Index, classes_of, endings_of, open_index
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, expanded, size_and_time, stamp_of
 from dssl.errors import DsslError
 from dssl.files import printable
+from dssl.types import Image
 
-if TYPE_CHECKING:
-    from dssl.types import Image
-
-_UNKNOWN = -2  # of a file that has not been looked at
 TEST = ("val", "valid", "validation", "test")
 _RUN = {"config.json", "checkpoints"}  # what every folder of a run holds
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
@@ -32,9 +28,8 @@ _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its t
 class Files(Source):
     """Images that are files of their own."""
 
-    def __init__(self, count: int, *, channels: int, value_range: Range | None) -> None:
-        self._channels, self.value_range = channels, value_range
-        self._stats = np.full((count, 2), _UNKNOWN, np.int64)
+    def __init__(self, stats: NDArray[np.int64], *, channels: int, value_range: Range | None) -> None:
+        self._channels, self.value_range, self._stats = channels, value_range, stats
         self._stamp: str | None = None
 
     @abstractmethod
@@ -54,11 +49,11 @@ class Files(Source):
         return Path(os.fsdecode(self.path(index))).read_bytes()
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
-        """Of the files of these images, as they were when they were first asked for."""
+        """Of the files of these images, as they were when they were first looked at."""
         if indices is None and self._stamp is not None:
             return self._stamp
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
-        for index in chosen[self._stats[chosen, 0] == _UNKNOWN].tolist():
+        for index in chosen[self._stats[chosen, 0] == UNSEEN].tolist():
             self._stats[index] = size_and_time(self.path(index))
         stamp = stamp_of(self._stats[chosen].tolist())
         self._stamp = stamp if indices is None else self._stamp
@@ -73,17 +68,18 @@ class Folder(Files):
     ) -> None:
         photos, root = value_range is None, splits.folder(split)
         self.index: Index = open_index(root, photos=photos)
-        super().__init__(len(self.index), channels=channels, value_range=value_range)
+        super().__init__(self.index.stats, channels=channels, value_range=value_range)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
             raise kind(_why_empty(root, self.index, photos=photos))
-        self.name = f"{printable(str(root))} ({len(self.index):,} images)"
+        self.name = f"{printable(root)} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
         # whose classes the labels count
-        first = self.index if root == splits.train else open_index(splits.train, photos=photos)
-        self.classes, self.labels = _classes(self.index, first)
+        first = self.index if root == splits.train else open_index(splits.train, photos=photos, sizes=False)
+        problem = f"has no image in {printable(first.root)}"
+        self.classes, self.labels = classes_of(self.index, first, printable(self.index.root), problem)
         self.fingerprint = self.index.fingerprint
-        self._place, self._root = splits.place, root
+        self._around = splits.place if splits.test is None and splits.place != root else None
 
     def path(self, index: int) -> bytes:
         return self.index.path(index)
@@ -95,8 +91,8 @@ class Folder(Files):
     def earlier_fingerprints(self) -> tuple[str, ...]:
         """Those that covered folders without images; beside such a folder, a lone train was a class and not a split."""
         earlier = {self.index.earlier_fingerprint()}
-        if self._place != self._root:
-            around = open_index(self._place, photos=self.value_range is None)
+        if self._around is not None:
+            around = open_index(self._around, photos=self.value_range is None)
             earlier |= {around.earlier_fingerprint()} if len(around) == len(self.index) else set()
         return tuple(earlier - {self.fingerprint})
 
@@ -106,7 +102,7 @@ class ListFile(Files):
 
     def __init__(self, place: str, *, channels: int = 3, value_range: Range | None = None) -> None:
         self._paths, names = _read_list(Path(place))
-        super().__init__(len(self._paths), channels=channels, value_range=value_range)
+        super().__init__(np.full((len(self._paths), 2), UNSEEN), channels=channels, value_range=value_range)
         self._base = os.fsencode(Path(place).parent.absolute())
         self.name = f"{printable(place)} ({len(self._paths):,} images)"
         if names is not None:
@@ -209,31 +205,15 @@ def holds(place: str, path: Path) -> bool:
     return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
 
 
-def _classes(index: Index, train: Index) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """The training split's class names, sorted, and the label of each image of this one; None and None where some image is
-    not in a class folder.
-    """
-    labels = index.records["label"].astype(np.int64)
-    if (labels < 0).any():
-        return None, None
-    number = {name: place for place, name in enumerate(train.classes)}
-    for name in index.classes:
-        if name not in number:
-            raise DsslError(
-                f"{printable(index.root)}: the class {printable(name)!r} has no image in {printable(train.root)}"
-            )
-    return tuple(map(printable, train.classes)), np.array([number[name] for name in index.classes])[labels]
-
-
 def _why_empty(root: Path, index: Index, *, photos: bool) -> str:
     """One line for a folder without images."""
     if index.skipped:
         path, reason = index.skipped[0]
-        return f"{printable(str(root))}: no readable image; {printable(path)}: {printable(reason)}"
+        return f"{printable(root)}: no readable image; {printable(path)}: {printable(reason)}"
     if index.ignored:
         endings = ", ".join(f".{ending.decode()}" for ending in sorted(endings_of(photos=photos)))
-        return f"{printable(str(root))}: none of its {index.ignored:,} files is an image; expected {endings}"
-    return f"{printable(str(root))}: the folder is empty; expected images, in class folders or not"
+        return f"{printable(root)}: none of its {index.ignored:,} files is an image; expected {endings}"
+    return f"{printable(root)}: the folder is empty; expected images, in class folders or not"
 
 
 def _read_list(place: Path) -> tuple[list[bytes], list[bytes] | None]:
@@ -241,11 +221,9 @@ def _read_list(place: Path) -> tuple[list[bytes], list[bytes] | None]:
     try:
         content = place.read_bytes()
     except OSError as error:
-        raise DsslError(f"{printable(str(place))}: {error.strerror}") from error
+        raise DsslError(f"{printable(place)}: {error.strerror}") from error
     if b"\0" in content:
-        raise DsslError(
-            f"{printable(str(place))}: not a text list; expected one image path per line, or a folder of images"
-        )
+        raise DsslError(f"{printable(place)}: not a text list; expected one image path per line, or a folder of images")
     paths, labels = [], []
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         line = line.removesuffix(b"\r")
@@ -256,9 +234,7 @@ def _read_list(place: Path) -> tuple[list[bytes], list[bytes] | None]:
         if tab:
             labels.append(label)
         if len(labels) not in (0, len(paths)):
-            raise DsslError(
-                f"{printable(str(place))}: line {number}: some lines have a label after a tab, others do not"
-            )
+            raise DsslError(f"{printable(place)}: line {number}: some lines have a label after a tab, others do not")
     if not paths:
-        raise DsslError(f"{printable(str(place))}: the list is empty; expected one image path per line")
+        raise DsslError(f"{printable(place)}: the list is empty; expected one image path per line")
     return paths, labels or None

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, kind_of
 from dssl.data.pipeline import thread_pool
-from dssl.data.values import ENDINGS as SCIENCE
+from dssl.data.scale import ENDINGS as SCIENCE
 from dssl.errors import DsslError
 from dssl.files import cache_folder, printable, write_atomically
 
@@ -33,7 +34,10 @@ _LOOKED_AT = 1000
 YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+UNSEEN = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -57,6 +61,8 @@ class Index:
     """False where a container changed so shortly before the scan that its time stamp proves nothing."""
     lengths: list[int] = field(default_factory=list)
     """The bytes of each shard; empty for folders."""
+    stats: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Size and time (ns) of each file of a folder that has been looked at, so that none is twice; else UNSEEN."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -85,6 +91,20 @@ class Index:
         return fingerprint(self.containers, self.names.tobytes(), self.records)
 
 
+def classes_of(
+    index: Index, train: Index, place: str, problem: str
+) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """The training split's class names, and the label of each image, counted as there; None twice where some image has none."""
+    labels = index.records["label"].astype(np.int64)
+    if (labels < 0).any():
+        return None, None
+    number = {name: position for position, name in enumerate(train.classes)}
+    missing = next((name for name in index.classes if name not in number), None)
+    if missing is not None:
+        raise DsslError(f"{place}: the class {printable(missing)!r} {problem}")
+    return tuple(map(printable, train.classes)), np.array([number[name] for name in index.classes])[labels]
+
+
 def endings_of(*, photos: bool) -> frozenset[bytes]:
     """The extensions that make a file an image: of photographs, or of the formats that hold any values."""
     return frozenset(ending.encode() for ending in (EXTENSIONS if photos else SCIENCE))
@@ -95,20 +115,35 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
     return () if photos else (b"values",)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
-    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible).
+
+    Without `sizes`, for its classes alone, one that is open already will do, and no image is looked at again.
+    """
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
+    index = None if sizes else _open.get((root, photos))
+    if index is None or not index.reusable or not _is_current(index, sizes=False):
+        options = kind_option(photos=photos)
+        index = _open[root, photos] = kept_index(root, lambda: scan(root, photos=photos), options=options, sizes=sizes)
+    return index
+
+
+_open: weakref.WeakValueDictionary[tuple[bytes, bool], Index] = weakref.WeakValueDictionary()
 
 
 def kept_index(
-    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...] = ()
+    root: bytes,
+    make: Callable[[], Index],
+    *,
+    shards: tuple[bytes, ...] = (),
+    options: tuple[bytes, ...] = (),
+    sizes: bool = True,
 ) -> Index:
     """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
     place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):
+        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept, sizes=sizes):
             return kept
     index = make()
     if place is not None and index.reusable:
@@ -128,22 +163,19 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
             found = list(pool.map(lambda folder: _scan_folder(root, folder, endings), level))
             level = []
             for folder in found:  # in order of their paths, so that the result does not depend on the threads
-                if folder.identity is not None and folder.identity in seen:
-                    continue
-                if folder.identity is not None:
+                if folder.identity not in seen:
                     seen.add(folder.identity)
-                results.append(folder)
-                level += folder.subfolders
+                    results.append(folder)
+                    level += folder.subfolders
     results.sort(key=lambda folder: folder.path.split(b"/"))
-    counts = [len(folder.lengths) for folder in results]
+    counts, files = [len(folder.files) for folder in results], np.concatenate([folder.files for folder in results])
     tops = [folder.path.partition(b"/")[0] for folder in results]
     classes = sorted({top for top, count in zip(tops, counts, strict=True) if top and count})
     number = {name: place for place, name in enumerate(classes)}
     records = np.zeros(sum(counts), RECORD)
     records["container"] = np.repeat(np.arange(len(results)), counts)
     records["label"] = np.repeat([number.get(top, -1) for top in tops], counts)
-    records["size"] = np.concatenate([folder.sizes for folder in results])
-    records["name_end"] = np.cumsum(np.concatenate([folder.lengths for folder in results]))
+    records["name_end"], records["size"] = np.cumsum(files[:, 0]), files[:, 1]
     containers, names = [folder.path for folder in results], b"".join(folder.names for folder in results)
     # a folder that leads to no image may come and go
     leading = {b""}
@@ -164,6 +196,7 @@ def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
         ignored=sum(folder.ignored for folder in results),
         fingerprint=fingerprint([path for path in containers if path in leading], names, renumbered),
         reusable=not any(folder.time >= started - YOUNG for folder in results),
+        stats=files[:, 1:],
     )
 
 
@@ -185,10 +218,10 @@ def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]
 class _Folder:
     path: bytes
     time: int
-    identity: tuple[int, int] | None
+    identity: tuple[int, int]
     names: bytes
-    lengths: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    files: NDArray[np.int64]
+    """Of each image: the length of its name, its size and its time."""
     subfolders: list[bytes]
     skipped: list[tuple[bytes, str]]
     ignored: int
@@ -198,7 +231,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
     """One folder's images and subfolders."""
     full = os.path.join(root, folder) if folder else root  # noqa: PTH118 (bytes)
     prefix = folder + b"/" if folder else b""
-    files: list[tuple[bytes, int]] = []
+    files: list[tuple[bytes, int, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
     ignored = 0
@@ -215,7 +248,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
                     if image:
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode):
-                            files.append((name, status.st_size))
+                            files.append((name, status.st_size, status.st_mtime_ns))
                             continue
                         if not stat.S_ISDIR(status.st_mode):
                             skipped.append((prefix + name, kind_of(status.st_mode)))
@@ -235,15 +268,14 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
         ) from error
     files.sort()
     return _Folder(
-        path=folder, time=modified, identity=identity, names=b"".join(name for name, _ in files),
-        lengths=np.fromiter((len(name) for name, _ in files), np.int64, len(files)),
-        sizes=np.fromiter((size for _, size in files), np.int64, len(files)),
+        path=folder, time=modified, identity=identity, names=b"".join(name for name, _, _ in files),
+        files=np.array([(len(name), size, time) for name, size, time in files], np.int64).reshape(-1, 3),
         subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
 
 
-def _is_current(index: Index) -> bool:
-    """True if every container has the time stamp, and every shard the length, that it had at the scan."""
+def _is_current(index: Index, *, sizes: bool) -> bool:
+    """True if every container has the time stamp, every shard the length, and some images the `sizes` of the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -251,11 +283,12 @@ def _is_current(index: Index) -> bool:
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
-        for row in (
-            () if index.lengths else np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
-        ):
-            if os.stat(index.path(row)).st_size != index.records["size"][row]:  # noqa: PTH116 (bytes)
+        rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
+        for row in rows if sizes and not index.lengths else ():
+            status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
+            if status.st_size != index.records["size"][row]:
                 return False
+            index.stats[row] = status.st_size, status.st_mtime_ns
     except OSError:
         return False
     # what a broken link leads to may be back
@@ -322,6 +355,7 @@ def _load(place: Path, root: bytes) -> Index | None:
             fingerprint=about["images"],
             reusable=True,
             lengths=about["lengths"],
+            stats=np.full((count, 2), UNSEEN, np.int64),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,12 +11,11 @@ import functools
 import struct
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 MAX_PIXELS = 89_478_485  # Pillow's own limit: 256 MB in colour; a file that claims more is refused before it is read
 MAX_SIDE = 32_767  # what the view kernels can address

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
+from dssl.data.pipeline import within_limits
 from dssl.data.source import Shuffle, Source, Subset
 from dssl.errors import DsslError
 
@@ -52,8 +53,7 @@ class Order:
     def _slice(self, epoch: int, begin: int, end: int) -> NDArray[np.int64]:
         """Part of the order of an epoch."""
         if epoch not in self._shuffles:
-            for old in [known for known in self._shuffles if known < epoch - 1 or known > epoch + 1]:
-                del self._shuffles[old]
+            self._shuffles = {near: order for near, order in self._shuffles.items() if abs(near - epoch) <= 1}
             self._shuffles[epoch] = rng.permutation(rng.key(self.seed, "order", epoch), self.count)
         return self._shuffles[epoch][begin:end]
 
@@ -99,8 +99,7 @@ class ShardOrder(Order):
     def _layout(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The shards of an epoch in their order, and where each window begins."""
         if epoch not in self._epochs:
-            for old in [known for known in self._epochs if abs(known - epoch) > 1]:
-                del self._epochs[old]
+            self._epochs = {near: layout for near, layout in self._epochs.items() if abs(near - epoch) <= 1}
             shards = rng.permutation(rng.key(self.seed, "shards", epoch), len(self._sizes))
             starts = np.concatenate([[0], np.cumsum(self._sizes[shards])])[self._cuts]
             self._epochs[epoch] = shards, starts[:-1]
@@ -135,7 +134,9 @@ def order_of(
 
     def ahead(shards: NDArray[np.int64]) -> None:
         # the loader's lock is held here, and a system may take its time to accept what it is told
-        threading.Thread(target=source.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True).start()
+        thread = threading.Thread(target=source.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True)
+        with within_limits():
+            thread.start()
 
     bounds = np.append(bounds[kept], bounds[-1])
     return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or source.window, ahead=ahead)

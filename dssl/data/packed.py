@@ -1,39 +1,52 @@
-"""A packed copy of a data set: decoded once, no larger than needed, memory-mapped; for slow disks and few cores.
+"""Packed copies of a data set: its pixels, decoded once and memory-mapped, for slow disks and few cores; or its files in shards,
+tar for WebDataset or Parquet as Hugging Face's datasets lays it out.
 
-Two files for each split: ``train.npy`` holds the pixels, one image after the other, and ``train.json`` all else. The checksum of
-an image is verified whenever it is read, so that a damaged one is named like any unreadable file.
+Pixels are two files for each split: ``train.npy`` holds them, one image after the other, and ``train.json`` all else. Checksums
+are verified whenever an image is read, so that a damaged one is named like any unreadable file.
+
+Shards hold the images as they are, not decoded and encoded again, in a random order, so that every shard is a sample of the whole
+and a window of shards mixes well. A shard gets its name, which says how many there are, when it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
 import mmap
 import os
+import re
 import sys
+import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
-from dssl.data.decode import UnreadableImage, resize
-from dssl.data.find import check_copy
-from dssl.data.pipeline import in_threads
-from dssl.data.quarantine import Quarantine
+from dssl import rng
+from dssl.data.decode import UnreadableImage, ending_of, naming, resize
+from dssl.data.order import ShardOrder
+from dssl.data.quarantine import Quarantine, readable
 from dssl.data.scale import as_range
+from dssl.data.shards import COPY, SHARDS, check_copy, copy_record
 from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
-from dssl.files import printable, replacing, write_atomically
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.files import printable, replacing, write_atomically, write_text
+from dssl.types import Image
 
 _NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)  # MAP_NORESERVE: mmap has no name for it yet
 _DIGEST = b', "digest": '
+Format = Literal["tar", "parquet"]
+# a file of a copy, or what a kill left of it
+_OURS = re.compile(r"\.?(train|test)(\.(npy|json|pack)|-\d+-of-\d+\.(tar|parquet))(\.\w+\.part)?")
+_ROWS = 100  # of a row group: what is read at once
 
 
 class Packed(Source):
@@ -64,7 +77,7 @@ class Packed(Source):
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DsslError(
-                f"{printable(str(path))}: {reason}; `dssl data pack SOURCE --out FOLDER` creates a new one"
+                f"{printable(path)}: {reason}; `dssl data pack SOURCE --out FOLDER` creates a new one"
             ) from error
         self._path, self._names = path, about["names"]
         self.value_range = as_range(about.get("range"))
@@ -74,11 +87,9 @@ class Packed(Source):
         self.labels = None if self.classes is None else np.array(about["labels"], np.int64)
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self._names)
 
     def image(self, index: int) -> Image:
-        """One image, in mapped memory."""
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
         pixels = np.asarray(self._pixels[begin:end])
         if zlib.crc32(pixels.data) != self._checksums[index]:
@@ -103,24 +114,23 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
 
 
 def pack(
-    source: Source,
-    path: Path,
-    *,
-    side: int,
-    quarantine: Quarantine,
-    progress: Callable[[int], object] | None = None,
+    source: Source, path: Path, *, side: int, quarantine: Quarantine, progress: Callable[[int], object] | None = None
 ) -> int:
     """Write a packed copy with no shorter side above `side`; returns its bytes. Unreadable files are left out and recorded."""
     if side < 1:
         raise DsslError(f"side {side}: expected at least 1 pixel")
     done = written = 0
+
+    def shrunk(index: int) -> Image:
+        return np.ascontiguousarray(shrink_to(source.image(index), side=side))
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         rows: list[tuple[int, int, int, int]] = []  # index, height, width, checksum
         with replacing(path) as temporary, temporary.open("wb") as file:
             _write_header(file, 0)
             begin = file.tell()
-            for index, image in _shrunk(source, side, quarantine):
+            for index, image in readable(range(len(source)), shrunk, quarantine=quarantine):
                 rows.append((index, image.shape[0], image.shape[1], zlib.crc32(image.data)))
                 file.write(image.data)
                 done, written = index + 1, written + image.nbytes
@@ -136,23 +146,6 @@ def pack(
     except OSError as error:
         needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if done else ""
         raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
-
-
-def _shrunk(source: Source, side: int, quarantine: Quarantine) -> Iterator[tuple[int, Image]]:
-    """Index and resized image of all that can be read, in order."""
-
-    def one(index: int) -> Image | None:
-        try:
-            image = source.image(index)
-        except UnreadableImage as error:
-            quarantine.record(index, error)
-            return None
-        return np.ascontiguousarray(shrink_to(image, side=side))
-
-    everything = range(len(source))
-    for index, image in zip(everything, in_threads(one, everything), strict=True):
-        if image is not None:
-            yield index, image
 
 
 def shrink_to(image: Image, *, side: int) -> Image:
@@ -221,3 +214,155 @@ def _read_earlier(path: Path) -> dict[str, Any]:
     ends = [0, *tables["ends"].tolist()]
     names = [tail[start + ends[place] : start + ends[place + 1]].decode() for place in range(count)]
     return about | tables | {"names": names, "begin": 16, "end": position}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    number: int
+    path: str
+    content: bytes
+    ending: str
+    label: int | None
+
+
+@contextmanager
+def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
+    """A folder for a packed copy of these splits, in any format, which counts as incomplete until the block ends.
+
+    A folder that holds a copy already is an error, unless it is an incomplete one of the same images: that one goes.
+    """
+    record = copy_record(folder)
+    fingerprints = {split: source.fingerprint for split, source in sources.items()}
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    ours = [path for path in paths if _OURS.fullmatch(path.name)]
+    copies = [path.name for path in paths if path.name[0] != "." and (path in ours or path.suffix in SHARDS)]
+    copies += [COPY] if not record and folder / COPY in paths else []  # of someone else
+    same = record.get("sources") == fingerprints
+    if copies and (record.get("complete") is not False or not same):
+        images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"
+        raise DsslError(f"{printable(folder)} already holds {images}: name a new or empty folder")
+    for path in ours:
+        path.unlink()
+    _note(folder, {"sources": fingerprints, "complete": False})
+    yield
+    _note(folder, {"sources": fingerprints, "complete": True})
+
+
+def _note(folder: Path, record: dict[str, object]) -> None:
+    try:
+        write_text(folder / COPY, json.dumps(record))
+    except OSError as error:
+        raise DsslError(f"{printable(folder)}: {error.strerror}: expected a folder for the packed copy") from error
+
+
+def write_shards(
+    source: Source,
+    folder: Path,
+    *,
+    split: Split,
+    form: Format,
+    shard: int,
+    quarantine: Quarantine,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[int, int]:
+    """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
+    if shard < 1:
+        raise DsslError(f"a shard of {shard} images: expected at least 1")
+    count = -(-len(source) // shard)
+    paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
+    # a random order would read a row group of Parquet for each image
+    order = rng.permutation(rng.key(0, "pack"), len(source))
+    if source.shards is not None and source.shuffle == "shards":
+        order = ShardOrder(source.shards, batch_size=len(source), seed=0, window=source.window).at(0).indices
+    written = done = 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, path in enumerate(paths):
+            samples = _samples(
+                source, order[number * shard : (number + 1) * shard].tolist(), number * shard, quarantine
+            )
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                for sample in (_write_tar if form == "tar" else _write_parquet)(file, samples, source.classes):
+                    done = sample.number + 1
+                    if progress is not None:
+                        progress(done)
+            written += path.stat().st_size
+    except OSError as error:
+        needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if written else ""
+        raise DsslError(
+            f"{printable(folder)}: {error.strerror or error} after {done:,} of {len(source):,} images{needed}; the same "
+            "command starts over"
+        ) from error
+    if not done:
+        for path in paths:
+            path.unlink()
+        raise DsslError(f"{source.name}: no readable image to pack")
+    return len(paths), written
+
+
+def _samples(source: Source, indices: list[int], first: int, quarantine: Quarantine) -> Iterator[_Sample]:
+    """What can be read of these images, in order."""
+    numbers = {index: number for number, index in enumerate(indices, first)}
+
+    def sample(index: int) -> _Sample:
+        name, image = (
+            source.label_of(index),
+            source.image(index),
+        )  # decoded: a damaged one is found now and not in a run
+        with naming(name):
+            stored = source.content(index)
+        content, ending = _encoded(image) if stored is None else (bytes(stored), ending_of(stored))
+        label = None if source.labels is None else int(source.labels[index])
+        return _Sample(numbers[index], name, content, ending, label)
+
+    yield from (sample for _, sample in readable(indices, sample, quarantine=quarantine))
+
+
+def _encoded(image: Image) -> tuple[bytes, str]:
+    """An image that is not a file, and its extension: PNG where that has so many channels."""
+    file = io.BytesIO()
+    if image.shape[2] not in (1, 3):
+        np.save(file, image, allow_pickle=False)
+        return file.getvalue(), "npy"
+    Pillow.fromarray(image if image.shape[2] == 3 else image[:, :, 0]).save(file, "PNG")
+    return file.getvalue(), "png"
+
+
+def _write_tar(file: BinaryIO, samples: Iterator[_Sample], classes: tuple[str, ...] | None) -> Iterator[_Sample]:
+    """Each image, its label as a number for WebDataset, and its path and class in JSON."""
+    for sample in samples:
+        about: dict[str, object] = {"path": sample.path}
+        members = [(sample.ending, sample.content)]
+        if sample.label is not None:
+            about |= {"label": sample.label, "class": classes[sample.label] if classes else str(sample.label)}
+            members.append(("cls", b"%d" % sample.label))
+        members.append(("json", json.dumps(about).encode()))
+        for ending, content in members:
+            header = tarfile.TarInfo(f"{sample.number:09d}.{ending}")
+            header.size = len(content)
+            file.write(header.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE))
+        yield sample
+    file.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _write_parquet(file: BinaryIO, samples: Iterator[_Sample], classes: tuple[str, ...] | None) -> Iterator[_Sample]:
+    """The columns image (bytes and path) and label, with what datasets wants to know about them."""
+    from dssl.data.parquet import pyarrow_module
+
+    arrow = pyarrow_module()
+    features: dict[str, object] = {"image": {"_type": "Image"}}
+    fields = [arrow.field("image", arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())]))]
+    if classes is not None:
+        fields.append(arrow.field("label", arrow.int64()))
+        features["label"] = {"names": [*classes], "_type": "ClassLabel"}
+    schema = arrow.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
+    # images are compressed already; a checksum finds what a disk has damaged
+    with arrow.parquet.ParquetWriter(
+        file, schema, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
+    ) as writer:
+        while group := list(itertools.islice(samples, _ROWS)):
+            columns: dict[str, list[object]] = {"image": [{"bytes": one.content, "path": one.path} for one in group]}
+            if classes is not None:
+                columns["label"] = [one.label for one in group]
+            writer.write_table(arrow.table(columns, schema=schema), row_group_size=_ROWS)
+            yield from group

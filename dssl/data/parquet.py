@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length
-from dssl.data.find import Found
 from dssl.data.index import Index
 from dssl.data.scale import Range
-from dssl.data.shards import Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import Found, Recent, Scanned, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -32,23 +29,16 @@ class Parquet(Shards):
 
     shuffle = "shards"  # a random order would read a row group for each image
 
-    def __init__(
-        self,
-        shards: Found,
-        *,
-        channels: int = 3,
-        value_range: Range | None = None,
-    ) -> None:
-        columns = _columns_of(shards)
-        scan = partial(_scan, columns=columns)
-        self.options = named = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
-        super().__init__(
-            shards,
-            # an index of an earlier version lacks the labels of dictionary and boolean columns
-            lambda paths: open_shards(paths, scan, options=(*named, b"labels"), sized=False),
-            channels=channels,
-            value_range=value_range,
-        )
+    def __init__(self, shards: Found, *, channels: int = 3, value_range: Range | None = None) -> None:
+        columns = dict(part.partition("=")[::2] for part in shards.columns.split(",") if part)
+        if not set(columns) <= set(_NAMES) or "" in columns.values():
+            raise DsslError(f"columns {shards.columns!r}: expected such as #image=img,label=fine_label")
+        self.options = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
+        scan, version = (
+            partial(_scan, columns=columns),
+            (*self.options, b"labels"),
+        )  # earlier ones lack those of some columns
+        super().__init__(shards, scan, version=version, sized=False, channels=channels, value_range=value_range)
         records = self.index.records
         new = (np.diff(records["container"]) != 0) | (np.diff(records["offset"]) != 0)
         self.shards = bounds = np.concatenate([[0], np.flatnonzero(new) + 1, [len(records)]])
@@ -59,12 +49,12 @@ class Parquet(Shards):
             f"{shards.name} ({len(self.index):,} images in {groups:,} row group{'s' if groups != 1 else ''}, "
             f"{files:,} file{'s' if files != 1 else ''})"
         )
-        self._groups = _Groups(self.index, columns, keep=2 * self.window + _SPARE)
+        self._groups = Recent(_loader(self.index, columns), keep=2 * self.window + _SPARE)
+        self._announced = 0
 
     def content(self, index: int) -> bytearray:
-        """The bytes of one image as they are in its file."""
         record = self.index.records[index]
-        value = self._groups.at(int(record["container"]), int(record["offset"]))[int(record["size"])]
+        value = self._groups.at((int(record["container"]), int(record["offset"])))[int(record["size"])]
         if not value.is_valid:
             raise ValueError("the row has no image")
         buffer = value.as_buffer()
@@ -74,61 +64,32 @@ class Parquet(Shards):
     def read_ahead(self, shards: NDArray[np.int64]) -> None:
         """Read row groups before their images are asked for, and keep two windows of them."""
         assert self.shards is not None
-        self._groups.make_room(len(shards))
+        self._groups.keep = max(self._groups.keep, self._announced + len(shards) + _SPARE)
+        self._announced = len(shards)
         for shard in shards.tolist():
             record = self.index.records[self.shards[shard]]
             try:
-                self._groups.at(int(record["container"]), int(record["offset"]))
+                self._groups.at((int(record["container"]), int(record["offset"])))
             except Exception:  # who needs an image of it will say what is wrong
                 continue
 
 
-@dataclass(slots=True)
-class _Group:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    images: Any = None
+def _loader(index: Index, columns: dict[str, str]) -> Callable[[tuple[int, int]], Any]:
+    """What reads the images of a row group, given its file and its number."""
+    footers: dict[int, Any] = {}  # one may have megabytes
 
-
-class _Groups:
-    """The images of the row groups that were used last."""
-
-    def __init__(self, index: Index, columns: dict[str, str], *, keep: int) -> None:
-        self._index, self._columns, self.keep = index, columns, keep
-        self.loads = 0
-        """How many row groups have been read."""
-        self._announced = 0
-        self._known: OrderedDict[tuple[int, int], _Group] = OrderedDict()
-        self._files: dict[int, Any] = {}
-        self._lock = threading.Lock()
-
-    def make_room(self, count: int) -> None:
-        """For this window and the one announced before it."""
-        with self._lock:
-            self.keep, self._announced = max(self.keep, self._announced + count + _SPARE), count
-
-    def at(self, container: int, group: int) -> Any:
-        """The images of a row group, read by one thread while others wait for it."""
-        with self._lock:
-            entry = self._known.setdefault((container, group), _Group())
-            self._known.move_to_end((container, group))
-            while len(self._known) > self.keep:
-                self._known.popitem(last=False)
-        with entry.lock:
-            if entry.images is None:
-                entry.images = self._load(container, group)
-        return entry.images
-
-    def _load(self, container: int, group: int) -> Any:
-        path = self._index.container(container)
-        check_unchanged(os.stat(path), self._index, container)  # noqa: PTH116 (bytes)
-        file = _open(path, self._files.get(container))
-        with file:
-            self._files[container] = file.metadata  # a footer may have megabytes
-            column, inner = _image_column(file.schema_arrow, self._columns, path)
+    def load(place: tuple[int, int]) -> Any:
+        container, group = place
+        path = index.container(container)
+        check_unchanged(os.stat(path), index, container)  # noqa: PTH116 (bytes)
+        with _open(path, footers.get(container)) as file:
+            footers[container] = file.metadata
+            column, inner = _image_column(file.schema_arrow, columns, path)
             table = file.read_row_group(group, columns=[f"{column}.bytes" if inner else column], use_threads=False)
-        self.loads += 1
         images = table.column(0).combine_chunks()
         return images.field("bytes") if inner else images
+
+    return load
 
 
 def pyarrow_module() -> Any:
@@ -144,14 +105,6 @@ def _open(path: bytes, metadata: Any = None) -> Any:
     return pyarrow_module().parquet.ParquetFile(
         os.fsdecode(path), metadata=metadata, memory_map=False, pre_buffer=False, page_checksum_verification=True
     )
-
-
-def _columns_of(shards: Found) -> dict[str, str]:
-    """The columns that were named: image=img,label=fine_label."""
-    told = dict(part.partition("=")[::2] for part in shards.columns.split(",") if part)
-    if not set(told) <= set(_NAMES) or "" in told.values():
-        raise DsslError(f"columns {shards.columns!r}: expected such as #image=img,label=fine_label")
-    return told
 
 
 def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:

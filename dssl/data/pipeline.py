@@ -41,13 +41,14 @@ def in_threads(function: Callable[[int], T], items: Sequence[int], *, threads: i
 
 @contextmanager
 def thread_pool(threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads; a system that allows no more of them is an error of one line."""
-    with _limited(), ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name) as pool:
+    """A pool of threads, `within_limits`."""
+    with within_limits(), ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name) as pool:
         yield pool
 
 
 @contextmanager
-def _limited() -> Iterator[None]:
+def within_limits() -> Iterator[None]:
+    """Start threads in it: a system that allows no more of them is an error of one line."""
     try:
         yield
     except RuntimeError as error:
@@ -162,7 +163,7 @@ class Pipeline(Generic[T]):
         # runs on close, when nobody holds the pipeline any more, and before the interpreter ends
         self._finalizer = weakref.finalize(self, _stop, self._shared, workers)
         try:
-            with _limited():
+            with within_limits():
                 for worker in workers:
                     worker.start()
         except DsslError:

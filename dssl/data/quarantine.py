@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,10 @@ from dssl import rng
 from dssl.augment import Normalization
 from dssl.data.decode import UnreadableImage, naming
 from dssl.data.pipeline import in_threads
-from dssl.data.scale import Range
+from dssl.data.scale import Range, read_values
 from dssl.data.source import Source
-from dssl.data.values import read_values
 from dssl.errors import DsslError
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 T = TypeVar("T")
 MAX_SHARE = 0.05
@@ -170,7 +167,8 @@ def check_sample(
     Raises an error where so many are unreadable that the whole set must exceed the allowed share.
     """
     chosen = rng.permutation(rng.key(seed, "sample"), len(source))[:count]
-    shapes = _over(chosen, lambda index: source.image(index).shape, quarantine=quarantine, threads=threads)
+    images = readable(chosen.tolist(), lambda index: source.image(index).shape, quarantine=quarantine, threads=threads)
+    shapes = [shape for _, shape in images]
     # as many as would surprise by three standard deviations if the set had just the allowed share
     share, tried, bad = quarantine.max_share, len(chosen), len(chosen) - len(shapes)
     if bad > share * tried + 3 * (share * (1 - share) * tried) ** 0.5:
@@ -203,7 +201,7 @@ def measure(
         both: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
         return both
 
-    found = _over(chosen, moments, quarantine=quarantine, threads=threads)
+    found = [both for _, both in readable(chosen.tolist(), moments, quarantine=quarantine, threads=threads)]
     if not found:
         raise DsslError(f"{source.name}: no readable image to measure")
     first, second = np.mean(found, axis=0)
@@ -225,7 +223,7 @@ def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
         return found
 
     quarantine = Quarantine(source, max_share=1.0)  # a run has its own, and names what is unreadable
-    found = _over(chosen, some_values, quarantine=quarantine, threads=None)
+    found = [values for _, values in readable(chosen.tolist(), some_values, quarantine=quarantine)]
     if not found:
         name, reason = next(iter(quarantine.reasons.items()))
         raise DsslError(f"{source.name}: no readable image to measure the range of; the first is {name}: {reason}")
@@ -239,16 +237,18 @@ def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
     return Range(tuple(bounds))
 
 
-def _over(
-    chosen: NDArray[np.int64], function: Callable[[int], T], *, quarantine: Quarantine, threads: int | None
-) -> list[T]:
-    """The function of each chosen image that can be read, in order; the others are recorded."""
+def readable(
+    indices: Sequence[int], function: Callable[[int], T], *, quarantine: Quarantine, threads: int | None = None
+) -> Iterator[tuple[int, T]]:
+    """Each image that can be read, in order, and the function of it; the others are recorded."""
 
-    def one(index: int) -> T | None:
+    def attempt(index: int) -> T | None:
         try:
             return function(index)
         except UnreadableImage as error:
             quarantine.record(index, error)
             return None
 
-    return [value for value in in_threads(one, chosen.tolist(), threads=threads) if value is not None]
+    for index, value in zip(indices, in_threads(attempt, indices, threads=threads), strict=True):
+        if value is not None:
+            yield index, value

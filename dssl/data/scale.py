@@ -1,22 +1,31 @@
-"""From the values of a sensor to 8 bits: a stated range, or percentiles measured once, becomes 0 to 255."""
+"""From the values of a sensor to 8 bits: TIFF, PNG and NPY of any number of channels, and the range that becomes 0 to 255.
+
+Values are read as they are stored: no colour, no gamma, no transparency, no orientation. The range is stated, or the percentiles
+of a sample, measured once.
+"""
 
 from __future__ import annotations
 
 import functools
+import io
+import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import PngImagePlugin
 
+from dssl.data.jpeg import check_size
 from dssl.errors import DsslError
 from dssl.text import number
-
-if TYPE_CHECKING:
-    from dssl.types import Image
+from dssl.types import Image
 
 MAX_CHANNELS = 1024
+MAX_VALUES = 1 << 28  # of an image: a gigabyte as float32
+ENDINGS = frozenset(["tif", "tiff", "png", "npy"])
+NPY, PNG, TIFF = b"\x93NUMPY", b"\x89PNG\r\n\x1a\n", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _EXPECTED = "expected such as 0,4095 or 1%,99%, or a pair for each channel: 0,4095;0,10000"
 
 
@@ -117,3 +126,116 @@ def _bytes(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
         shares = (values.astype(np.float64) - low) * 255.0 / (high - low)
     rounded = np.floor(np.clip(np.nan_to_num(shares, nan=0.0, posinf=255.0, neginf=0.0), 0.0, 255.0) + 0.5)
     return rounded.astype(np.uint8)
+
+
+def read_values(content: bytearray, *, channels: int) -> NDArray[Any]:
+    """Height x width x channels of whatever numbers the file holds; raises whatever its reader raises."""
+    if content[:6] == NPY:
+        values = _npy(content, channels)
+    elif content[:8] == PNG:
+        values = _png(content)
+    elif bytes(content[:4]) in TIFF:
+        values = _tiff(content)
+    else:
+        raise ValueError(
+            "the file is empty" if not content else "not a TIFF, PNG or NPY, which --channels and --range read"
+        )
+    if values.shape[2] != channels:
+        raise ValueError(
+            f"{values.shape[2]} channels, expected {channels}: all images of a run need the number that --channels gives"
+        )
+    if values.dtype.kind == "f" and not np.isfinite(values).any():
+        raise ValueError("none of its values is a finite number")
+    return values
+
+
+def _check(shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+    """Refuse what is not an array of numbers, or too large, before it is read."""
+    if kind.kind not in "uif":
+        raise ValueError(f"values of type {kind}: expected integers or floating-point numbers")
+    if math.prod(shape) > MAX_VALUES:
+        raise ValueError(f"{' x '.join(map(str, shape))} values are more than the limit of {MAX_VALUES:,}")
+    if 0 in shape:
+        raise ValueError(f"an array of shape {shape} has no values")
+
+
+def _npy(content: bytearray, channels: int) -> NDArray[Any]:
+    """NumPy's own format, never a pickle: height x width (x channels) or, where that does not fit, channels first."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"NPY version {version[0]}.{version[1]}: expected 1.0 to 3.0")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, by_columns, kind = read(file)
+    _check(shape, kind)
+    if len(shape) not in (2, 3):
+        raise ValueError(f"an array of shape {shape}: expected height x width x channels, or channels first")
+    begin, size = file.tell(), math.prod(shape) * kind.itemsize
+    if len(content) - begin < size:
+        raise ValueError(f"truncated: {size:,} bytes of values expected, {len(content) - begin:,} found")
+    values = np.frombuffer(content, kind, math.prod(shape), begin).reshape(shape, order="F" if by_columns else "C")
+    if len(shape) == 2:
+        values = values[:, :, None]
+    elif shape[2] != channels and shape[0] == channels:
+        values = values.transpose(1, 2, 0)
+    check_size(values.shape[1], values.shape[0])
+    return values
+
+
+def _png(content: bytearray) -> NDArray[Any]:
+    """8 and 16 bits. Of 16-bit colour Pillow keeps the high bytes alone, so it is told to unpack the low ones, too.
+
+    torchvision reads such files as well, but the process dies of a damaged one.
+    """
+    picture = PngImagePlugin.PngImageFile(io.BytesIO(content))
+    check_size(*picture.size)
+    bits, kind = content[24], content[25]
+    if kind == 3 or bits < 8:
+        what = "a palette" if kind == 3 else f"{bits} bits"
+        raise ValueError(f"a PNG with {what}: expected 8 or 16 bits of gray or colour, with or without alpha")
+    channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
+    if bits == 16 and channels == 2:  # the bytes of one pixel are laid out as those of 8-bit RGBA
+        values: NDArray[Any] = _unpacked(content, "RGBA", "RGBA").view(">u2")
+    elif bits == 16 and channels > 1:
+        mode = "RGB" if channels == 3 else "RGBA"
+        high, low = (_unpacked(content, mode, f"{mode};16{end}").astype(np.uint16) for end in "BL")
+        values = high << 8 | low
+    else:
+        values = np.array(picture)
+    return values.reshape(picture.height, picture.width, channels)
+
+
+def _unpacked(content: bytearray, mode: str, layout: str) -> NDArray[np.uint8]:
+    picture = PngImagePlugin.PngImageFile(io.BytesIO(content))
+    picture._mode, picture.tile = mode, [tile._replace(args=layout) for tile in picture.tile]
+    return np.array(picture)
+
+
+def _tiff(content: bytearray) -> NDArray[Any]:
+    """The first image of the file, its channels from samples, planes or pages."""
+    try:
+        import tifffile
+    except ImportError as error:
+        raise DsslError(
+            "reading TIFF with --channels or --range needs tifffile: pip install 'dssl[science]'"
+        ) from error
+    # it logs oddities without naming the file; whatever matters is raised, and named
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        if file.pages.first.photometric == tifffile.PHOTOMETRIC.PALETTE:
+            raise ValueError("a TIFF with a palette: expected gray, colour or channels")
+        series = file.series[0]
+        if any(page is None for page in series.pages):
+            raise ValueError("some of its channels are in other files (multi-file OME-TIFF): write them into one file")
+        _check(series.shape, np.dtype(series.dtype))
+        named = dict(zip(series.axes, series.shape, strict=True))
+        check_size(named.get("X", 0), named.get("Y", 0))
+        long = [place for place, size in enumerate(series.shape) if size > 1 or series.axes[place] in "YX"]
+        axes = "".join(series.axes[place] for place in long)
+        if "Y" not in axes or "X" not in axes or len(axes) > 3:
+            raise ValueError(
+                f"axes {series.axes} of {series.shape}: expected height, width and at most one of channels"
+            )
+        values: NDArray[Any] = series.asarray().reshape([series.shape[place] for place in long])
+    order = [axes.index("Y"), axes.index("X"), *(place for place, name in enumerate(axes) if name not in "YX")]
+    return values.transpose(order) if len(axes) == 3 else values.transpose(order)[:, :, None]

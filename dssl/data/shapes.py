@@ -123,10 +123,7 @@ def _plan(indices: NDArray[np.int64], drawing: Drawing) -> tuple[NDArray[np.floa
     objects[:, 0, COLOUR : COLOUR + 3] = _GROUND
     objects[..., TEXTURE] = np.floor(4 * draws[..., 11])
     wave, pitch = 2 * np.pi * draws[..., 12], 1 / (1.5 + 4 * draws[..., 13])
-    objects[..., WAVE_X], objects[..., WAVE_Y] = (
-        np.round(pitch * np.cos(wave), 6),
-        np.round(pitch * np.sin(wave), 6),
-    )
+    objects[..., WAVE_X], objects[..., WAVE_Y] = (np.round(pitch * np.cos(wave), 6), np.round(pitch * np.sin(wave), 6))
     objects[..., PHASE] = 2 * draws[..., 14]
     objects[:, 0, TEXTURE] = SOLID
     if drawing == "figures":

@@ -1,73 +1,254 @@
-"""What tar and Parquet shards share: one index for all of them, built in parallel and kept, labels, and reading in groups."""
+"""What tar and Parquet shards share: how they are found (a folder, a text list, a pattern as in a shell), one index for all of
+them, built in parallel and kept, labels, and reading in groups.
+"""
 
 from __future__ import annotations
 
+import codecs
+import glob
 import itertools
+import json
 import os
+import re
+import threading
 import time
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dssl.data.decode import UnreadableImage, decode_contents
-from dssl.data.find import Found
-from dssl.data.index import RECORD, YOUNG, Index, fingerprint, kept_index
+from dssl.data.folder import TEST, Splits, visible
+from dssl.data.index import RECORD, YOUNG, Index, classes_of, fingerprint, kept_index
+from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
-from dssl.data.source import Source, size_and_time, stamp_of
+from dssl.data.source import NoSplitError, Source, Split, stamp_of
 from dssl.errors import DsslError
 from dssl.files import printable
+from dssl.types import Image
 
-if TYPE_CHECKING:
-    from dssl.types import Image
+K = TypeVar("K")
+V = TypeVar("V")
+SHARDS = (".tar", ".parquet")
+COMPRESSED = (
+    "reading one image would mean decompressing all before it; decompress the file (images are compressed already, so it "
+    "hardly grows)"
+)
+"""Why a compressed tar is refused."""
+_COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+COPY = "packed.json"
+"""In a folder that `dssl data pack` fills: the fingerprint of each split's source, and whether the copy is complete."""
+_COUNTED = re.compile(r"-(\d+)-of-(\d+)\.\w+$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The shards of one split; ``train`` are those whose classes count, where they are others."""
+
+    name: str
+    paths: tuple[bytes, ...]
+    train: tuple[bytes, ...] | None = None
+    columns: str = ""
+    """Of Parquet: image=COLUMN,label=COLUMN, as given behind a #."""
+
+    @property
+    def kind(self) -> str:
+        """The ending that all of them have."""
+        kinds = {os.path.splitext(path)[1].lower().decode() for path in self.paths}  # noqa: PTH122 (bytes)
+        if len(kinds) > 1:
+            raise DsslError(f"{self.name}: both tar and Parquet files; name those of one kind")
+        return kinds.pop()
+
+
+def columns_in(text: str) -> tuple[str, str]:
+    """The text without the columns of Parquet behind a #, and these."""
+    place, _, columns = text.partition("#")
+    # not Path.exists, which fails for a name that no file can have
+    if os.path.exists(text) or not (place.endswith(".parquet") or os.path.exists(place)):  # noqa: PTH110 (a text)
+        return text, ""
+    return place, columns
+
+
+def find_shards(text: str, split: Split, *, columns: str = "") -> Found | None:
+    """The shards that a text means: a file, a text list or a pattern; None if it means something else."""
+    paths = _matching(text) if not os.path.exists(text) else _in_list(Path(text))  # noqa: PTH110 (a text)
+    if not paths:
+        return None
+    for path in paths:
+        _check_ending(path)
+    if split == "test":
+        raise NoSplitError(f"{printable(text)}: these shards have no test split: give those of the test images instead")
+    return Found(
+        name=printable(text), paths=tuple(os.path.realpath(os.fsencode(path)) for path in paths), columns=columns
+    )
+
+
+def _check_ending(path: str) -> None:
+    if path.lower().endswith(_COMPRESSED):
+        raise DsslError(f"{printable(path)}: compressed: {COMPRESSED}")
+    if not path.lower().endswith(SHARDS):
+        raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
+
+
+def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | None:
+    """The shards of a split in a folder: in train and val folders, in files so named, or all of them; None without any."""
+    root = splits.place if splits.test is None and split == "test" else splits.folder(split)
+    here = _listed(root)
+    if here is None:
+        return None
+    first: list[str] | None = None
+    if root != splits.place:
+        first = here if root == splits.train else _listed(splits.train)
+    else:
+        first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
+        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in TEST) if some), [])
+        if first and held:
+            here = first if split == "train" else held
+        elif split == "test":
+            raise NoSplitError(
+                f"{printable(root)}: no test split: expected the folders train and val (or test) in it, or shards "
+                "whose names begin with train- and test-"
+            )
+        else:
+            first = None
+    _check_complete(root, here)
+    paths = tuple(os.path.realpath(os.fsencode(root / name)) for name in here)
+    others = None
+    if split == "test" and first is not None:
+        others = tuple(os.path.realpath(os.fsencode(splits.train / name)) for name in first)
+    return Found(name=printable(root), paths=paths, train=others, columns=columns)
+
+
+def _listed(folder: Path) -> list[str] | None:
+    """The names of the shards in a folder, sorted; None where it holds images or other folders, or no shard."""
+    try:
+        folders, images = visible(folder)
+        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except OSError:
+        return None
+    if folders or images:
+        return None
+    check_copy(folder)
+    for name in names:
+        if name.lower().endswith(_COMPRESSED):
+            _check_ending(str(folder / name))
+    return sorted(name for name in names if name.lower().endswith(SHARDS)) or None
+
+
+def copy_record(folder: Path) -> dict[str, Any]:
+    """What `dssl data pack` has noted in a folder; empty if it has not been there."""
+    try:
+        record = json.loads((folder / COPY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def check_copy(folder: Path) -> None:
+    """A copy that was interrupted, perhaps between its splits, is an error."""
+    if copy_record(folder).get("complete") is False:
+        raise DsslError(f"{printable(folder)}: an incomplete packed copy; the same `dssl data pack` starts it over")
+
+
+def _check_complete(folder: Path, names: list[str]) -> None:
+    """Where names count themselves, as in train-00003-of-00012.tar, all of them must be there."""
+    found = [match for name in names if (match := _COUNTED.search(name))]
+    if len(found) != len(names) or len({match[2] for match in found}) != 1:
+        return
+    missing = sorted(set(range(int(found[0][2]))) - {int(match[1]) for match in found})
+    if missing:
+        raise DsslError(
+            f"{printable(folder)}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
+            f"{missing[0]}; to use the others alone, name them: '{printable(folder)}/*{Path(names[0]).suffix}'"
+        )
+
+
+def _in_list(place: Path) -> list[str]:
+    """The shards in a text list, or the one shard that this is; empty where it lists something else."""
+    if place.name.lower().endswith(SHARDS + _COMPRESSED):
+        return [str(place)]
+    if not place.is_file():
+        return []
+    endings = tuple(ending.encode() for ending in SHARDS + _COMPRESSED)
+    try:
+        with place.open("rb") as file:
+            if not file.readline(1 << 16).strip().lower().endswith(endings):
+                return []
+        lines = [line.strip() for line in place.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")]
+    except OSError:
+        return []
+    return [os.fsdecode(os.path.join(os.fsencode(place.parent), line)) for line in lines if line]  # noqa: PTH118 (bytes)
+
+
+def _matching(text: str) -> list[str]:
+    """The paths of a pattern with braces, {000..127} or {train,extra}, and the wildcards of a shell."""
+    if not re.search(r"[{*?[]", text):
+        return []
+    paths: list[str] = []
+    for one in _braces(text):
+        found = sorted(glob.glob(one)) if glob.has_magic(one) else [one]  # noqa: PTH207 (a text, perhaps absolute)
+        if not found:
+            raise DsslError(f"data {printable(one)!r}: no file matches this pattern")
+        paths += found
+    return paths
+
+
+def _braces(text: str) -> list[str]:
+    """What bash makes of braces."""
+    match = re.search(r"\{([^{}]*)\}", text)
+    if match is None:
+        return [text]
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    if numbers is not None:
+        first, last = int(numbers[1]), int(numbers[2])
+        if abs(last - first) >= 1_000_000:
+            raise DsslError(f"data {printable(text)!r}: more than a million shards")
+        width = max(map(len, numbers.groups())) if any(n[0] == "0" and len(n) > 1 for n in numbers.groups()) else 0
+        step = 1 if last >= first else -1
+        parts = [f"{number:0{width}d}" for number in range(first, last + step, step)]
+    else:
+        parts = match[1].split(",")
+    return [
+        *itertools.chain.from_iterable(_braces(text[: match.start()] + part + text[match.end() :]) for part in parts)
+    ]
 
 
 class Shards(Source):
     """The images of shards, in the order of their index; the kinds of shards differ in how they find the bytes of one."""
 
     def __init__(
-        self,
-        shards: Found,
-        opened: Callable[[tuple[bytes, ...]], Index],
-        *,
-        channels: int,
-        value_range: Range | None,
-    ) -> None:
+        self, shards: Found, scan: Callable[[bytes], Scanned], *, version: tuple[bytes, ...], sized: bool,
+        channels: int, value_range: Range | None,
+    ) -> None:  # fmt: skip
+        opened = partial(_open_shards, scan=scan, version=version, sized=sized)
         self.index = opened(shards.paths)
         if len(self.index) == 0:
             raise DsslError(_why_empty(shards, self.index))
         train = self.index if shards.train is None else opened(shards.train)
-        self.classes, self.labels = _classes_of(self.index, train, shards.name)
+        self.classes, self.labels = classes_of(self.index, train, shards.name, "is not in the training split")
         self.fingerprint = self.index.fingerprint
         self.skipped = self.index.skipped_paths()
         self._channels, self.value_range = channels, value_range
-        self._stamp: str | None = None
 
     def __len__(self) -> int:
-        """The number of images."""
         return len(self.index)
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
-        """Of all shards, whichever hold these images, as they were when it was first asked for."""
-        if self._stamp is None:
-            files = map(self.index.container, range(len(self.index.containers)))
-            self._stamp = stamp_of(map(size_and_time, files))
-        return self._stamp
+        """Of all shards, whichever hold these images, as they were when they were opened."""
+        return stamp_of(zip(self.index.lengths, self.index.times, strict=True))
 
     def image(self, index: int) -> Image:
-        """One image, decoded."""
         (image,) = self.read([index])
         if isinstance(image, UnreadableImage):
             raise image
         return image
 
     def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:
-        """Several images, decoded together; an unreadable one is its error."""
         return decode_contents(
             ((self.index.path(index), partial(self.content, index)) for index in indices),
             channels=self._channels,
@@ -81,6 +262,29 @@ class Shards(Source):
     def label_of(self, index: int) -> str:
         """The path of the shard below their folder and the name in it, printable."""
         return printable(self.index.relative(index))
+
+
+class Recent(Generic[K, V]):
+    """The `keep` values that were asked for last, each loaded by one thread while others wait for it."""
+
+    def __init__(self, load: Callable[[K], V], *, keep: int) -> None:
+        self._load, self.keep = load, keep
+        self.loads = 0
+        """How many values have been loaded."""
+        self._entries: OrderedDict[K, tuple[threading.Lock, list[V]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def at(self, key: K) -> V:
+        with self._lock:
+            lock, loaded = self._entries.setdefault(key, (threading.Lock(), []))
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.keep:
+                self._entries.popitem(last=False)
+        with lock:
+            if not loaded:
+                loaded.append(self._load(key))
+                self.loads += 1
+        return loaded[0]
 
 
 def check_unchanged(status: os.stat_result, index: Index, container: int) -> None:
@@ -103,47 +307,31 @@ class Scanned:
     ignored: int = 0
 
 
-def open_shards(
-    paths: tuple[bytes, ...],
-    scan: Callable[[bytes], Scanned],
-    *,
-    options: tuple[bytes, ...] = (),
-    sized: bool = True,
-    threads: int = 8,
+def _open_shards(
+    paths: tuple[bytes, ...], *, scan: Callable[[bytes], Scanned], version: tuple[bytes, ...], sized: bool
 ) -> Index:
     """The index of shards, from the cache or by scanning several at a time.
 
-    `options` tell one way to scan the same shards from another. Where the sizes of images are not known (not `sized`), the
+    `version` tells one way to scan the same shards from another. Where the sizes of images are not known (not `sized`), the
     fingerprint covers the lengths of the shards instead.
     """
-    root, shards = _common_root(paths)
-
-    def scan_all() -> Index:
-        started = time.time_ns()
-        with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="dssl-scan") as pool:
-            found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
-        marks = [b"%s\0%d" % (shard, one.length) for shard, one in zip(shards, found, strict=True)]
-        return _assemble(root, shards, found, started=started, marks=None if sized else marks)
-
-    return kept_index(root, scan_all, shards=shards, options=options)
-
-
-def _common_root(paths: tuple[bytes, ...]) -> tuple[bytes, tuple[bytes, ...]]:
-    """The folder that holds all shards, and their paths below it."""
     root = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120 (bytes)
     shards = tuple(os.path.relpath(path, root) for path in paths)
     if len(set(shards)) < len(shards):
         twice = next(path for path in shards if shards.count(path) > 1)
         raise DsslError(f"{printable(twice)}: the shard is given twice")
-    return root, shards
+    return kept_index(root, lambda: _scan_all(root, shards, scan, sized=sized), shards=shards, options=version)
 
 
-def _assemble(
-    root: bytes, shards: tuple[bytes, ...], found: list[Scanned], *, started: int, marks: list[bytes] | None = None
-) -> Index:
-    """One index of what was found in all shards; `marks` identify them where their names and the sizes of images do not."""
+def _scan_all(root: bytes, shards: tuple[bytes, ...], scan: Callable[[bytes], Scanned], *, sized: bool) -> Index:
+    started = time.time_ns()
+    with thread_pool(8, "dssl-scan") as pool:
+        found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
+    named = [*zip(shards, found, strict=True)]
     counts = [len(shard.names) for shard in found]
-    classes = _sorted_classes({label for shard in found for label in shard.labels if label is not None})
+    labels = {label for shard in found for label in shard.labels if label is not None}
+    # numbers in the order of numbers, anything else in that of bytes
+    classes = sorted(labels, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, labels)) else sorted(labels)
     number: dict[bytes | None, int] = {name: place for place, name in enumerate(classes)}
     records = np.zeros(sum(counts), RECORD)
     records["container"] = np.repeat(np.arange(len(shards)), counts)
@@ -152,6 +340,7 @@ def _assemble(
     records["size"] = np.concatenate([np.array(shard.sizes, np.int64) for shard in found])
     records["name_end"] = np.cumsum([len(name) for shard in found for name in shard.names])
     names = b"".join(itertools.chain.from_iterable(shard.names for shard in found))
+    marks = [path if sized else b"%s\0%d" % (path, shard.length) for path, shard in named]
     return Index(
         root=root,
         containers=[*shards],
@@ -160,34 +349,11 @@ def _assemble(
         classes=classes,
         records=records,
         names=np.frombuffer(names, np.uint8),
-        skipped=[
-            (b"%s/%s" % (path, name), why)
-            for path, shard in zip(shards, found, strict=True)
-            for name, why in shard.skipped
-        ],
+        skipped=[(b"%s/%s" % (path, name), why) for path, shard in named for name, why in shard.skipped],
         ignored=sum(shard.ignored for shard in found),
-        fingerprint=fingerprint(marks or [*shards], names, records),
+        fingerprint=fingerprint(marks, names, records),
         reusable=not any(shard.time >= started - YOUNG for shard in found),
     )
-
-
-def _sorted_classes(names: set[bytes]) -> list[bytes]:
-    """Numbers in the order of numbers, anything else in that of bytes."""
-    return sorted(names, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, names)) else sorted(names)
-
-
-def _classes_of(index: Index, train: Index, name: str) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
-    """Class names and the label of each image, counted as in the training split; None and None where some image has none."""
-    labels: NDArray[np.int64] = index.records["label"].astype(np.int64)
-    if (labels < 0).any():
-        return None, None
-    if train.classes != index.classes:
-        number = {one: place for place, one in enumerate(train.classes)}
-        for one in index.classes:
-            if one not in number:
-                raise DsslError(f"{name}: the class {printable(one)!r} is not in the training split")
-        labels = np.array([number[one] for one in index.classes])[labels]
-    return tuple(printable(one) for one in train.classes), labels
 
 
 def _why_empty(shards: Found, index: Index) -> str:

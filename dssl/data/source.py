@@ -6,17 +6,15 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import UnreadableImage
+from dssl.data.scale import Range
 from dssl.errors import DsslError
-
-if TYPE_CHECKING:
-    from dssl.data.scale import Range
-    from dssl.types import Image
+from dssl.types import Image
 
 Split = Literal["train", "test"]
 Shuffle = Literal["images", "shards"]
@@ -115,7 +113,6 @@ class InMemory(Source):
         return image
 
     def label_of(self, index: int) -> str:
-        """The caption and the number of the image."""
         return f"{self._caption} {index}"
 
 
@@ -131,11 +128,8 @@ class Subset(Source):
         self.labels = None if source.labels is None else source.labels[indices]
         self.classes, self.value_range, self.options = source.classes, source.value_range, source.options
         if source.shards is not None and (np.diff(indices) > 0).all():
-            self.shards, self.shuffle, self.window = (
-                np.searchsorted(indices, source.shards),
-                source.shuffle,
-                source.window,
-            )
+            self.shards = np.searchsorted(indices, source.shards)
+            self.shuffle, self.window = source.shuffle, source.window
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -144,7 +138,6 @@ class Subset(Source):
         return self.source.image(int(self.indices[index]))
 
     def label_of(self, index: int) -> str:
-        """What the source calls it."""
         return self.source.label_of(int(self.indices[index]))
 
     def read(self, indices: Sequence[int]) -> Iterator[Image | UnreadableImage]:

@@ -10,9 +10,7 @@ import functools
 import io
 import json
 import os
-import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, open_regular
-from dssl.data.find import COMPRESSED, Found
-from dssl.data.index import Index, endings_of, kind_option
+from dssl.data.index import endings_of, kind_option
 from dssl.data.scale import Range
-from dssl.data.shards import Scanned, Shards, check_unchanged, open_shards
+from dssl.data.shards import COMPRESSED, Found, Recent, Scanned, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -56,36 +53,25 @@ _LONG_NAME, _LONG_LINK, _EXTENDED, _SPARSE = b"L", b"K", (b"x", b"X"), b"S"
 class Tar(Shards):
     """The images in tar files, in the order of the files and of their members."""
 
-    def __init__(
-        self,
-        shards: Found,
-        *,
-        channels: int = 3,
-        value_range: Range | None = None,
-    ) -> None:
+    def __init__(self, shards: Found, *, channels: int = 3, value_range: Range | None = None) -> None:
         if shards.columns:
             raise DsslError(f"{shards.name}#{shards.columns}: tar files have no columns; only Parquet files do")
         photos = value_range is None
         scan = functools.partial(_scan, endings=endings_of(photos=photos))
-        options = (*kind_option(photos=photos), b"stems")  # the index of an earlier version may have other labels
-        super().__init__(
-            shards,
-            lambda paths: open_shards(paths, scan, options=options),
-            channels=channels,
-            value_range=value_range,
-        )
+        version = (*kind_option(photos=photos), b"stems")  # the index of an earlier version may have other labels
+        super().__init__(shards, scan, version=version, sized=True, channels=channels, value_range=value_range)
         count = len(shards.paths)
         self.name = f"{shards.name} ({len(self.index):,} images in {count:,} shard{'s' if count != 1 else ''})"
         self.shards = np.searchsorted(self.index.records["container"], np.arange(count + 1))
-        self._files = _Files(self.index)
+        index = self.index
+        self._files: Recent[int, _File] = Recent(lambda shard: _File(index.container(shard)), keep=_OPEN)
 
     def content(self, index: int) -> bytearray:
-        """The bytes of one image as they are in its shard."""
         record = self.index.records[index]
         size = int(record["size"])
         check_length(size)
         content = bytearray(size)
-        file = self._files.at(int(record["container"]))
+        file = self._file(int(record["container"]))
         if os.preadv(file.descriptor, [content], int(record["offset"])) < size:
             raise ValueError("the shard ends within it")
         return content
@@ -95,7 +81,13 @@ class Tar(Shards):
         if hasattr(os, "posix_fadvise"):
             for shard in shards.tolist():
                 with suppress(OSError, ValueError):  # who needs an image of it will say what is wrong
-                    os.posix_fadvise(self._files.at(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+                    os.posix_fadvise(self._file(shard).descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    def _file(self, shard: int) -> _File:
+        """A shard, open; one that has changed since it was indexed is an error."""
+        file = self._files.at(shard)
+        check_unchanged(os.fstat(file.descriptor), self.index, shard)
+        return file
 
 
 class _File:
@@ -107,29 +99,6 @@ class _File:
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
-
-
-class _Files:
-    """The shards that were used last, open; one that has changed since it was indexed is refused."""
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self._open: OrderedDict[int, _File] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def at(self, container: int) -> _File:
-        with self._lock:
-            file = self._open.get(container)
-            if file is not None:
-                self._open.move_to_end(container)
-        if file is None:
-            file = _File(self._index.container(container))
-            with self._lock:
-                self._open[container] = file
-                if len(self._open) > _OPEN:
-                    self._open.popitem(last=False)
-        check_unchanged(os.fstat(file.descriptor), self._index, container)
-        return file
 
 
 def _scan(path: bytes, *, endings: frozenset[bytes]) -> Scanned:

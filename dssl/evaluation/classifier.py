@@ -21,8 +21,7 @@ from dssl import loop, rng
 from dssl.augment import ViewMaker
 from dssl.config import CheckpointConfig, OptimizerConfig
 from dssl.data import Source
-from dssl.data.device import Batch, DeviceTransfer
-from dssl.data.loader import CROP_RATIO, Batches
+from dssl.data.loader import CROP_RATIO, Batch, Batches, DeviceTransfer
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation.result import frozen

@@ -51,9 +51,11 @@ class FeatureStore:
         if self.folder is None:
             return compute()
         text = self._about(source, about)
-        earlier = (text.replace(source.fingerprint, fingerprint) for fingerprint in source.earlier_fingerprints())
-        files = (_read(self.folder / _file_name(version), version) for version in (text, *earlier))
-        features = next((kept for kept in files if kept is not None), None)
+        features = _read(self.folder / _file_name(text), text)
+        if features is None:
+            earlier = (text.replace(source.fingerprint, fingerprint) for fingerprint in source.earlier_fingerprints())
+            files = (_read(self.folder / _file_name(version), version) for version in earlier)
+            features = next((kept for kept in files if kept is not None), None)
         if features is not None and features.unreadable:
             missing = np.setdiff1d(np.arange(len(source)), features.rows)
             features = None if source.any_readable(missing.tolist()) else features

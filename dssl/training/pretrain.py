@@ -14,9 +14,8 @@ from dssl.augment import BaseViewMaker
 from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import Precision, RunConfig
 from dssl.data import Quarantine, Source, check_sample
-from dssl.data.device import Batch, DeviceTransfer
 from dssl.data.folder import holds
-from dssl.data.loader import Batches
+from dssl.data.loader import Batch, Batches, DeviceTransfer
 from dssl.distributed import World
 from dssl.errors import DsslError
 from dssl.log import Log

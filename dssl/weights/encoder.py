@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from dssl.augment import Normalization
 from dssl.data import Source
-from dssl.data.device import DeviceTransfer
-from dssl.data.loader import EvaluationBatches
+from dssl.data.loader import DeviceTransfer, EvaluationBatches
 from dssl.data.quarantine import Quarantine
 from dssl.data.scale import Range
 from dssl.errors import DsslError

@@ -9,8 +9,7 @@ import torch
 
 from dssl.augment import IMAGENET, ViewMaker
 from dssl.data import open_source
-from dssl.data.device import CudaCopies, DeviceTransfer
-from dssl.data.loader import Batches
+from dssl.data.loader import Batches, CudaCopies, DeviceTransfer
 from dssl.data.pipeline import default_threads
 from dssl.graph import View
 

@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 
@@ -14,9 +15,8 @@ from PIL import Image
 from dssl import rng
 from dssl.augment import BaseViewMaker, ViewMaker
 from dssl.data import Quarantine, Source, UnreadableImage, check_sample, decode, jpeg, loader, open_source
-from dssl.data.device import Batch
-from dssl.data.loader import Batches
-from dssl.data.order import Order
+from dssl.data.loader import Batch, Batches
+from dssl.data.order import Order, order_of
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
 from dssl.graph import View
@@ -285,11 +285,17 @@ def loader_threads() -> int:
 
 def test_a_system_that_allows_no_more_threads_is_one_line(tmp_path):
     (tmp_path / "1.jpg").write_bytes(b"x")
+    for name in ("a.tar", "b.tar"):
+        with tarfile.open(tmp_path / name, "w") as shard:
+            shard.add(tmp_path / "1.jpg", "1.jpg")
+    shards = open_source(str(tmp_path / "a.tar"))
     running, size = threading.active_count(), threading.stack_size(1 << 46)  # more than there are addresses
     try:
         for start in (
             make,
             lambda: open_source(str(tmp_path)),
+            lambda: open_source(str(tmp_path / "b.tar")),
+            lambda: order_of(shards, batch_size=1, seed=0, shuffle="shards").at(0),
             lambda: check_sample(Numbers(50), seed=0, quarantine=Quarantine(Numbers(50))),
         ):
             with pytest.raises(DsslError, match="--threads"):

@@ -13,10 +13,8 @@ from PIL import Image
 
 from dssl.data import Quarantine, UnreadableImage, check_sample, measure, open_source
 from dssl.data.decode import read_image
-from dssl.data.packed import pack
-from dssl.data.scale import DEFAULT, Range, parse_range, scaled
-from dssl.data.values import read_values
-from dssl.data.write import write_shards
+from dssl.data.packed import pack, write_shards
+from dssl.data.scale import DEFAULT, Range, parse_range, read_values, scaled
 from dssl.errors import DsslError
 
 GENERATOR = np.random.default_rng(3)

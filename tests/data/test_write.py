@@ -14,9 +14,9 @@ from PIL import Image
 
 from dssl.commands.data import Arguments, run
 from dssl.data import Quarantine, UnreadableImage, open_source, parquet
-from dssl.data import write as module
+from dssl.data import packed as module
 from dssl.data.jpeg import decode_together
-from dssl.data.write import write_shards
+from dssl.data.packed import write_shards
 from dssl.errors import DsslError
 
 FORMATS = ["tar", pytest.param("parquet", marks=pytest.mark.filterwarnings("default"))]

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torchvision
 
-from dssl.data import Quarantine, Source, open_source, write
+from dssl.data import Quarantine, Source, open_source, packed
 from dssl.distributed import join_world
 from dssl.errors import DsslError
 from dssl.weights import checkpoint
@@ -104,7 +104,7 @@ def assert_two_are_as_one(method: str, folder: Path, *extra: str) -> None:
 def write_shards(source: Source, folder: Path, form: Literal["tar", "parquet"]) -> None:
     if form == "parquet":
         pytest.importorskip("pyarrow")
-    write.write_shards(source, folder, split="train", form=form, shard=12, quarantine=Quarantine(source))
+    packed.write_shards(source, folder, split="train", form=form, shard=12, quarantine=Quarantine(source))
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ from torch import nn
 
 from dssl.augment import CIFAR10
 from dssl.data import Quarantine, UnreadableImage, open_source
-from dssl.data.device import DeviceTransfer
-from dssl.data.loader import EvaluationBatches
+from dssl.data.loader import DeviceTransfer, EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.evaluation.store import FeatureStore

@@ -1,6 +1,7 @@
 """Features that are kept: taken again where they are those of the same images, encoder and crop, and else computed."""
 
 import dataclasses
+import os
 import re
 import shutil
 import subprocess
@@ -57,19 +58,40 @@ def test_damaged_or_foreign_features_are_computed_again(new_benchmark: Callable[
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize("against", [(), ("--against", "untrained")])
+@pytest.mark.parametrize(
+    ("layout", "against"),
+    [
+        ("lists", ()),
+        ("lists", ("--against", "untrained")),
+        ("folders", ("--against", "untrained")),
+        ("folders without a cache", ()),
+    ],
+)
 def test_with_kept_features_no_image_is_opened_and_each_is_looked_at_once(
-    run_folder: Callable[..., Path], tmp_path: Path, against: tuple[str, ...]
+    run_folder: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+    against: tuple[str, ...],
 ) -> None:
     """What the kernel was asked, of a second evaluation."""
+    if layout == "folders without a cache":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     for split, count in (("train", 40), ("test", 20)):
         shapes, lines = Shapes(count, split="train" if split == "train" else "test"), []
         for index in range(count):
-            Pillow.fromarray(shapes.image(index)).save(tmp_path / f"{split}-{index}.png")
-            lines.append(f"{split}-{index}.png\t{'ab'[index % 2]}\n")
+            path = tmp_path / "data" / split / "ab"[index % 2] / f"{split}-{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Pillow.fromarray(shapes.image(index)).save(path)
+            lines.append(f"{path}\t{'ab'[index % 2]}\n")
         (tmp_path / f"{split}.txt").write_text("".join(lines))
-    words = [sys.executable, "-m", "dssl", "evaluate", str(run_folder()), "--data", str(tmp_path / "train.txt")]
-    words += ["--test", str(tmp_path / "test.txt"), "--no-page", "--threads", "1", "--device", "cpu", *against]
+    for folder in (tmp_path / "data").rglob("**/"):
+        os.utime(folder, (0, 0))  # long ago, so that an index may be kept
+    words = [sys.executable, "-m", "dssl", "evaluate", str(run_folder()), "--data"]
+    lists = [str(tmp_path / "train.txt"), "--test", str(tmp_path / "test.txt")]
+    words += lists if layout == "lists" else [str(tmp_path / "data")]
+    words += ["--no-page", "--threads", "1", "--device", "cpu", *against]
     subprocess.run(words, check=True, capture_output=True)
     trace = tmp_path / "calls"
     subprocess.run(["strace", "-f", "-qq", "-e", "trace=%file", "-o", trace, *words], check=True, capture_output=True)

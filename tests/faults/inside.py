@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from dssl.cli import main
-from dssl.data.device import Batch
-from dssl.data.loader import Batches
+from dssl.data.loader import Batch, Batches
 from tests.faults.processes import command
 
 

@@ -10,8 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dssl.data.device import Batch
-from dssl.data.loader import Batches
+from dssl.data.loader import Batch, Batches
 from dssl.objective import Objective
 from dssl.weights import checkpoint
 from tests.faults.conftest import Tally

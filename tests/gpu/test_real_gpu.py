@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from dssl import Objective, named_graph
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.data import open_source
-from dssl.data.device import DeviceTransfer
-from dssl.data.loader import Batches
+from dssl.data.loader import Batches, DeviceTransfer
 from dssl.optim import build_optimizer
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.recipes import recipe
