@@ -173,6 +173,7 @@ def _curves(measured: Robustness, others: Others) -> Plot:
                     label = name if style == "-" else None
                     axes.plot((0, *SEVERITIES), points, style, color=SERIES[number], linewidth=2, label=label)
             axes.axhline(100 / measured.classes, color=COLORS["muted"], linewidth=1, linestyle=(0, (2, 3)))
+            axes.set_ylim(0, None)
             axes.set_xlabel("severity (0: clean)")
             axes.set_xticks((0, *SEVERITIES))
             axes.grid(axis="y", linewidth=0.8)
