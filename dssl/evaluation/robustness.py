@@ -20,7 +20,7 @@ from dssl.data.device import DeviceTransfer
 from dssl.data.loader import CROP_RATIO, EvaluationBatches, centre_crop
 from dssl.data.pipeline import thread_count
 from dssl.errors import DsslError, memory_for, one_line
-from dssl.evaluation.comparison import LEVEL
+from dssl.evaluation.comparison import FEWEST, LEVEL
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import NEIGHBOURS, TEMPERATURE, Benchmark
@@ -58,6 +58,8 @@ class Difference:
     """The other's accuracy in percent."""
     after: float
     interval: tuple[float, float]
+    changed: int
+    """Images that differ in at least one condition."""
 
     @property
     def difference(self) -> float:
@@ -65,7 +67,10 @@ class Difference:
 
     @property
     def verdict(self) -> str:
+        """``better`` or ``worse`` if the interval excludes zero and enough images differ, else ``no difference shown``."""
         low, high = self.interval
+        if self.changed < FEWEST:
+            return "no difference shown"
         return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
 
 
@@ -132,11 +137,14 @@ class Robustness:
 
     def against(self, other: "Robustness", protocol: str) -> dict[str, Difference]:
         """Every set beside the other's, image by image: the same images are drawn for both."""
-        if not np.array_equal(self.images, other.images) or self.kinds != other.kinds:
+        test, other_test = (encoder.protocol.get("test_fingerprint") for encoder in (self, other))
+        if test != other_test or not np.array_equal(self.images, other.images) or self.kinds != other.kinds:
             raise DsslError(
-                f"{len(self.images)} and {len(other.images)} images under {len(self.kinds)} and {len(other.kinds)} kinds of "
-                "corruption: expected the same in both; measure them with the same settings"
+                f"{len(self.images)} and {len(other.images)} test images under {len(self.kinds)} and {len(other.kinds)} kinds "
+                "of corruption: expected the same images and kinds; measure both with the same --data and settings"
             )
+        if protocol not in other.right:
+            raise DsslError(f"{protocol} was not measured of both encoders, only {', '.join(other.right)} of the other")
         sets = self.sets()
         after, before = (encoder.scores(protocol, sets.values()) for encoder in (self, other))
         drawn = resampled(after - before)
@@ -145,6 +153,7 @@ class Robustness:
                 before=float(before[:, place].mean()),
                 after=float(after[:, place].mean()),
                 interval=_interval(drawn[:, place]),
+                changed=int((after[:, place] != before[:, place]).sum()),
             )
             for place, name in enumerate(sets)
         }

@@ -2,19 +2,18 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dssl.augment import KINDS, SEVERITIES
 from dssl.data.loader import centre_crop
-from dssl.evaluation.comparison import WORDS
 from dssl.evaluation.protocols import Benchmark
 from dssl.evaluation.robustness import FAMILIARITIES, GROUPS, CorruptedImages, Difference, Measure, Robustness
 from dssl.report import figures, page
+from dssl.report.comparison import COLOURS, called
 from dssl.report.figures import COLORS, SERIES, Plot
-from dssl.report.page import Colour
 from dssl.report.pictures import Picture, picture
 from dssl.text import columns
 from dssl.version import VERSION
@@ -23,7 +22,6 @@ Others = Mapping[str, Robustness]
 """The encoders to compare with, by what they are called."""
 
 _EXAMPLES = ("gaussian-noise", "motion", "fog", "pixelate", "jpeg", "rotation")
-_COLOURS: dict[str, Colour] = {"better": "good", "worse": "bad", "no difference shown": "neutral"}
 _HEADS = ("clean", "corrupted", *GROUPS, *FAMILIARITIES)
 """The sets of conditions that stand above the kinds in a table."""
 
@@ -60,7 +58,7 @@ def summary(measured: Robustness, others: Others) -> str:
         rows.append((name, *cells, _about(measured, name)))
     lines = columns(rows, align="<>>>>>>")
     for word, other in others.items():
-        lines += ["", f"against {_called(word)}"]
+        lines += ["", f"against {called(word)}"]
         by_protocol = {protocol: measured.against(other, protocol) for protocol in tables}
         rows = [("", *(text for protocol in tables for text in ("other", "this", f"{protocol}", "95 % interval", "")))]
         for name in (head for head in _HEADS if head in sets):
@@ -93,19 +91,7 @@ def html(
             (name, _about(measured, name), [cell for table in tables.values() for cell in _cells(table[name])])
             for name in heads
         ],
-        "sections": [
-            {
-                "called": _called(word),
-                "weights": other.protocol["checkpoint"]["weights"],
-                "same_pixels": other.protocol["pixels_sha256"] == measured.protocol["pixels_sha256"],
-                "rows": [
-                    (name, [(*_difference(row)[:4], row.verdict, _COLOURS[row.verdict]) for row in rows])
-                    for name in (*heads, *measured.kinds)
-                    if (rows := [measured.against(other, protocol)[name] for protocol in tables])
-                ],
-            }
-            for word, other in others.items()
-        ],
+        "sections": [_section(word, measured, other, (*heads, *measured.kinds)) for word, other in others.items()],
         "curves": _curves(measured, others),
         "kinds": [
             {
@@ -130,6 +116,18 @@ def html(
     return page.render("robustness.html", title=f"Under corruption: {benchmark.test.name}", context=context)
 
 
+def _section(word: str, measured: Robustness, other: Robustness, names: Sequence[str]) -> dict[str, object]:
+    tables = [measured.against(other, protocol) for protocol in measured.right]
+    return {
+        "called": called(word),
+        "weights": other.protocol["checkpoint"]["weights"],
+        "same_pixels": other.protocol["pixels_sha256"] == measured.protocol["pixels_sha256"],
+        "rows": [
+            (name, [(*_difference(table[name]), COLOURS[table[name].verdict]) for table in tables]) for name in names
+        ],
+    }
+
+
 def _about(measured: Robustness, name: str) -> str:
     """The group of a kind and whether it was seen; for a set of kinds, how many."""
     if name in measured.familiarity:
@@ -148,10 +146,6 @@ def _cells(measure: Measure) -> tuple[str, str, str]:
 def _difference(row: Difference) -> tuple[str, str, str, str, str]:
     interval = "{:+.1f} to {:+.1f}".format(*row.interval)
     return f"{row.before:.1f}", f"{row.after:.1f}", f"{row.difference:+.1f}", interval, row.verdict
-
-
-def _called(word: str) -> str:
-    return f"{word}: {WORDS[word]}" if word in WORDS else word
 
 
 def _curves(measured: Robustness, others: Others) -> Plot:

@@ -149,8 +149,20 @@ def test_differences_are_paired_by_image() -> None:
     assert theirs.against(ours, "p")["corrupted"].verdict == "worse"
     same = ours.against(ours, "p")["noise"]
     assert (same.difference, same.interval, same.verdict) == (0, (0, 0), "no difference shown")
-    with pytest.raises(DsslError):
-        ours.against(drawn(2, images=10), "p")
+    for other in (drawn(2, images=10), dataclasses.replace(theirs, protocol={"test_fingerprint": "another"})):
+        with pytest.raises(DsslError):
+            ours.against(other, "p")
+
+
+def test_a_few_images_show_no_difference() -> None:
+    ours = drawn(1)
+    fewer = {count: ours.right["p"].copy() for count in (5, 6)}
+    for count, right in fewer.items():
+        ours.right["p"][:, :count], right[:, :count] = True, False
+        row = ours.against(dataclasses.replace(ours, right={"p": right}), "p")["corrupted"]
+        assert row.interval[0] > 0
+        assert row.changed == count
+        assert row.verdict == ("better" if count == 6 else "no difference shown")
 
 
 def test_resampling_is_repeatable_and_of_whole_images() -> None:
