@@ -78,12 +78,12 @@ def corrupt_images(
 
 
 def kinds_seen(policies: Sequence[str] | str) -> dict[str, Familiarity]:
-    """For each kind of corruption: is the same operation in one of the policies, another of its group, or neither?"""
+    """For each kind of corruption: is the same operation in one of the policies, another of its family, or neither?"""
     texts = [policies] if isinstance(policies, str) else policies
     kinds = {kind for text in texts for part in parts(parse(text)) for kind in _kinds_of(part)}
-    groups = {KINDS[kind].group for kind in kinds}
+    families = {KINDS[kind].family for kind in kinds}
     return {
-        name: "seen" if name in kinds else "similar" if kind.group in groups else "unseen"
+        name: "seen" if name in kinds else "similar" if kind.family in families else "unseen"
         for name, kind in KINDS.items()
     }
 

@@ -33,6 +33,13 @@ class Kind:
     sign: Sign = "none"
 
     @property
+    def family(self) -> str:
+        """Kinds that look alike: ``noise``, ``blur``, ``light`` (fog, brightness, contrast, saturate), or the kind alone."""
+        if self.group in ("noise", "blur"):
+            return self.group
+        return "light" if self.name in ("fog", "brightness", "contrast", "saturate") else self.name
+
+    @property
     def needs_colour(self) -> bool:
         """Whether it means nothing for channels that are not red, green and blue (or gray)."""
         return self.kernel in NEED_COLOUR

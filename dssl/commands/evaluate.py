@@ -49,6 +49,13 @@ class Arguments(WeightsArguments):
     """Seed of splits and training; it does not affect the encoder."""
     against: tuple[str, ...] | None = None
     """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run or a file of weights."""
+    corruptions: bool = False
+    """Instead, measure linear probe and kNN on corrupted test images: 15 kinds at 5 severities, and geometry; with --against
+    also the differences."""
+    corrupted: str | None = None
+    """The same with the corrupted images of cifar10c:FOLDER, the official CIFAR-10-C files, for the kinds that it has."""
+    corruption_images: int = 2_000
+    """Test images for --corruptions, at most; which ones does not depend on the encoder or the seed."""
     epochs: int | None = None
     """Override the epochs of the trained protocols, for quick trials; recorded with the result."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -64,7 +71,7 @@ def run(arguments: Arguments) -> int:
     from dssl.evaluation.protocols import chosen_protocols
 
     protocols = chosen_protocols(arguments.protocols)
-    check_counts(arguments, ("image_size", "epochs", "threads"))
+    check_counts(arguments, ("image_size", "epochs", "threads", "corruption_images"))
     if arguments.against == ():
         raise DsslError(
             "--against is empty: expected imagenet, start, untrained, supervised, a run or a file of weights"
@@ -90,6 +97,8 @@ def run(arguments: Arguments) -> int:
     store = FeatureStore(encoder, folder=out / "features")
     train, test = _opened(data, arguments.test, encoder)
     benchmark = Benchmark.of(store, train, test, seed=arguments.seed, epochs=arguments.epochs, folder=out)
+    if arguments.corruptions or arguments.corrupted is not None:
+        return _corrupt(arguments, benchmark, data=data, begun=begun)
     if arguments.against is not None:
         return _compare(arguments, benchmark, protocols, data=data, begun=begun)
     policy = (encoder.header.get("config") or {}).get("standard")
@@ -112,15 +121,10 @@ def run(arguments: Arguments) -> int:
 def _compare(
     arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, begun: float
 ) -> int:
-    from dssl.evaluation.comparison import evaluate_against, open_other
+    from dssl.evaluation.comparison import evaluate_against
     from dssl.report import comparison as page
 
-    others = []
-    for word in arguments.against or ():
-        other = open_other(word, benchmark.encoder, seed=arguments.seed)
-        if other is not None:
-            print(other.report)
-        others.append((word, other))
+    others = _others(arguments, benchmark)
     comparisons = evaluate_against(
         benchmark, others, protocols, reopen=lambda other: _opened(data, arguments.test, other), say=_say
     )
@@ -137,6 +141,52 @@ def _compare(
         print(target)
     print(f"{time.perf_counter() - begun:.1f} s")
     return 0
+
+
+def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, begun: float) -> int:
+    from dssl.evaluation.comparison import as_read_by
+    from dssl.evaluation.robustness import CorruptedImages, robustness
+    from dssl.report import robustness as page
+
+    others = _others(arguments, benchmark)
+    corrupted = CorruptedImages.open(arguments.corrupted, benchmark)
+    measured = robustness(benchmark, images=arguments.corruption_images, corrupted=corrupted)
+    against = {}
+    for word, other in others:
+        if other is None:
+            raise DsslError(
+                f"--against {word}: there are no weights yet; under corruption expected a run, a file or another word"
+            )
+        _say(f"against {word}")
+        theirs = as_read_by(other, benchmark, lambda encoder: _opened(data, arguments.test, encoder))
+        against[word] = robustness(
+            theirs, images=arguments.corruption_images, corrupted=corrupted, familiarity=measured.familiarity
+        )
+    assert benchmark.folder is not None
+    written = benchmark.folder / "robustness.json"
+    write_text(written, json.dumps(page.plain(measured, against), default=str) + "\n")
+    print(page.summary(measured, against))
+    print(f"\n{written}")
+    if arguments.page:
+        target = benchmark.folder / "robustness.html"
+        content = page.html(measured, against, benchmark, corrupted, command=command_line("evaluate", arguments))
+        write_text(target, content)
+        print(target)
+    print(f"{time.perf_counter() - begun:.1f} s")
+    return 0
+
+
+def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, Encoder | None]]":
+    """The encoders to compare with by the words for them; what was loaded is printed."""
+    from dssl.evaluation.comparison import open_other
+
+    others = []
+    for word in arguments.against or ():
+        other = open_other(word, benchmark.encoder, seed=arguments.seed)
+        if other is not None:
+            print(other.report)
+        others.append((word, other))
+    return others
 
 
 def _say(protocol: str) -> None:

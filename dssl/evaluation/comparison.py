@@ -296,7 +296,7 @@ def evaluate_against(
                 theirs = {name: by_share[share] for name, share in shares.items()}
                 weights = next(iter(theirs.values()))[0].name
             else:
-                same = _as_read_by(other, benchmark, reopen)
+                same = as_read_by(other, benchmark, reopen)
                 theirs = {name: _results(same, name, draws[name], say) for name in protocols}
                 weights = other.report
             rows = tuple(_row(benchmark, ours[name], theirs[name]) for name in protocols)
@@ -305,7 +305,7 @@ def evaluate_against(
     return comparisons
 
 
-def _as_read_by(other: Encoder, benchmark: Benchmark, reopen: Callable[[Encoder], tuple[Source, Source]]) -> Benchmark:
+def as_read_by(other: Encoder, benchmark: Benchmark, reopen: Callable[[Encoder], tuple[Source, Source]]) -> Benchmark:
     """The benchmark of B, with the images as it was trained on them: scaled from its range, with its channels."""
     own, train, test = benchmark.encoder, benchmark.train, benchmark.test
     if (other.channels, other.value_range) != (own.channels, own.value_range):

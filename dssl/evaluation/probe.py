@@ -223,3 +223,11 @@ def choose_strength(
         accuracies.append((strength, float(right)))
     best = max(accuracies, key=lambda pair: pair[1])
     return Choice(strength=best[0], accuracies=tuple(accuracies), held_out=len(judge))
+
+
+def fit(
+    features: Tensor, labels: Tensor, *, classes: int, seed: int, device: torch.device | None = None
+) -> tuple[Probe, Choice]:
+    """The probe of all features with the strength that a held-out part of them chose, and how it was chosen."""
+    choice = choose_strength(features, labels, classes=classes, seed=seed, device=device)
+    return Problem(features, labels, classes=classes, device=device).solve(choice.strength), choice

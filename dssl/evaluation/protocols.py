@@ -19,10 +19,9 @@ from dssl import rng
 from dssl.data import Source, Subset, require_labels
 from dssl.data.loader import CROP_RATIO
 from dssl.errors import DsslError, choices, memory_for
-from dssl.evaluation import classifier
+from dssl.evaluation import classifier, probe
 from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
-from dssl.evaluation.probe import Problem, choose_strength
 from dssl.evaluation.quality import Quality, quality
 from dssl.evaluation.result import Reference, Result, count_correct, frozen, references_for
 from dssl.evaluation.store import FeatureStore
@@ -167,10 +166,9 @@ def _probe(benchmark: Benchmark, share: float) -> list[Result]:
     if share < 1:
         rows = classifier.share_of_labels(labels.numpy(), share, seed=benchmark.seed)
         train, labels = train[rows], labels[rows]
-    choice = choose_strength(
+    solved, choice = probe.fit(
         train, labels, classes=len(benchmark.classes), seed=benchmark.seed, device=benchmark.device
     )
-    solved = Problem(train, labels, classes=len(benchmark.classes), device=benchmark.device).solve(choice.strength)
     protocol = {
         "kind": "linear",
         "solver": "L-BFGS to the optimum, on features of unaugmented images",

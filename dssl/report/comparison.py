@@ -13,7 +13,7 @@ from dssl.text import columns
 
 SHOWN = 12
 """Images that changed sides, of each kind."""
-_COLOURS: dict[str, Colour] = {"better": "good", "worse": "bad", "no difference shown": "neutral"}
+COLOURS: dict[str, Colour] = {"better": "good", "worse": "bad", "no difference shown": "neutral"}
 
 
 def summary(comparisons: Sequence[Against]) -> str:
@@ -25,7 +25,7 @@ def summary(comparisons: Sequence[Against]) -> str:
             about = row.comparison
             cells = (f"{about.before:.2f}", f"{about.after:.2f}", _difference(row), _interval(row), _p_value(row))
             rows.append((row.name, *cells, str(about.draws), about.verdict))
-        lines += ["", f"against {_called(against)}", *columns(rows, align="<>>>>>>")]
+        lines += ["", f"against {called(against.name)}", *columns(rows, align="<>>>>>>")]
     return "\n".join(lines[1:])
 
 
@@ -50,7 +50,7 @@ def html(comparisons: Sequence[Against], benchmark: Benchmark, *, command: str) 
 def _section(against: Against, benchmark: Benchmark) -> dict[str, object]:
     return {
         "name": against.name,
-        "called": _called(against),
+        "called": called(against.name),
         "weights": against.weights,
         "rows": [
             {
@@ -62,7 +62,7 @@ def _section(against: Against, benchmark: Benchmark) -> dict[str, object]:
                 "p": _p_value(row),
                 "sides": f"{row.comparison.won:,} / {row.comparison.lost:,}",
                 "verdict": row.comparison.verdict,
-                "colour": _COLOURS[row.comparison.verdict],
+                "colour": COLOURS[row.comparison.verdict],
                 "protocol": json.dumps(row.protocol, indent=1, sort_keys=True, default=str),
             }
             for row in against.rows
@@ -98,8 +98,9 @@ def _section(against: Against, benchmark: Benchmark) -> dict[str, object]:
     }
 
 
-def _called(against: Against) -> str:
-    return f"{against.name}: {WORDS[against.name]}" if against.name in WORDS else against.name
+def called(name: str) -> str:
+    """A name for an encoder to compare with, and what it means if it is a word."""
+    return f"{name}: {WORDS[name]}" if name in WORDS else name
 
 
 def _difference(row: Row) -> str:

@@ -87,15 +87,20 @@ def test_kinds_that_a_policy_shows() -> None:
         return {kind for kind, found in kinds_seen(policies).items() if found == state}
 
     assert those("seen", "corrupt") == {"gaussian-noise", "gaussian-blur", "jpeg", "contrast", "brightness"}
-    assert those("unseen", "corrupt") == {"rotation", "shift", "occlusion"}
+    assert those("unseen", "corrupt") == {"elastic", "pixelate", "rotation", "shift", "occlusion"}
+    assert those("similar", "corrupt") == {
+        "shot", "impulse", "speckle", "defocus", "motion", "zoom", "fog", "saturate",
+    }  # fmt: skip
+    assert those("similar", "jpeg(40)") == those("similar", "rotate(-9,9)") == set()
     assert those("seen", "crop > flip") == those("similar", "crop > flip") == set()
     assert those("seen", "standard > corruption(fog,2)") == {
         "brightness", "contrast", "saturate", "gaussian-blur", "fog",
     }  # fmt: skip
-    assert those("unseen", "standard", "ra(2,5)") == {"gaussian-noise", "shot", "impulse", "speckle"}
+    assert those("unseen", "standard", "ra(2,5)") == {
+        "gaussian-noise", "shot", "impulse", "speckle", "elastic", "pixelate", "jpeg",
+    }  # fmt: skip
     assert those("seen", "(noise(0.1) | rotate(-9,9))?0.5") == {"gaussian-noise", "rotation"}
     assert those("seen", "jitter(0.4,0,0,0.1)") == {"brightness"}
-    assert kinds_seen("corrupt")["shot"] == "similar"
     assert list(kinds_seen("flip")) == list(KINDS)
 
 

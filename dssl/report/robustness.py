@@ -1,0 +1,202 @@
+"""The page of ``dssl evaluate --corruptions``: accuracy under corruption, curves over severity, and what the images look like."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dssl.augment import KINDS, SEVERITIES
+from dssl.data.loader import centre_crop
+from dssl.evaluation.protocols import Benchmark
+from dssl.evaluation.robustness import FAMILIARITIES, GROUPS, CorruptedImages, Difference, Measure, Robustness
+from dssl.report import figures, page
+from dssl.report.comparison import COLOURS, called
+from dssl.report.figures import COLORS, SERIES, Plot
+from dssl.report.pictures import Picture, picture
+from dssl.text import columns
+from dssl.version import VERSION
+
+Others = Mapping[str, Robustness]
+"""The encoders to compare with, by what they are called."""
+
+_EXAMPLES = ("gaussian-noise", "motion", "fog", "pixelate", "jpeg", "rotation")
+_HEADS = ("clean", "corrupted", *GROUPS, *FAMILIARITIES)
+"""The sets of conditions that stand above the kinds in a table."""
+
+
+def plain(measured: Robustness, others: Others) -> dict[str, Any]:
+    """As JSON holds it."""
+    return {
+        "dssl_version": VERSION,
+        **measured.plain(),
+        "against": [
+            {
+                "against": name,
+                **other.plain(),
+                "differences": {
+                    protocol: {
+                        key: {**dataclasses.asdict(row), "difference": row.difference, "verdict": row.verdict}
+                        for key, row in measured.against(other, protocol).items()
+                    }
+                    for protocol in measured.right
+                },
+            }
+            for name, other in others.items()
+        ],
+    }
+
+
+def summary(measured: Robustness, others: Others) -> str:
+    """The numbers for a terminal."""
+    tables = {protocol: measured.measures(protocol) for protocol in measured.right}
+    sets = next(iter(tables.values()))
+    rows = [("", *(word for protocol in tables for word in (f"{protocol}, %", "95 % interval", "retention")), "kinds")]
+    for name in (*(head for head in _HEADS if head in sets), *measured.kinds):
+        cells = [cell for table in tables.values() for cell in _cells(table[name])]
+        rows.append((name, *cells, _about(measured, name)))
+    lines = columns(rows, align="<>>>>>>")
+    for word, other in others.items():
+        lines += ["", f"against {called(word)}"]
+        by_protocol = {protocol: measured.against(other, protocol) for protocol in tables}
+        rows = [("", *(text for protocol in tables for text in ("other", "this", f"{protocol}", "95 % interval", "")))]
+        for name in (head for head in _HEADS if head in sets):
+            cells = [cell for table in by_protocol.values() for cell in _difference(table[name])]
+            rows.append((name, *cells))
+        lines += columns(rows, align="<>>>><>>>><")
+    return "\n".join(lines)
+
+
+def html(
+    measured: Robustness, others: Others, benchmark: Benchmark, corrupted: CorruptedImages, *, command: str
+) -> str:
+    """The whole page."""
+    about = benchmark.encoder.protocol()
+    tables = {protocol: measured.measures(protocol) for protocol in measured.right}
+    sets = next(iter(tables.values()))
+    heads = [name for name in _HEADS if name in sets]
+    context = {
+        "name": benchmark.test.name,
+        "facts": [
+            ("encoder", f"{about['encoder']}, {about['image_size']} px"),
+            ("train images, clean", f"{measured.protocol['train_images']:,}"),
+            ("test images", f"{len(measured.images):,}"),
+            ("conditions", str(len(SEVERITIES) * len(measured.kinds))),
+            ("random guess", f"{100 / measured.classes:.1f} %"),
+        ],
+        "weights": about["weights"],
+        "protocols": list(tables),
+        "rows": [
+            (name, _about(measured, name), [cell for table in tables.values() for cell in _cells(table[name])])
+            for name in heads
+        ],
+        "sections": [_section(word, measured, other, (*heads, *measured.kinds)) for word, other in others.items()],
+        "curves": _curves(measured, others),
+        "kinds": [
+            {
+                "name": kind,
+                "group": KINDS[kind].group,
+                "familiarity": measured.familiarity[kind],
+                "official": kind in measured.official,
+                "cells": [
+                    (
+                        _cells(table[kind])[0],
+                        [f"{100 * rows[measured.row(kind, now)].mean():.1f}" for now in SEVERITIES],
+                    )
+                    for table, rows in ((tables[protocol], measured.right[protocol]) for protocol in tables)
+                ],
+            }
+            for kind in measured.kinds
+        ],
+        "examples": _examples(measured, benchmark, corrupted),
+        "protocol": json.dumps(measured.protocol, indent=1, sort_keys=True, default=str),
+        "command": command,
+    }
+    return page.render("robustness.html", title=f"Under corruption: {benchmark.test.name}", context=context)
+
+
+def _section(word: str, measured: Robustness, other: Robustness, names: Sequence[str]) -> dict[str, object]:
+    tables = [measured.against(other, protocol) for protocol in measured.right]
+    return {
+        "called": called(word),
+        "weights": other.protocol["checkpoint"]["weights"],
+        "same_pixels": other.protocol["pixels_sha256"] == measured.protocol["pixels_sha256"],
+        "rows": [
+            (name, [(*_difference(table[name]), COLOURS[table[name].verdict]) for table in tables]) for name in names
+        ],
+    }
+
+
+def _about(measured: Robustness, name: str) -> str:
+    """The group of a kind and whether it was seen; for a set of kinds, how many."""
+    if name in measured.familiarity:
+        return f"{KINDS[name].group}, {measured.familiarity[name]}"
+    if name == "clean":
+        return "–"
+    count = len(measured.sets()[name]) // len(SEVERITIES)
+    return f"{count}, outside the mean" if name == "geometry" else str(count)
+
+
+def _cells(measure: Measure) -> tuple[str, str, str]:
+    kept = "–" if measure.retention is None else f"{100 * measure.retention:.0f} %"
+    return f"{measure.accuracy:.1f}", "{:.1f} to {:.1f}".format(*measure.interval), kept
+
+
+def _difference(row: Difference) -> tuple[str, str, str, str, str]:
+    interval = "{:+.1f} to {:+.1f}".format(*row.interval)
+    return f"{row.before:.1f}", f"{row.after:.1f}", f"{row.difference:+.1f}", interval, row.verdict
+
+
+def _curves(measured: Robustness, others: Others) -> Plot:
+    """Accuracy over severity for each group, clean images at severity 0; the first other encoder is dashed."""
+    from matplotlib.figure import Figure
+
+    encoders = [(measured, "-"), *((other, "--") for other in list(others.values())[:1])]
+    groups = {name: [kind for kind in measured.kinds if KINDS[kind].group == name] for name in GROUPS}
+    with figures.styled():
+        figure = Figure(figsize=(14.5, 5.4), layout="constrained")
+        panels = figure.subplots(1, len(measured.right), sharey=True, squeeze=False)[0]
+        for axes, protocol in zip(panels, measured.right, strict=True):
+            axes.set_title(f"{protocol}, %", loc="left", fontsize=14, color=COLORS["ink"], pad=12)
+            for number, (name, kinds) in enumerate(groups.items()):
+                for encoder, style in encoders:
+                    right = encoder.right[protocol]
+                    rows = [[0], *([measured.row(kind, now) for kind in kinds] for now in SEVERITIES)]
+                    points = [100 * right[row].mean() for row in rows]
+                    label = name if style == "-" else None
+                    axes.plot((0, *SEVERITIES), points, style, color=SERIES[number], linewidth=2, label=label)
+            axes.axhline(100 / measured.classes, color=COLORS["muted"], linewidth=1, linestyle=(0, (2, 3)))
+            axes.set_ylim(0, None)
+            axes.set_xlabel("severity (0: clean)")
+            axes.set_xticks((0, *SEVERITIES))
+            axes.grid(axis="y", linewidth=0.8)
+            axes.set_axisbelow(True)
+        panels[0].legend(fontsize=13, ncols=len(groups) // 2)
+        description = "Accuracy over severity by group of corruptions"
+        svg = figures.to_svg(figure, name="severity", description=description)
+    dashed = f" Dashed: {next(iter(others))}." if others else ""
+    caption = f"Mean over the kinds of each group.{dashed} The dotted line is a random guess."
+    return Plot(svg=svg, description=description, caption=caption)
+
+
+def _examples(
+    measured: Robustness, benchmark: Benchmark, corrupted: CorruptedImages
+) -> list[tuple[str, list[Picture]]]:
+    """Two test images under a few kinds at severities 1, 3 and 5."""
+    indices = measured.images[[0, len(measured.images) // 2]]
+    size = benchmark.encoder.image_size
+    clean = np.stack([centre_crop(benchmark.test.image(int(index)), size=size) for index in indices])
+    rows = []
+    for kind in (kind for kind in _EXAMPLES if kind in measured.kinds):
+        images = {severity: corrupted.of(clean, indices, kind, severity) for severity in (1, 3, 5)}
+        pictures = []
+        for place, index in enumerate(indices):
+            shown = {"clean": clean[place]} | {f"severity {now}": images[now][place] for now in images}
+            about = benchmark.test.label_of(int(index))
+            pictures += [
+                picture(image, description=f"{about}, {kind}, {caption}", caption=caption)
+                for caption, image in shown.items()
+            ]
+        rows.append((kind, pictures))
+    return rows
