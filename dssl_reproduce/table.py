@@ -15,8 +15,7 @@ from dssl import text
 from dssl.errors import DsslError
 from dssl.graph import named_graph
 from dssl.report import page
-from dssl.report.page import COLORS
-from dssl.report.page import Colour
+from dssl.report.page import COLORS, Colour
 from dssl.report.run_report import series
 from dssl.training.health import COLLAPSED, PARTIAL
 from dssl_reproduce import outcome

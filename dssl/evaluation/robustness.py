@@ -16,8 +16,7 @@ from torch import Tensor
 from dssl import rng
 from dssl.augment import KINDS, SEVERITIES, corrupt_images, kinds_seen, meanings_of, parse, show
 from dssl.augment.corruptions import Familiarity
-from dssl.data.device import DeviceTransfer
-from dssl.data.loader import CROP_RATIO, EvaluationBatches, centre_crop
+from dssl.data.loader import CROP_RATIO, DeviceTransfer, EvaluationBatches, centre_crop
 from dssl.data.pipeline import thread_count
 from dssl.errors import DsslError, memory_for, one_line
 from dssl.evaluation.comparison import FEWEST, LEVEL
@@ -25,8 +24,8 @@ from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import NEIGHBOURS, TEMPERATURE, Benchmark
 from dssl.evaluation.result import frozen
+from dssl.graph import named_graph
 from dssl.models import evaluating, forward
-from dssl.presets import named_graph
 from dssl.weights.encoder import Encoder
 
 IMAGES, RESAMPLES = 2_000, 1_000

@@ -13,7 +13,7 @@ from dssl.evaluation.protocols import Benchmark
 from dssl.evaluation.robustness import FAMILIARITIES, GROUPS, CorruptedImages, Difference, Measure, Robustness
 from dssl.report import figures, page
 from dssl.report.comparison import COLOURS, called
-from dssl.report.figures import COLORS, SERIES, Plot
+from dssl.report.page import COLORS, SERIES, Plot
 from dssl.report.pictures import Picture, picture
 from dssl.text import columns
 from dssl.version import VERSION
