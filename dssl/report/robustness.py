@@ -11,7 +11,7 @@ from dssl.augment import KINDS, SEVERITIES
 from dssl.data.loader import centre_crop
 from dssl.evaluation.protocols import Benchmark
 from dssl.evaluation.robustness import FAMILIARITIES, GROUPS, CorruptedImages, Difference, Measure, Robustness
-from dssl.report import figures, page
+from dssl.report import page
 from dssl.report.comparison import COLOURS, called
 from dssl.report.page import COLORS, SERIES, Plot
 from dssl.report.pictures import Picture, picture
@@ -154,7 +154,7 @@ def _curves(measured: Robustness, others: Others) -> Plot:
 
     encoders = [(measured, "-"), *((other, "--") for other in list(others.values())[:1])]
     groups = {name: [kind for kind in measured.kinds if KINDS[kind].group == name] for name in GROUPS}
-    with figures.styled():
+    with page.styled():
         figure = Figure(figsize=(14.5, 5.4), layout="constrained")
         panels = figure.subplots(1, len(measured.right), sharey=True, squeeze=False)[0]
         for axes, protocol in zip(panels, measured.right, strict=True):
@@ -174,7 +174,7 @@ def _curves(measured: Robustness, others: Others) -> Plot:
             axes.set_axisbelow(True)
         panels[0].legend(fontsize=13, ncols=len(groups) // 2)
         description = "Accuracy over severity by group of corruptions"
-        svg = figures.to_svg(figure, name="severity", description=description)
+        svg = page.to_svg(figure, name="severity", description=description)
     dashed = f" Dashed: {next(iter(others))}." if others else ""
     caption = f"Mean over the kinds of each group.{dashed} The dotted line is a random guess."
     return Plot(svg=svg, description=description, caption=caption)
