@@ -135,7 +135,8 @@ _BEYOND: tuple[tuple[str, Experiment, tuple[str, ...], str], ...] = (
 _LENGTHS = {"1/4 of the steps": 0.25, "1/2 of the steps": 0.5, "all steps": 1.0, "twice the steps": 2.0}
 
 
-def _ours(row: str, column: str, experiment: Experiment, **changes: Any) -> PaperCell:
+def our_cell(row: str, column: str, experiment: Experiment, **changes: Any) -> PaperCell:
+    """An entry that the paper lacks: an experiment with these changes."""
     return PaperCell(row=row, column=column, paper=OURS, experiment=replace(experiment, **changes))
 
 
@@ -151,7 +152,7 @@ BEYOND = Target(
     ),
     compare_rows=tuple((row, over) for row, _, _, over in _BEYOND),
     cells=tuple(
-        _ours(row, _NAMES[method], experiment, method=method)
+        our_cell(row, _NAMES[method], experiment, method=method)
         for row, experiment, methods, _ in _BEYOND
         for method in methods
     ),
@@ -163,7 +164,7 @@ STEPS = Target(
     complete=True,
     compare_columns=tuple((f"{_NAMES[one]}, DSSL", f"{_NAMES[one]}, 2 pairs") for one in ("simclr", "simsiam")),
     cells=tuple(
-        _ours(row, f"{_NAMES[method]}, {column}", experiment, method=method, epochs=epochs)
+        our_cell(row, f"{_NAMES[method]}, {column}", experiment, method=method, epochs=epochs)
         for row, epochs in _LENGTHS.items()
         for method in ("simclr", "simsiam")
         for column, experiment in (("2 pairs", _PAIRS), ("DSSL", _DSSL))

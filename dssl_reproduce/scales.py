@@ -15,7 +15,7 @@ from dssl.evaluation.classifier import SUPERVISED, Training
 from dssl.graph import named_graph
 from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
 from dssl.recipes import PAPER_HEAVY
-from dssl_reproduce.paper import BASELINES, EQUAL_COMPUTE, OURS, Experiment, PaperCell, Target
+from dssl_reproduce.paper import BASELINES, EQUAL_COMPUTE, Experiment, PaperCell, Target, our_cell
 
 NO_HEAVY = "ra(2,5)"
 """The heavy policy of a graph without heavy views: a single value, so that equal runs have equal settings."""
@@ -154,16 +154,12 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
         if column not in columns or (columns[column].graph in _UNDIRECTED and one.graph not in _UNDIRECTED):
             columns[column] = one
 
-    def added(row: str, column: str, experiment: Experiment) -> PaperCell:
-        return PaperCell(row=row, column=column, paper=OURS, experiment=experiment)
-
     def baseline(row: str, kind: str) -> list[PaperCell]:
-        return [added(row, name, Experiment(data=one.data, method=kind)) for name, one in columns.items()]
+        return [our_cell(row, name, Experiment(data=one.data, method=kind)) for name, one in columns.items()]
 
     cells = baseline("raw pixels", "pixels") + baseline("untrained encoder", "untrained")
-    for name, one in columns.items():
-        if one.graph not in _UNDIRECTED:
-            cells.append(added(EQUAL_COMPUTE, name, dataclasses.replace(one, graph="standard2", heavy="")))
+    directed = [(name, one) for name, one in columns.items() if one.graph not in _UNDIRECTED]
+    cells += [our_cell(EQUAL_COMPUTE, name, one, graph="standard2", heavy="") for name, one in directed]
     compared: list[tuple[str, str]] = []
     for cell in target.cells:
         cells.append(cell)
@@ -173,7 +169,7 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
         compared.append((cell.row, EQUAL_COMPUTE))
         if one.heavy == PAPER_HEAVY and not one.settings:  # one thing at a time
             row = f"{cell.row}, heavy edges {HEAVY_WEIGHT:g}"
-            cells.append(added(row, cell.column, dataclasses.replace(one, graph=WEIGHTED)))
+            cells.append(our_cell(row, cell.column, one, graph=WEIGHTED))
             compared.append((row, EQUAL_COMPUTE))
     cells += baseline("supervised, equal compute", "supervised")
     pairs = tuple(dict.fromkeys((*target.compare_rows, *compared)))
