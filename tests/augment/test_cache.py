@@ -108,6 +108,6 @@ def test_a_change_of_any_kernel_file_is_another_cache_entry(tmp_path: Path):
 
     before = digest()
     assert digest() == before
-    tone = site / "dssl" / "augment" / "kernels" / "tone.py"
-    tone.write_text(tone.read_text() + "\n")
+    color = site / "dssl" / "augment" / "kernels" / "color.py"
+    color.write_text(color.read_text() + "\n")
     assert digest() != before

@@ -21,7 +21,7 @@ from dssl.training import train
 from dssl.training.estimate import ON_TOP, step_budget
 from dssl.training.prepare import build_method, normalization_of, view_maker
 from tests.distributed import backward_worker
-from tests.distributed.test_torchrun import end, survive, torchrun
+from tests.distributed.test_torchrun import assert_same_weights, survive, torchrun
 from tests.gpu.conftest import Row
 from tests.train.running import command, fork, run
 from tests.train.test_continue import EVERY_STEP, cut
@@ -157,9 +157,7 @@ def test_adamw_resumes(device: str, tmp_path: Path, row: Row) -> None:
     train(config, whole)
     cut(whole, broken, step=2)
     train(config, broken)
-    for name, value in end(whole).items():
-        torch.testing.assert_close(end(broken)[name], value, rtol=1e-8, atol=1e-8, msg=name)
-    assert any(name.endswith(".step") for name in end(whole))
+    assert_same_weights(whole, broken, tolerance=1e-8)
     row("AdamW resumes", "equal to 1e-8 in fp64")
 
 
@@ -215,10 +213,8 @@ def test_two_processes_give_the_weights_of_one(
     together = run(torchrun(command("byol", tmp_path / "two", *extra)))
     assert together.returncode == alone.returncode, together.stderr
     assert survive(tmp_path / "killed", *extra) == alone.returncode
-    one = end(tmp_path / "one")
     for other in ("two", "killed"):
-        for name, value in end(tmp_path / other).items():
-            torch.testing.assert_close(value, one[name], rtol=1e-8, atol=1e-8, msg=f"{other}: {name}")
+        assert_same_weights(tmp_path / "one", tmp_path / other, tolerance=1e-8)
     row("2 processes = 1, also after a killed one", "equal to 1e-8 in fp64")
 
 
