@@ -23,7 +23,7 @@ demo: $(STAMP) ## run the main job on built-in data
 	@echo "training three runs on built-in images: about 4 minutes on two idle cores"
 	$(BIN)/dssl demo
 
-test: $(STAMP) lint ## lint, types and the test suite (at most 10 minutes on two cores)
+test: $(STAMP) lint ## lint, types and the test suite (at most 8 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 types kernels
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not faults and not gpu"
 
