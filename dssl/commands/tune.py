@@ -99,12 +99,14 @@ def run(arguments: Arguments) -> int:
 
 def configuration(arguments: Arguments) -> "RunConfig":
     """The built-in recipe's heads, which are narrow, with the encoder and the normalisation for images from anywhere."""
+    from dssl.methods import MethodSettings, SimCLRConfig
     from dssl.recipes import recipe
 
     base = recipe("shapes", method=arguments.method)
-    method, batch_size, rate = base.method, base.batch_size, base.optimizer.rate
-    if arguments.method == "simclr":  # tuned on CIFAR-10: docs/results/encoder-search.md
-        method, batch_size, rate = dataclasses.replace(method, temperature=0.2), 128, 0.2  # type: ignore[call-arg]
+    method: MethodSettings = base.method
+    batch_size, rate = base.batch_size, base.optimizer.rate
+    if isinstance(method, SimCLRConfig):  # tuned on CIFAR-10: docs/results/encoder-search.md
+        method, batch_size, rate = dataclasses.replace(method, temperature=0.2), 128, 0.2
     if arguments.rate is not None:
         rate = arguments.rate
     same = ("limit", "image_size", "channels", "encoder", "graph", "seed", "precision", "threads", "device")

@@ -180,10 +180,10 @@ def _label(descriptor: int, member: _Member, *, is_text: bool) -> bytes | None:
     if is_text:
         return content.strip() or None
     try:
-        told = json.loads(content)
+        record = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    value = next((told[key] for key in _LABEL_KEYS if key in told), None) if isinstance(told, dict) else None
+    value = next((record[key] for key in _LABEL_KEYS if key in record), None) if isinstance(record, dict) else None
     if not isinstance(value, str | int) or isinstance(value, bool):
         return None
     return str(value).encode(errors="backslashreplace")  # JSON may hold half a surrogate
@@ -233,11 +233,11 @@ def _members(descriptor: int, *, path: bytes, size: int) -> Iterator[_Member]:
             if kind == _LONG_NAME:
                 name = content.partition(b"\0")[0]
             elif kind in _EXTENDED:
-                told = _attributes(content)
-                name = told.get(b"path", name)
-                digits = told.get(b"size", b"")[:19]  # of more than any file has; int() takes no more than 4,300
+                attributes = _attributes(content)
+                name = attributes.get(b"path", name)
+                digits = attributes.get(b"size", b"")[:19]  # of more than any file has; int() takes no more than 4,300
                 length = int(digits) if digits.isdigit() else length
-                sparse = any(key.startswith(b"GNU.sparse") for key in told)
+                sparse = any(key.startswith(b"GNU.sparse") for key in attributes)
             place = begin + _padded(count)
             continue
         count = count if length is None else length

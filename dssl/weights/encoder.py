@@ -96,7 +96,7 @@ class Encoder:
 
     @property
     def sha256(self) -> str:
-        """Of the file's content, or of the weights where there is no file."""
+        """Of the file's content, or of the weights if they are in no file."""
         return weights_hash(self.network) if self.origin is None else self.origin.sha256
 
     @property

@@ -119,8 +119,8 @@ def open_weights(
             )
         name = cifar_name(split_name(name)[0], report.stem)
         built = build_encoder(name, image_size=size, channels=channels)
-    told = None if stem else report.stem  # a stem that was stated overrides what names show
-    report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else told)
+    shown = None if stem else report.stem  # a stem that was stated overrides what names show
+    report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else shown)
     report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, assumed))))
     built.load_state_dict(chosen, strict=True)
     origin = Origin(path=path, sha256=digest, report=report.text(), header=header)
