@@ -29,6 +29,8 @@ from dssl.models import evaluating, forward
 from dssl.weights.encoder import Encoder
 
 IMAGES, RESAMPLES = 2_000, 1_000
+KNN_IMAGES = 10_000
+"""Training images among which neighbours are searched: with all of CIFAR-10's the search costs more than everything else."""
 SEED = 0
 """Of the choice of images, the corruptions and the resampling: fixed, so that all encoders are measured on the same pixels."""
 OFFICIAL = "cifar10c:"
@@ -136,11 +138,11 @@ class Robustness:
 
     def against(self, other: "Robustness", protocol: str) -> dict[str, Difference]:
         """Every set beside the other's, image by image: the same images are drawn for both."""
-        test, other_test = (encoder.protocol.get("test_fingerprint") for encoder in (self, other))
-        if test != other_test or not np.array_equal(self.images, other.images) or self.kinds != other.kinds:
+        same = all(self.protocol.get(name) == other.protocol.get(name) for name in ("test_fingerprint", "knn_images"))
+        if not same or not np.array_equal(self.images, other.images) or self.kinds != other.kinds:
             raise DsslError(
                 f"{len(self.images)} and {len(other.images)} test images under {len(self.kinds)} and {len(other.kinds)} kinds "
-                "of corruption: expected the same images and kinds; measure both with the same --data and settings"
+                "of corruption: expected the same images and kinds; measure both with the same --data, settings and dssl"
             )
         if protocol not in other.right:
             raise DsslError(f"{protocol} was not measured of both encoders, only {', '.join(other.right)} of the other")
@@ -290,7 +292,8 @@ def robustness(
     """Measure an encoder under every kind and severity: a probe and kNN learn from clean training features.
 
     At most so many test ``images``, always the same ones, are decoded once and go through the encoder in every condition, batch
-    by batch; nothing but right and wrong is kept. ``familiarity`` is by default that of the encoder's run.
+    by batch; nothing but right and wrong is kept. kNN knows at most ``KNN_IMAGES`` training images, always the same ones.
+    ``familiarity`` is by default that of the encoder's run.
     """
     encoder = benchmark.encoder
     corrupted = corrupted or CorruptedImages(threads=encoder.threads)
@@ -338,6 +341,7 @@ def robustness(
         "train_fingerprint": benchmark.train.fingerprint,
         "test_fingerprint": benchmark.test.fingerprint,
         "train_images": classifiers.images,
+        "knn_images": classifiers.knn_images,
         "test_images": len(chosen),
         "seed": benchmark.seed,
         "corruption_seed": SEED,
@@ -360,19 +364,21 @@ def robustness(
 
 
 class _Classifiers:
-    """The probe and kNN of the protocols, learned from clean training images."""
+    """The probe of the protocols and kNN, learned from clean training images."""
 
     def __init__(self, benchmark: Benchmark) -> None:
         train = benchmark.store.of(benchmark.train, allow_unreadable=True)
-        self._train, self._labels = train.values, torch.from_numpy(benchmark.train_labels[train.rows])
+        labels = torch.from_numpy(benchmark.train_labels[train.rows])
         self._classes, self._device = len(benchmark.classes), benchmark.device
-        self._probe, _ = fit(self._train, self._labels, classes=self._classes, seed=benchmark.seed, device=self._device)
-        self.images, self.strength = len(self._train), self._probe.strength
+        self._probe, _ = fit(train.values, labels, classes=self._classes, seed=benchmark.seed, device=self._device)
+        rows = rng.sample(rng.key(SEED, "robustness", "neighbours"), len(labels), KNN_IMAGES)
+        self._features, self._labels = train.values[rows], labels[rows]
+        self.images, self.knn_images, self.strength = len(labels), len(rows), self._probe.strength
 
     def predict(self, features: Tensor) -> dict[str, NDArray[np.int64]]:
-        k = min(NEIGHBOURS[0], self.images)
+        k = min(NEIGHBOURS[0], self.knn_images)
         neighbours = knn_predict(
-            self._train, self._labels, features, k=k, temperature=TEMPERATURE, classes=self._classes,
+            self._features, self._labels, features, k=k, temperature=TEMPERATURE, classes=self._classes,
             device=self._device,
         )  # fmt: skip
         assert isinstance(neighbours, Tensor)

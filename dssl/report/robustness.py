@@ -81,6 +81,7 @@ def html(
         "facts": [
             ("encoder", f"{about['encoder']}, {about['image_size']} px"),
             ("train images, clean", f"{measured.protocol['train_images']:,}"),
+            ("of these for kNN", f"{measured.protocol['knn_images']:,}"),
             ("test images", f"{len(measured.images):,}"),
             ("conditions", str(len(SEVERITIES) * len(measured.kinds))),
             ("random guess", f"{100 / measured.classes:.1f} %"),

@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dssl.augment import KINDS, SEVERITIES, corrupt_images, kinds_seen
+from dssl.augment import KINDS, SEVERITIES, Normalization, corrupt_images, kinds_seen
 from dssl.commands.evaluate import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import Benchmark, evaluate
 from dssl.evaluation.robustness import CorruptedImages, Robustness, familiarity_of, resampled, robustness
+from dssl.evaluation.store import FeatureStore
 from dssl.weights import checkpoint
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
@@ -95,6 +96,26 @@ def test_images_are_the_same_for_every_encoder_and_batch_size(small: Benchmark) 
     assert ours.images.tolist() == theirs.images.tolist()
     assert ours.protocol["pixels_sha256"] == theirs.protocol["pixels_sha256"]
     assert ours.protocol["backbone_sha256"] != theirs.protocol["backbone_sha256"]
+
+
+def test_neighbours_are_searched_among_ten_thousand_images(memory: Any) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (10_030, 8, 8, 1), np.uint8)
+    train = memory(images, [0, 1] * 5_015, ("a", "b"))
+    test = memory(images[:40], [0, 1] * 20, ("a", "b"))
+    encoder = Encoder(
+        network=nn.Flatten(),
+        name="raw",
+        image_size=8,
+        channels=1,
+        normalization=Normalization((0.5,), (0.2,)),
+        threads=1,
+    )
+    measured, again = (robustness(Benchmark.of(FeatureStore(encoder), train, test, seed=seed)) for seed in (0, 1))
+    assert (measured.protocol["train_images"], measured.protocol["knn_images"]) == (10_030, 10_000)
+    np.testing.assert_array_equal(measured.right["knn k=20"], again.right["knn k=20"])  # whatever the seed
+    other = dataclasses.replace(again, protocol=again.protocol | {"knn_images": 10_030})
+    with pytest.raises(DsslError):
+        measured.against(other, "knn k=20")
 
 
 def test_sets_of_conditions() -> None:
