@@ -152,8 +152,11 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
     with replacing(path) as temporary:
         content = {"model": arrays, "__author__": "dssl", "matching_heuristics": True}
         temporary.write_bytes(pickle.dumps(content, protocol=4))
-    again = open_weights(path, encoder=loaded.name, image_size=loaded.image_size)
-    assert all(from_detectron2(key) in loaded.network.state_dict() for key in arrays)
+    model = np.load(path, allow_pickle=True)["model"]  # a pickle, which is our own
+    state = {from_detectron2(key): torch.from_numpy(array) for key, array in model.items()}
+    client = build_encoder(loaded.name, image_size=loaded.image_size)
+    counters = {key: value for key, value in client.state_dict().items() if key.endswith("num_batches_tracked")}
+    client.load_state_dict(state | counters, strict=True)
     mean, std = ([round(255 * value, 3) for value in values] for values in loaded.normalization.plain().values())
     code = [
         f'cfg.MODEL.WEIGHTS = "{path.name}"; cfg.MODEL.RESNETS.DEPTH = {name.removeprefix("resnet")}',
@@ -161,7 +164,7 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
         "cfg.MODEL.RESNETS.STRIDE_IN_1X1 = False",
     ]
     note = "read back by dssl under Detectron2's names, without Detectron2"
-    return _compared(loaded, again.network, path, "dssl", len(arrays), code, note)
+    return _compared(loaded, client, path, "dssl", len(arrays), code, note)
 
 
 def _onnx(loaded: Encoder, path: Path) -> Exported:

@@ -7,13 +7,17 @@ import dataclasses
 import hashlib
 import json
 import logging
+import pickle
 import re
 import sys
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from dssl.augment import CIFAR10, IMAGENET, Normalization
@@ -22,12 +26,13 @@ from dssl.errors import DsslError, choices, one_line
 from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, size_arguments, split_name, stem_of
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
 from dssl.weights.encoder import Encoder, Origin
-from dssl.weights.files import infer_encoder, read_tensors
-from dssl.weights.match import MatchReport, match
+from dssl.weights.match import MatchReport, infer_encoder, match
 
 logger = logging.getLogger("dssl")
 ENCODER_KEY = "dssl_encoder"
 """The entry of an exported file's metadata that says how to build the encoder."""
+_TORCH_MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
+"""Of files that torch.save wrote before it wrote zip archives."""
 WORD = "imagenet"
 """What stands for these weights where a file of weights could be named."""
 
@@ -165,6 +170,90 @@ def _of_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str,
     if not tensors:
         raise DsslError("the checkpoint holds no encoder: expected tensors named method.encoder.…")
     return tensors, checkpoint.header, str(checkpoint.header["sha256"])
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Every tensor of a file under its dotted name, and the file's metadata (safetensors only).
+
+    Reads safetensors and what torch.save writes. Never runs code of a file.
+    """
+    if not path.exists():
+        raise DsslError(f"{path} does not exist: expected weights (.safetensors, .pt, .pth, .ckpt)")
+    if not path.is_file():  # a FIFO would be waited for
+        raise DsslError(f"{path} is not a regular file: expected a file of weights; write the weights to a file first")
+    with path.open("rb") as file:
+        start = file.read(16)
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as content:
+                tensors, metadata = {name: content.get_tensor(name) for name in content.keys()}, content.metadata()  # noqa: SIM118
+        elif not start.startswith((b"PK\x03\x04", b"\x80")):
+            raise DsslError(f"{path} is not a file of weights: expected safetensors or a file of torch.save")
+        elif start.startswith(b"\x80") and _TORCH_MAGIC not in start:
+            raise DsslError(
+                f"{path} was not read, since reading a pickle could run code: if you trust it, save its arrays as tensors: "
+                "import pathlib, pickle, torch; "
+                f"arrays = pickle.loads(pathlib.Path({str(path)!r}).read_bytes(), encoding='latin1')['model']; "
+                "torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, 'weights.pth')"
+            )
+        else:
+            tensors, metadata = dict(_tensors(_torch(path), "", set())), None
+    except DsslError:
+        raise
+    except Exception as error:  # each of the formats can fail in every way that exists
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}; obtain it again") from None
+    if not tensors:
+        raise DsslError(f"{path} holds no tensors: expected a state dict, alone or inside a checkpoint")
+    return tensors, metadata or {}
+
+
+def _torch(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        _check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
+        asks = f"it asks for {found[1] or found[2]}" if found else "it holds more than tensors and plain data"
+        raise DsslError(
+            f"{path} was not read, since reading it could run code ({asks}): if you trust it, save only its tensors with "
+            "the packages that wrote it: import torch; "
+            f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
+        ) from None
+
+
+def _check_archive(path: Path) -> None:
+    """Compare every record with its CRC-32, which torch.load does not; refuse archives that are programs."""
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+        names = [record.filename.partition("/")[2] for record in records]
+        # torch can be told to write no CRC, and then writes the same value everywhere: nothing to compare with
+        checked = len(records) < 2 or len({record.CRC for record in records}) > 1
+        bad = archive.testzip() if checked else None
+    if bad is not None:
+        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; obtain it again")
+    if "constants.pkl" in names:
+        raise DsslError(
+            f"{path} is a TorchScript program, not a file of weights: if you trust it, save only its tensors: "
+            f"import torch; torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+        )
+    if "models/model.json" in names:
+        raise DsslError(
+            f"{path} is a program of torch.export, not a file of weights: if you trust it, save only its tensors: "
+            f"import torch; torch.save(torch.export.load({str(path)!r}).state_dict, 'weights.pth')"
+        )
+
+
+def _tensors(content: Any, prefix: str, visited: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside nested dicts; everything else (epochs, names, settings) is left out."""
+    if not isinstance(content, Mapping) or id(content) in visited:  # a table may be within itself
+        return
+    visited.add(id(content))
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}{key}", value
+        else:
+            yield from _tensors(value, f"{prefix}{key}.", visited)
 
 
 def imagenet_normalization(name: str, *, channels: int = 3) -> Normalization:

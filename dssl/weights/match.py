@@ -1,7 +1,8 @@
-"""Which tensor of a file is which of an encoder: by prefix and by the names that other programs use."""
+"""Which tensor of a file is which of an encoder: by prefix and by the names that other programs use; and which ResNet it is."""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,15 @@ from dssl.errors import DsslError
 
 _COUNTER = "num_batches_tracked"
 _SECOND = re.compile(r"momentum|target|teacher|ema|encoder_k|_k\b|key|old|optimizer", re.IGNORECASE)
+_RESNETS: dict[tuple[bool, tuple[int, ...]], str] = {
+    (False, (2, 2, 2, 2)): "resnet18",
+    (False, (3, 4, 6, 3)): "resnet34",
+    (True, (3, 4, 6, 3)): "resnet50",
+    (True, (3, 4, 23, 3)): "resnet101",
+    (True, (3, 8, 36, 3)): "resnet152",
+}
+"""By whether a block has three convolutions, and the blocks of each stage."""
+_BLOCK = re.compile(r"^(.*?)(layer|res|)(\d)\.(\d+)\.conv1\.weight$")
 _STAGES = ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")
 
 
@@ -40,6 +50,24 @@ def to_detectron2(name: str) -> str:
     if name.startswith("layer"):
         return f"res{int(name[5]) + 1}{name[6:]}"
     return f"stem.{name}"
+
+
+def infer_encoder(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a ResNet of torchvision, with ``-cifar`` where the stem is a 3x3 one; None for any other network."""
+    networks: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for key in tensors:
+        if block := _BLOCK.match(key):
+            networks.setdefault((block[1], block[2]), []).append((int(block[3]), int(block[4])))
+    for (prefix, word), blocks in networks.items():
+        depths = tuple(Counter(stage for stage, _ in sorted(blocks)).values())
+        first = "{}{}{}.{}.conv".format(prefix, word, *min(blocks))
+        name = _RESNETS.get((f"{first}3.weight" in tensors, depths))
+        stems = [tensors.get(prefix + stem) for stem in ("conv1.weight", "0.weight", "stem.conv1.weight")]
+        stem = next((weight for weight in stems if weight is not None), None)
+        # wider ones are wide ResNets or ResNeXts
+        if name is not None and stem is not None and len(tensors[f"{first}1.weight"]) == 64:
+            return f"{name}-cifar" if stem.shape[-1] == 3 else name
+    return None
 
 
 _WITHOUT_RELU = "numbered children of a ResNet without ReLU and max-pool"

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from dssl.errors import DsslError
-from dssl.weights.files import read_tensors
+from dssl.weights.load import read_tensors
 
 
 def mutated(content: bytes, generator: random.Random) -> bytes:
