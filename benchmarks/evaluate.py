@@ -46,11 +46,10 @@ def classes(data: Data) -> int:
 
 
 def ours_knn(data: Data) -> torch.Tensor:
-    found = knn_predict(
-        data["train"], data["train_labels"], data["test"], k=K, temperature=TEMPERATURE, classes=classes(data)
+    (predicted,) = knn_predict(
+        data["train"], data["train_labels"], data["test"], k=[K], temperature=TEMPERATURE, classes=classes(data)
     )
-    assert isinstance(found, torch.Tensor)
-    return found
+    return predicted
 
 
 def sklearn_knn(data: Data) -> torch.Tensor:

@@ -5,7 +5,9 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -78,11 +80,9 @@ def run(arguments: Arguments) -> int:
         )
     begun = time.perf_counter()
     from dssl.distributed import pick_device
-    from dssl.evaluation.protocols import Benchmark, evaluate, with_earlier
+    from dssl.evaluation.protocols import Benchmark
     from dssl.evaluation.store import FeatureStore
     from dssl.precision import half_type
-    from dssl.report import evaluation as page
-    from dssl.run import EVALUATION_FILE, EVALUATION_PAGE
 
     encoder = open_encoder(arguments)
     encoder = dataclasses.replace(
@@ -98,29 +98,36 @@ def run(arguments: Arguments) -> int:
     train, test = _opened(data, arguments.test, encoder)
     benchmark = Benchmark.of(store, train, test, seed=arguments.seed, epochs=arguments.epochs, folder=out)
     if arguments.corruptions or arguments.corrupted is not None:
-        return _corrupt(arguments, benchmark, data=data, begun=begun)
-    if arguments.against is not None:
-        return _compare(arguments, benchmark, protocols, data=data, begun=begun)
-    policy = (encoder.header.get("config") or {}).get("standard")
-    published = _reference_data(data, benchmark.classes)
-    evaluation = evaluate(benchmark, protocols, data=published, policy=policy, say=_say)
-    written = out / EVALUATION_FILE
-    evaluation, aside = with_earlier(evaluation, benchmark, written)
-    write_text(written, json.dumps(evaluation.plain(), indent=2, default=str) + "\n")
-    print(page.summary(evaluation))
-    print(f"\n{written}")
-    if aside is not None:
-        print(f"{aside}: what was there before, of other weights, images or seed")
-    if arguments.page:
-        write_text(out / EVALUATION_PAGE, page.html(evaluation, benchmark, command=command_line("evaluate", arguments)))
-        print(out / EVALUATION_PAGE)
-    print(f"{store.computed:,} features computed, {time.perf_counter() - begun:.1f} s")
+        _corrupt(arguments, benchmark, data=data, out=out)
+    elif arguments.against is not None:
+        _compare(arguments, benchmark, protocols, data=data, out=out)
+    else:
+        _evaluate(arguments, benchmark, protocols, data=data, out=out)
+    print(f"{time.perf_counter() - begun:.1f} s")
     return 0
 
 
-def _compare(
-    arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, begun: float
-) -> int:
+def _evaluate(
+    arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, out: Path
+) -> None:
+    from dssl.evaluation.protocols import evaluate, with_earlier
+    from dssl.report import evaluation as page
+    from dssl.run import EVALUATION_FILE
+
+    policy = (benchmark.encoder.header.get("config") or {}).get("standard")
+    published = _reference_data(data, benchmark.classes)
+    evaluation = evaluate(benchmark, protocols, data=published, policy=policy, say=_say)
+    evaluation, aside = with_earlier(evaluation, benchmark, out / EVALUATION_FILE)
+    content = json.dumps(evaluation.plain(), indent=2, default=str)
+    _write(
+        arguments, out / EVALUATION_FILE, content, page.summary(evaluation), partial(page.html, evaluation, benchmark)
+    )
+    if aside is not None:
+        print(f"{aside}: what was there before, of other weights, images or seed")
+    print(f"{benchmark.store.computed:,} features computed")
+
+
+def _compare(arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, out: Path) -> None:
     from dssl.evaluation.comparison import evaluate_against
     from dssl.report import comparison as page
 
@@ -128,22 +135,14 @@ def _compare(
     comparisons = evaluate_against(
         benchmark, others, protocols, reopen=lambda other: _opened(data, arguments.test, other), say=_say
     )
-    assert benchmark.folder is not None
-    written = benchmark.folder / "comparison.json"
     compared = [comparison.plain(benchmark.test) for comparison in comparisons]
     plain = {"dssl_version": VERSION, "checkpoint": benchmark.encoder.protocol(), "against": compared}
-    write_text(written, json.dumps(plain, indent=2, default=str) + "\n")
-    print(page.summary(comparisons))
-    print(f"\n{written}")
-    if arguments.page:
-        target = benchmark.folder / "comparison.html"
-        write_text(target, page.html(comparisons, benchmark, command=command_line("evaluate", arguments)))
-        print(target)
-    print(f"{time.perf_counter() - begun:.1f} s")
-    return 0
+    content = json.dumps(plain, indent=2, default=str)
+    html = partial(page.html, comparisons, benchmark)
+    _write(arguments, out / "comparison.json", content, page.summary(comparisons), html)
 
 
-def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, begun: float) -> int:
+def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Path) -> None:
     from dssl.evaluation.comparison import as_read_by
     from dssl.evaluation.robustness import CorruptedImages, robustness
     from dssl.report import robustness as page
@@ -162,18 +161,19 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, begun: 
         against[word] = robustness(
             theirs, images=arguments.corruption_images, corrupted=corrupted, familiarity=measured.familiarity
         )
-    assert benchmark.folder is not None
-    written = benchmark.folder / "robustness.json"
-    write_text(written, json.dumps(page.plain(measured, against), default=str) + "\n")
-    print(page.summary(measured, against))
-    print(f"\n{written}")
+    content = json.dumps(page.plain(measured, against), default=str)
+    html = partial(page.html, measured, against, benchmark, corrupted)
+    _write(arguments, out / "robustness.json", content, page.summary(measured, against), html)
+
+
+def _write(arguments: Arguments, path: Path, content: str, summary: str, html: Callable[..., str]) -> None:
+    """Write the numbers and, unless told otherwise, the page beside them; print the summary and where they are."""
+    write_text(path, content + "\n")
+    print(f"{summary}\n\n{path}")
     if arguments.page:
-        target = benchmark.folder / "robustness.html"
-        content = page.html(measured, against, benchmark, corrupted, command=command_line("evaluate", arguments))
-        write_text(target, content)
-        print(target)
-    print(f"{time.perf_counter() - begun:.1f} s")
-    return 0
+        page = path.with_suffix(".html")
+        write_text(page, html(command=command_line("evaluate", arguments)))
+        print(page)
 
 
 def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, Encoder | None]]":

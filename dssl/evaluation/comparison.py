@@ -80,18 +80,22 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """``better`` or ``worse`` where neither the interval nor McNemar's test allows for zero, else ``no difference shown``."""
-        low, high = self.interval
-        # resampled, a few images that changed the same way exclude zero, which proves nothing yet
-        changed = len(self.won_rows) + len(self.lost_rows)
-        if changed < FEWEST or (self.p_value is not None and self.p_value >= 1 - LEVEL):
+        if self.p_value is not None and self.p_value >= 1 - LEVEL:
             return "no difference shown"
-        return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+        return paired_verdict(self.interval, changed=len(self.won_rows) + len(self.lost_rows))
+
+
+def paired_verdict(interval: tuple[float, float], *, changed: int) -> str:
+    """``better`` or ``worse`` where the interval of a difference excludes zero and enough images have ``changed``."""
+    low, high = interval
+    # resampled, a few images that changed the same way exclude zero, which proves nothing yet
+    if changed < FEWEST or low <= 0 <= high:
+        return "no difference shown"
+    return "better" if low > 0 else "worse"
 
 
 def mcnemar(won: int, lost: int) -> float:
     """The two-sided exact p-value: how often a fair coin, tossed once per image that changed, is at least this uneven."""
-    if won < 0 or lost < 0:
-        raise DsslError(f"{won} won and {lost} lost: expected counts of images, 0 or more")
     changed, fewer = won + lost, min(won, lost)
     if won == lost:
         return 1.0
@@ -109,8 +113,6 @@ def bootstrap_interval(
     differences: NDArray[np.float64], *, seed: int, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """The 95 % percentile interval of the mean when the images are drawn again, with replacement."""
-    if differences.ndim != 1 or len(differences) == 0:
-        raise DsslError(f"differences of shape {differences.shape}: expected one number for each of at least one image")
     # images with the same difference are interchangeable, so how many of each value are drawn is multinomial: exact, and
     # the cost does not grow with the images
     values, counts = np.unique(differences, return_counts=True)

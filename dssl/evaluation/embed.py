@@ -40,8 +40,6 @@ def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) 
 
     The names come last, so a shard with names is complete; another run with the same weights and images resumes after it.
     """
-    if shard < 1:
-        raise DsslError(f"a shard of {shard} images: expected at least 1")
     about = _about(encoder, source) | {"shard": shard, "shards": -(-len(source) // shard)}
     manifest = folder / "embeddings.json"
     if folder.exists() and not folder.is_dir():

@@ -72,26 +72,22 @@ def knn_predict(
     train_labels: Tensor,
     test_features: Tensor,
     *,
-    k: int | Sequence[int],
+    k: Sequence[int],
     temperature: float,
     classes: int,
     device: torch.device | None = None,
-) -> Tensor | list[Tensor]:
-    """Predicted classes of the test rows, beside them; a list of predictions for several ``k``, which share one search."""
+) -> list[Tensor]:
+    """Predicted classes of the test rows, beside them, for each ``k``: they share one search."""
     if len(train_labels) != len(train_features):
         raise DsslError(
             f"there are {len(train_features)} training features and {len(train_labels)} labels: expected equal numbers"
         )
-    counts = [k] if isinstance(k, int) else list(k)
     similarities, indices = (
         nearest.to(test_features.device)
-        for nearest in neighbours(train_features, test_features, k=max(counts), device=device)
+        for nearest in neighbours(train_features, test_features, k=max(k), device=device)
     )
     labels = train_labels.to(indices.device)[indices]
-    predictions = [
-        vote(similarities[:, :count], labels[:, :count], temperature=temperature, classes=classes) for count in counts
-    ]
-    return predictions[0] if isinstance(k, int) else predictions
+    return [vote(similarities[:, :count], labels[:, :count], temperature=temperature, classes=classes) for count in k]
 
 
 def knn_accuracy(
@@ -110,10 +106,9 @@ def knn_accuracy(
         raise DsslError(
             f"there are {len(test_features)} test features and {len(test_labels)} labels: expected equal numbers, at least 1"
         )
-    predicted = knn_predict(
-        train_features, train_labels, test_features, k=k, temperature=temperature, classes=classes, device=device
+    (predicted,) = knn_predict(
+        train_features, train_labels, test_features, k=[k], temperature=temperature, classes=classes, device=device
     )
-    assert isinstance(predicted, Tensor)
     return int((predicted == test_labels.to(predicted.device)).sum()) / len(test_labels)
 
 

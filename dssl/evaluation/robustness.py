@@ -19,7 +19,7 @@ from dssl.augment.corruptions import Familiarity
 from dssl.data.loader import CROP_RATIO, DeviceTransfer, EvaluationBatches, centre_crop
 from dssl.data.pipeline import thread_count
 from dssl.errors import DsslError, memory_for, one_line
-from dssl.evaluation.comparison import FEWEST, LEVEL
+from dssl.evaluation.comparison import LEVEL, paired_verdict
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import NEIGHBOURS, TEMPERATURE, Benchmark
@@ -68,11 +68,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``better`` or ``worse`` if the interval excludes zero and enough images differ, else ``no difference shown``."""
-        low, high = self.interval
-        if self.changed < FEWEST:
-            return "no difference shown"
-        return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+        return paired_verdict(self.interval, changed=self.changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,9 +373,8 @@ class _Classifiers:
 
     def predict(self, features: Tensor) -> dict[str, NDArray[np.int64]]:
         k = min(NEIGHBOURS[0], self.knn_images)
-        neighbours = knn_predict(
-            self._features, self._labels, features, k=k, temperature=TEMPERATURE, classes=self._classes,
+        (neighbours,) = knn_predict(
+            self._features, self._labels, features, k=[k], temperature=TEMPERATURE, classes=self._classes,
             device=self._device,
         )  # fmt: skip
-        assert isinstance(neighbours, Tensor)
         return {"linear probe": self._probe.predict(features).numpy(), f"knn k={k}": neighbours.numpy()}

@@ -37,7 +37,7 @@ def _parts(module: nn.Module, prefix: str) -> Iterator[list[str]]:
         yield own
     for name, child in module.named_children():
         if _is_block(child, module):
-            yield [f"{prefix}{name}.{one}" for one, _ in child.named_parameters()]
+            yield [f"{prefix}{name}.{parameter}" for parameter, _ in child.named_parameters()]
         else:
             yield from _parts(child, f"{prefix}{name}.")
 

@@ -18,8 +18,8 @@ class DenseEncoder(nn.Module):
         weight = next(encoder.parameters())
         images = torch.zeros(2, channels, image_size, image_size, dtype=weight.dtype, device=weight.device)
         with evaluating(encoder):
-            found = last_map(encoder, images)
-        self.shape = (int(found.shape[1]), int(found.shape[2]), int(found.shape[3]))
+            channels, height, width = last_map(encoder, images).shape[1:]
+        self.shape = (int(channels), int(height), int(width))
 
     def forward(self, images: Tensor) -> Tensor:
         return last_map(self.encoder, images).flatten(1)

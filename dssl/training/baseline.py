@@ -182,13 +182,12 @@ class Baseline:
             return {}
         bank, queries = torch.from_numpy(split.bank), torch.from_numpy(split.queries)
         labels, classes = torch.from_numpy(split.labels)[bank], len(split.classes)
-        neighbours = knn_predict(
-            features[bank], labels, features[queries], k=NEIGHBOURS, temperature=TEMPERATURE, classes=classes
+        (neighbours,) = knn_predict(
+            features[bank], labels, features[queries], k=[NEIGHBOURS], temperature=TEMPERATURE, classes=classes
         )
         if self._strength is None:  # the start's: one choice for all
             self._strength = choose_strength(features[bank], labels, classes=classes, seed=self.config.seed).strength
         probe = Problem(features[bank], labels, classes=classes).solve(self._strength)
-        assert isinstance(neighbours, Tensor)
         return {"kNN": neighbours.numpy(), "probe": probe.predict(features[queries]).numpy()}
 
     def _accuracies(self, predicted: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:

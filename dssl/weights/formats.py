@@ -72,10 +72,10 @@ def probe_images(loaded: Encoder, count: int = 3) -> Tensor:
     return torch.from_numpy(4 * values - 2).float().reshape(count, channels, size, size)
 
 
-def _difference(expected: Tensor, found: Tensor) -> float:
-    if expected.shape != found.shape or not bool(torch.isfinite(found).all()):
+def _difference(expected: Tensor, features: Tensor) -> float:
+    if expected.shape != features.shape or not bool(torch.isfinite(features).all()):
         return float("inf")
-    return float((expected - found).abs().max() / expected.abs().max().clamp(min=1e-12))
+    return float((expected - features).abs().max() / expected.abs().max().clamp(min=1e-12))
 
 
 def _features(encoder: nn.Module, images: Tensor) -> Tensor:
@@ -116,25 +116,7 @@ def _timm(loaded: Encoder, path: Path) -> Exported:
         save_file(state, temporary)
     client.load_state_dict(load_file(path), strict=True)
     code = rebuild_lines(dataclasses.replace(loaded, name=f"timm:{name}"), path.name)
-    note = _features_only(loaded, path, name)
-    return _compared(loaded, client, path, f"timm {timm.__version__}", len(state), code, note)
-
-
-def _features_only(loaded: Encoder, path: Path, name: str) -> str:
-    """timm's pyramid of feature maps, for detection and segmentation; only ResNets have the same names there."""
-    if not _RESNET.fullmatch(name):
-        return ""
-    import timm
-
-    pyramid = timm.create_model(name, pretrained=False, features_only=True, in_chans=loaded.channels)
-    pyramid.load_state_dict(load_file(path), strict=True)
-    images = probe_images(loaded)
-    with evaluating(pyramid):
-        last: Tensor = pyramid(images)[-1]
-    difference = _difference(_features(loaded.network, images), last.mean(dim=(2, 3)))
-    if difference > 1e-5:
-        raise DsslError(f"{path}: timm's features_only differs by {difference:.3g}: the file is not usable there")
-    return "features_only loads it strictly too"
+    return _compared(loaded, client, path, f"timm {timm.__version__}", len(state), code)
 
 
 def _detectron2(loaded: Encoder, path: Path) -> Exported:
@@ -213,14 +195,14 @@ def _torch(loaded: Encoder, path: Path) -> Exported:
 
 
 def _safetensors(loaded: Encoder, path: Path) -> Exported:
-    kept = ("config", "step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
+    recorded = ("config", "step", "epoch", "dssl_version", "fingerprint", "verdict", "range")
     header: dict[str, Any] = {
         "encoder": loaded.name,
         "image_size": loaded.image_size,
         "channels": loaded.channels,
         "normalization": loaded.normalization.plain(),
         "exported_from": loaded.sha256,
-        **{key: loaded.header[key] for key in kept if key in loaded.header},
+        **{key: loaded.header[key] for key in recorded if key in loaded.header},
     }
     text = json.dumps(header, sort_keys=True)
     state = {key: value.contiguous() for key, value in loaded.network.state_dict().items()}
@@ -329,16 +311,16 @@ def clear_other_weights(folder: Path, loaded: Encoder, *, own: bool) -> list[str
     the folder is refused, as it is where its README.md is not a model card.
     """
     try:
-        found = _SOURCE.search((folder / CARD_FILE).read_text(encoding="utf-8", errors="replace"))
+        source = _SOURCE.search((folder / CARD_FILE).read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return []
-    if found is None:
+    if source is None:
         raise DsslError(f"{folder / CARD_FILE} is not a model card of dssl and would be replaced: name another --out")
-    if found[1] == loaded.sha256:
+    if source[1] == loaded.sha256:
         return []
     if not own:
         raise DsslError(
-            f"{folder} holds an export of other weights (SHA-256 {found[1][:16]}): name another --out, or delete it"
+            f"{folder} holds an export of other weights (SHA-256 {source[1][:16]}): name another --out, or delete it"
         )
     old = [path for file, _ in FORMATS.values() if (path := folder / file).is_file()]
     for path in (*old, folder / CARD_FILE):
@@ -352,12 +334,12 @@ def earlier_files(path: Path, exported: Sequence[Exported]) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
-    now = {one.path.name for one in exported}
+    now = {file.path.name for file in exported}
     return [
         line
-        for found in _FILE.finditer(text)
-        if found[1] not in now and (path.parent / found[1]).is_file()
-        for line in found[0].splitlines()
+        for entry in _FILE.finditer(text)
+        if entry[1] not in now and (path.parent / entry[1]).is_file()
+        for line in entry[0].splitlines()
     ]
 
 
@@ -394,11 +376,11 @@ def card(
         ],
     )
     lines += ["", "## Files", "", *earlier]
-    for one in exported:
+    for file in exported:
         lines += [
-            f"`{one.path.name}`: every tensor was loaded by {one.client}; largest difference {one.difference:.3g}."
+            f"`{file.path.name}`: every tensor was loaded by {file.client}; largest difference {file.difference:.3g}."
         ]
-        lines += ["", "```python", *one.code, "```", ""]
+        lines += ["", "```python", *file.code, "```", ""]
     lines += ["## Numbers", ""]
     if evaluation is None:
         lines.append("None were measured. Run `dssl evaluate`, then export again to list them here.")
@@ -418,10 +400,10 @@ def evaluation_of(loaded: Encoder, path: Path) -> dict[str, Any] | None:
     """What `dssl evaluate` wrote, if it is about these weights on images as they are prepared here."""
     here = loaded.protocol()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        measured = found["checkpoint"]
+        evaluation = json.loads(path.read_text(encoding="utf-8"))
+        measured = evaluation["checkpoint"]
         # JSON has no tuples
         same = all(json.dumps(measured.get(name)) == json.dumps(here[name]) for name in _SAME)
-        return found if same else None
+        return evaluation if same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -23,8 +23,6 @@ def test_mcnemar_by_hand() -> None:
     assert mcnemar(1, 4) == pytest.approx(2 * (1 + 5) / 32)
     assert mcnemar(0, 0) == 1.0
     assert 0 < mcnemar(30_000, 31_000) < 1e-4  # no overflow, and not rounded to nothing
-    with pytest.raises(DsslError, match="expected counts"):
-        mcnemar(-1, 2)
 
 
 def test_bootstrap_is_that_of_resampled_images() -> None:
@@ -39,9 +37,6 @@ def test_bootstrap_is_that_of_resampled_images() -> None:
     assert (low, high) == pytest.approx((0.09 - half, 0.09 + half), abs=0.006)
     assert bootstrap_interval(differences, seed=0) == (low, high)
     assert bootstrap_interval(np.zeros(7), seed=0) == (0.0, 0.0)
-    for bad in (np.zeros(0), np.zeros((2, 2))):
-        with pytest.raises(DsslError, match="expected one number"):
-            bootstrap_interval(bad, seed=0)
 
 
 def test_one_prediction_per_image() -> None:

@@ -22,7 +22,7 @@ from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights import checkpoint, formats
 from dssl.weights.encoder import Encoder
-from dssl.weights.formats import FORMATS, base_name, card, export, probe_images, rebuild_lines
+from dssl.weights.formats import FORMATS, card, export, probe_images, rebuild_lines
 from dssl.weights.load import load_encoder, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
 
@@ -235,7 +235,6 @@ def test_a_client_that_gives_other_features_voids_the_file(
         original({name: value * 1.001 if name == "conv1.weight" else value for name, value in state.items()}, path)
 
     monkeypatch.setattr(formats, "save_file", careless)
-    monkeypatch.setattr(formats, "_features_only", lambda *_: "")
     with pytest.raises(DsslError, match=r"differ by .* the file was removed"):
         export(resnet18, tmp_path, formats=["timm"])
     assert list(tmp_path.iterdir()) == []
@@ -343,4 +342,3 @@ def test_relatives_of_resnets_have_no_names_in_detectron2(
     monkeypatch.setattr(formats, "refuse_unless_held", lambda *_: None)
     with pytest.raises(DsslError, match="Detectron2 has names only for ResNets"):
         formats._detectron2(loaded, tmp_path / "x.pkl")
-    assert formats._features_only(loaded, tmp_path / "x", base_name(loaded)) == ""
