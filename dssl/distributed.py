@@ -48,15 +48,11 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """True on every process when it is true on one."""
-        if self.size == 1:
-            return flag
-        votes = torch.tensor([int(flag)], device=self.device)
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-        return bool(votes.item())
+        return any(self._gather(flag))
 
     def first_found(self, value: T | None) -> T | None:
         """What the first process that has something has, on all of them."""
-        return next((other for other in self._gather(value) if other is not None), None) if self.size > 1 else value
+        return next((other for other in self._gather(value) if other is not None), None)
 
     def wait(self) -> None:
         if self.size > 1:
@@ -95,7 +91,7 @@ class World:
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Stop if a process has different facts from the first: another folder, other data, other code."""
-        everyone = self._gather(dict(facts)) if self.size > 1 else []
+        everyone = self._gather(dict(facts))
         for rank, theirs in enumerate(everyone):
             for name, value in theirs.items():
                 if value != (first := everyone[0][name]):
@@ -105,9 +101,14 @@ class World:
                     )
 
     def _gather(self, value: T) -> list[T]:
-        parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, value)
+        parts: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(parts, value)
         return parts
+
+
+ALONE = World(0, 1, torch.device("cpu"))
+"""One process, for what needs no device."""
 
 
 def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
