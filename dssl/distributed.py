@@ -48,11 +48,15 @@ class World:
 
     def any(self, flag: bool) -> bool:
         """True on every process when it is true on one."""
-        return any(self._gather(flag))
+        if self.size == 1:
+            return flag
+        votes = torch.tensor([int(flag)], device=self.device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+        return bool(votes.item())
 
     def first_found(self, value: T | None) -> T | None:
         """What the first process that has something has, on all of them."""
-        return next((other for other in self._gather(value) if other is not None), None)
+        return next((other for other in self._gather(value) if other is not None), None) if self.size > 1 else value
 
     def wait(self) -> None:
         if self.size > 1:
@@ -91,7 +95,7 @@ class World:
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Stop if a process has different facts from the first: another folder, other data, other code."""
-        everyone = self._gather(dict(facts))
+        everyone = self._gather(dict(facts)) if self.size > 1 else []
         for rank, theirs in enumerate(everyone):
             for name, value in theirs.items():
                 if value != (first := everyone[0][name]):
@@ -101,9 +105,8 @@ class World:
                     )
 
     def _gather(self, value: T) -> list[T]:
-        parts: list[Any] = [value] * self.size
-        if self.size > 1:
-            dist.all_gather_object(parts, value)
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, value)
         return parts
 
 
