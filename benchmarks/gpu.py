@@ -1,11 +1,9 @@
-"""What only a GPU can show: images a second, the share of time that waits for data, and peak memory against the count.
+"""What only a GPU can show: images a second, the share of time that waits for data, and peak memory.
 
     python -m benchmarks.gpu [--photos FOLDER] [--steps 120]
-    python -m benchmarks.gpu --memory
 
 Real runs of ``dssl train imagenet`` with ResNet-50 on one GPU, then on all of them with torchrun, from JPEG files: about 10
 minutes on two GPUs. It prints one table to paste into docs/gpu.md. Without a GPU it says so and ends with exit code 1.
-With --memory it prints the memory that encoders and batches would need, counted, which takes no GPU: 2 minutes on an idle core.
 """
 
 import argparse
@@ -16,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,20 +22,16 @@ import torch
 
 from benchmarks import images, record
 from dssl import config_io
-from dssl.config import CheckpointConfig, HealthConfig, Precision, RunConfig
-from dssl.methods import METHODS
+from dssl.config import CheckpointConfig, HealthConfig, RunConfig
 from dssl.recipes import recipe
 from dssl.run import RunFolder
 from dssl.text import markdown
-from dssl.training.estimate import step_budget
 
 BATCHES = (512, 256, 128, 64, 32, 16)
-"""Images on one GPU, the largest that fits."""
+"""Images on one GPU: the first that fits."""
 LOOK = 10
 """Steps between two measurements of the loop."""
 _PHOTOS = 2048
-ENCODERS, COUNTED = ("resnet18", "resnet50", "resnet101", "vit_b_16"), (64, 256, 512)
-"""Of the table of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +42,6 @@ class Row:
     gpus: int = 1
     checkpointed: bool = False
     precision: Literal["auto", "fp32"] = "auto"
-
-    @property
-    def counted(self) -> Precision:
-        """What memory is counted in; fp16 takes as much as bf16."""
-        return "fp32" if self.precision == "fp32" else "bf16"
 
     @property
     def name(self) -> str:
@@ -72,10 +60,15 @@ def rows(gpus: int) -> list[Row]:
     return alone + ([Row("simsiam", gpus=gpus), Row("byol", gpus=gpus)] if gpus > 1 else [])
 
 
-def configuration(row: Row, *, data: Path, steps: int, memory: int, base: RunConfig) -> RunConfig:
-    """The recipe with the largest batch that the count allows, for so many steps."""
-    made = replace(
+def configuration(row: Row, *, data: Path, steps: int, images: int, base: RunConfig) -> RunConfig:
+    """The recipe with so many images on each GPU, for so many steps."""
+    batch_size = images * row.gpus
+    epochs = -(-steps // max(1, _count(data) // batch_size))
+    return replace(
         base,
+        batch_size=batch_size,
+        epochs=epochs,
+        optimizer=replace(base.optimizer, warmup_epochs=min(1, epochs)),
         data=str(data),
         checkpoint_activations=row.checkpointed,
         precision=row.precision,
@@ -83,21 +76,18 @@ def configuration(row: Row, *, data: Path, steps: int, memory: int, base: RunCon
         health=HealthConfig(every=LOOK),
         checkpoint=CheckpointConfig(every_minutes=1000),
     )
-    for count in BATCHES:
-        made = replace(made, batch_size=count * row.gpus)
-        if step_budget(made, gpus=row.gpus, precision=row.counted).needed <= memory:
-            break
-    per_epoch = max(1, _count(data) // made.batch_size)
-    epochs = -(-steps // per_epoch)
-    return replace(made, epochs=epochs, optimizer=replace(made.optimizer, warmup_epochs=min(1, epochs)))
 
 
 def _count(data: Path) -> int:
     return sum(1 for _ in data.rglob("*.jp*g"))
 
 
-def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Train in processes of their own; what the loop measured after its first health checks, and the peak that torch saw."""
+def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """Train in processes of their own; what the loop measured after its first health checks, and the peak that torch saw.
+
+    None if the batch does not fit into a GPU.
+    """
+    folder.mkdir()
     asked = folder / "config.json"
     asked.write_text(json.dumps(config_io.to_dict(config)))
     launcher = [sys.executable]
@@ -109,6 +99,8 @@ def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any]:
         launcher += ["--rdzv-endpoint", f"127.0.0.1:{port}"]
     words = [*launcher, "-m", "benchmarks.gpu", "--child", str(asked), "--out", str(folder / "run")]
     found = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    if "out of memory" in found.stderr and found.returncode != 0:
+        return None
     if found.returncode not in (0, 3):
         raise SystemExit(f"{row.name} on {row.gpus} GPUs failed:\n{found.stderr[-3000:]}")
     checks = [json.loads(line) for line in RunFolder(folder / "run").metrics_file.read_text().splitlines()]
@@ -134,7 +126,6 @@ def child(asked: Path, out: Path) -> int:
 def report(rows: list[tuple[Row, RunConfig, dict[str, Any]]], *, gpu: str) -> str:
     lines = []
     for row, config, found in rows:
-        counted = step_budget(config, gpus=row.gpus, precision=row.counted).peak
         lines.append(
             (
                 row.name,
@@ -143,28 +134,15 @@ def report(rows: list[tuple[Row, RunConfig, dict[str, Any]]], *, gpu: str) -> st
                 f"{found['images_per_second']:,.0f}",
                 f"{100 * found['data_share']:.0f} %",
                 f"{found['peak'] / 2**30:.1f}",
-                f"{counted / 2**30:.1f}",
             )
         )
-    titles = ("run", "GPUs", "images per GPU", "images/s", "waits for data", "peak GiB", "counted GiB")
-    body = "\n".join(markdown(titles, lines, align="<>>>>>>"))
+    titles = ("run", "GPUs", "images per GPU", "images/s", "waits for data", "peak GiB")
+    body = "\n".join(markdown(titles, lines, align="<>>>>>"))
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     return f"{gpu}, torch {torch.__version__}, {cuda}, {os.cpu_count()} cores; the loop's own records, median\n\n{body}"
 
 
-def memory_table(encoders: Sequence[str] = ENCODERS, images: Sequence[int] = COUNTED) -> str:
-    """GiB per GPU of a step at 224 px in bf16, by encoder, method and images on the GPU."""
-    lines = []
-    for encoder in encoders:
-        for method in METHODS:
-            base = recipe("imagenet", method=method, encoder=encoder)
-            peaks = [step_budget(replace(base, batch_size=count)).peak for count in images]
-            lines.append((encoder, method, *(f"{peak / 2**30:.1f}" for peak in peaks)))
-    titles = ("encoder", "method", *(f"{count} images" for count in images))
-    return "\n".join(markdown(titles, lines, align="<<" + ">" * len(images)))
-
-
-def run(photos: Path | None, *, steps: int, gpus: int, memory: int, gpu: str, base: RunConfig | None = None) -> str:
+def run(photos: Path | None, *, steps: int, gpus: int, gpu: str, base: RunConfig | None = None) -> str:
     """All runs and their table; ``base`` replaces the recipe for ImageNet in a test."""
     with tempfile.TemporaryDirectory() as held:
         data = photos or Path(held) / "photos"
@@ -173,13 +151,15 @@ def run(photos: Path | None, *, steps: int, gpus: int, memory: int, gpu: str, ba
             for number, content in enumerate(images.drawn_photos(_PHOTOS if base is None else 32)):
                 (data / f"{number}.jpg").write_bytes(content)
         found = []
-        for number, row in enumerate(rows(gpus)):
-            folder = Path(held) / str(number)
-            folder.mkdir()
+        for row in rows(gpus):
             start = base or recipe("imagenet", method=row.method)
-            config = configuration(row, data=data, steps=steps, memory=memory, base=start)
-            print(f"{row.name} on {row.gpus} GPUs, {config.batch_size // row.gpus} images each ...", file=sys.stderr)
-            found.append((row, config, measure(row, config, folder)))
+            for count in BATCHES:
+                config = configuration(row, data=data, steps=steps, images=count, base=start)
+                print(f"{row.name} on {row.gpus} GPUs, {count} images each ...", file=sys.stderr)
+                result = measure(row, config, Path(held) / f"{row.name} {row.gpus} {count}")
+                if result is not None:
+                    found.append((row, config, result))
+                    break
         return report(found, gpu=gpu)
 
 
@@ -187,15 +167,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     record.add_photos(parser)
     parser.add_argument("--steps", type=int, default=120, help="steps of each run")
-    parser.add_argument("--memory", action="store_true", help="count the memory by encoder and batch; needs no GPU")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.child is not None:
         return child(options.child, options.out)
-    if options.memory:
-        print(memory_table())
-        return 0
     if not torch.cuda.is_available():
         print(
             "no GPU was found: this benchmark needs at least one that torch can use (see dssl doctor)", file=sys.stderr
@@ -207,7 +183,6 @@ def main(arguments: list[str] | None = None) -> int:
             options.photos,
             steps=options.steps,
             gpus=torch.cuda.device_count(),
-            memory=gpu.total_memory,
             gpu=f"{torch.cuda.device_count()} x {gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)",
         )
     )

@@ -32,7 +32,9 @@ from benchmarks.train_ours import settings
 from benchmarks.train_paper import WORKERS
 from dssl.augment import CIFAR10
 from dssl.config import RunConfig
-from dssl.methods.heads import mlp, simclr_projector, simsiam_projector
+from dssl.methods.method import mlp
+from dssl.methods.simclr import simclr_projector
+from dssl.methods.simsiam import simsiam_projector
 from dssl.models import feature_dim
 from dssl.training.prepare import build_method
 

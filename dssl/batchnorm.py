@@ -88,23 +88,10 @@ class _SyncBatchNorm(nn.SyncBatchNorm):
     process_group = None  # that of all ranks
 
 
-class _ThenActs(_BatchNorm):
-    """Of timm's BatchNorm, which is followed by a dropout and an activation of its own."""
-
-    drop: nn.Module
-    act: nn.Module
-
-    def forward(self, values: Tensor) -> Tensor:
-        acted: Tensor = self.act(self.drop(super().forward(values)))
-        return acted
-
-
-class _Acting2dAcrossRanks(_ThenActs, BatchNorm2dAcrossRanks):
-    pass
-
-
-class _ActingSyncBatchNorm(_ThenActs, _SyncBatchNorm):
-    pass
+def _then_act(module: nn.Module, _: object, values: Tensor) -> Tensor:
+    """A hook after timm's BatchNorm, which has a dropout and an activation of its own."""
+    acted: Tensor = module.get_submodule("act")(module.get_submodule("drop")(values))
+    return acted
 
 
 def batchnorm_across_ranks(module: nn.Module) -> nn.Module:
@@ -117,15 +104,14 @@ def batchnorm_across_ranks(module: nn.Module) -> nn.Module:
         kind = type(child)
         if not isinstance(child, _BatchNorm) or isinstance(child, _AcrossRanks | nn.SyncBatchNorm):
             continue
-        acts = isinstance(child, nn.BatchNorm2d) and {"drop", "act"} <= child._modules.keys()
-        if kind not in plain and not acts:
+        if isinstance(child, nn.BatchNorm2d) and {"drop", "act"} <= dict(child.named_children()).keys():
+            kind = nn.BatchNorm2d
+            child.register_forward_hook(_then_act)
+        if kind not in plain:
             raise DsslError(
                 f"the encoder has a {kind.__name__}, whose statistics several processes cannot share: train it with one process, "
                 "or choose an encoder with torch's BatchNorm"
             )
         # changing the class keeps parameters, buffers and every reference to the module as they are
-        if any(tensor.is_cuda for tensor in child.buffers()):
-            child.__class__ = _ActingSyncBatchNorm if acts else _SyncBatchNorm
-        else:
-            child.__class__ = _Acting2dAcrossRanks if acts else plain[kind]
+        child.__class__ = _SyncBatchNorm if any(tensor.is_cuda for tensor in child.buffers()) else plain[kind]
     return module

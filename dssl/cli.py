@@ -91,16 +91,12 @@ def _what_was_wrong(box: str) -> str:
 
 
 def _help() -> str:
-    lines = [f"  {line}" for line in columns(list(COMMANDS.items()))]
-    return "\n".join(
-        [
-            "usage: dssl COMMAND [arguments]        (see dssl COMMAND --help)",
-            "",
-            "Pretrain or adapt a vision encoder on unlabelled images, also with heavy augmentations, and see whether it works.",
-            "",
-            *lines,
-        ]
-    )
+    commands = "\n".join(f"  {line}" for line in columns(list(COMMANDS.items())))
+    return f"""usage: dssl COMMAND [arguments]        (see dssl COMMAND --help)
+
+Pretrain or adapt a vision encoder on unlabelled images, also with heavy augmentations, and see whether it works.
+
+{commands}"""
 
 
 def _one_line(mistake: Exception) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dssl.errors import LARGEST, DsslError, between, finite, require
+from dssl.errors import LARGEST, DsslError, require, within
 from dssl.methods import MethodSettings, SimSiamConfig
 
 if TYPE_CHECKING:
@@ -39,12 +39,11 @@ class OptimizerConfig:
     """Clip the norm of the gradient to this value."""
 
     def __post_init__(self) -> None:
-        finite("optimizer.rate", self.rate, strictly=True)
-        require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "a number from 0 to below 1")
-        finite("optimizer.weight_decay", self.weight_decay)
-        finite("optimizer.warmup_epochs", self.warmup_epochs)
-        if self.clip is not None:
-            finite("optimizer.clip", self.clip, strictly=True)
+        within("optimizer.rate", self.rate, "(0, inf)")
+        within("optimizer.momentum", self.momentum, "[0, 1)")
+        within("optimizer.weight_decay", self.weight_decay, "[0, inf)")
+        within("optimizer.warmup_epochs", self.warmup_epochs, "[0, inf)")
+        within("optimizer.clip", self.clip, "(0, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +60,10 @@ class CheckpointConfig:
     """Also keep the checkpoint of every N-th epoch permanently."""
 
     def __post_init__(self) -> None:
-        require(self.every_epochs >= 1, "checkpoint.every_epochs", self.every_epochs, "at least 1")
-        finite("checkpoint.every_minutes", self.every_minutes, strictly=True)
-        require(self.keep >= 1, "checkpoint.keep", self.keep, "at least 1")
-        if self.keep_every is not None:
-            require(self.keep_every >= 1, "checkpoint.keep_every", self.keep_every, "at least 1")
+        within("checkpoint.every_epochs", self.every_epochs, "[1, inf)")
+        within("checkpoint.every_minutes", self.every_minutes, "(0, inf)")
+        within("checkpoint.keep", self.keep, "[1, inf)")
+        within("checkpoint.keep_every", self.keep_every, "[1, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ class HealthConfig:
     """Check every N steps."""
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, "health.every", self.every, "at least 1")
+        within("health.every", self.every, "[1, inf)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,15 +100,14 @@ class AdaptConfig:
     Transformers, which are built for one size, keep that of the views."""
 
     def __post_init__(self) -> None:
-        require(self.head_epochs >= 0, "adapt.head_epochs", self.head_epochs, "0 or more")
+        within("adapt.head_epochs", self.head_epochs, "[0, inf)")
         blocks = self.trained_blocks
         require(blocks is None or blocks >= 1, "adapt.trained_blocks", blocks, "at least 1, or None for all")
-        finite("adapt.encoder_rate", self.encoder_rate, strictly=True)
-        require(0 < self.layer_decay <= 1, "adapt.layer_decay", self.layer_decay, "a number above 0 and at most 1")
-        require(0 <= self.average <= 1, "adapt.average", self.average, "a number from 0 to 1")
-        if self.max_drift is not None:
-            finite("adapt.max_drift", self.max_drift, strictly=True)
-        between("adapt.evaluation_size", self.evaluation_size, LARGEST["image_size"])
+        within("adapt.encoder_rate", self.encoder_rate, "(0, inf)")
+        within("adapt.layer_decay", self.layer_decay, "(0, 1]")
+        within("adapt.average", self.average, "[0, 1]")
+        within("adapt.max_drift", self.max_drift, "(0, inf)")
+        within("adapt.evaluation_size", self.evaluation_size, f"[1, {LARGEST['image_size']}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +115,8 @@ class RunConfig:
     """A pretraining run."""
 
     HARMLESS: ClassVar[tuple[str, ...]] = (
-        "checkpoint.",
-        "health.",
-        "threads",
-        "knn_every",
-        "bad_share",
-        "checkpoint_activations",
-    )
+        "checkpoint.", "health.", "threads", "knn_every", "bad_share", "checkpoint_activations",
+    )  # fmt: skip
     """Settings that a resumed run may change, since no weight depends on them."""
 
     data: str = "shapes"
@@ -211,18 +203,17 @@ class RunConfig:
         from dssl.augment import check_channels, meanings_of, parse
         from dssl.data.scale import MAX_CHANNELS, parse_range
 
-        for name in ("image_size", "epochs"):
-            between(name, getattr(self, name), LARGEST[name])
+        for name in ("image_size", "epochs", "threads"):
+            within(name, vars(self)[name], f"[1, {LARGEST[name]}]")
         require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
-        require(self.limit is None or self.limit >= 2, "limit", self.limit, "at least 2")
-        require(self.window is None or self.window >= 1, "window", self.window, "at least 1")
+        within("limit", self.limit, "[2, inf)")
+        within("window", self.window, "[1, inf)")
+        within("bad_share", self.bad_share, "[0, 1)")
+        within("knn_every", self.knn_every, "[0, inf)")
+        within("channels", self.channels, f"[1, {MAX_CHANNELS}]")
         require(
             self.window is None or self.shuffle == "shards", "window", self.window, "nothing without --shuffle shards"
         )
-        require(0 <= self.bad_share < 1, "bad_share", self.bad_share, "a number from 0 to below 1")
-        require(self.knn_every >= 0, "knn_every", self.knn_every, "0 or more")
-        if self.threads is not None:
-            between("threads", self.threads, LARGEST["threads"])
         require(
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",
@@ -238,7 +229,6 @@ class RunConfig:
                 f"teacher is {self.teacher or self.teacher_encoder}, but no edge of the graph ends at a teacher: "
                 "add one such as s1->teacher(s1), or leave the teacher out"
             )
-        between("channels", self.channels, MAX_CHANNELS)
         parse_range(self.range, channels=self.channels)
         require(
             self.channels in (1, 3) or self.normalization == "measure",

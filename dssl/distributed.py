@@ -110,6 +110,10 @@ class World:
         return parts
 
 
+ALONE = World(0, 1, torch.device("cpu"))
+"""One process, for what needs no device."""
+
+
 def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
     """A name that this start of the processes shares, and that no earlier one had.
 

@@ -40,7 +40,7 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # on a CPU torch raises a plain RuntimeError
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
-        raise DsslError(f"out of memory with {what}: {advice} ({' '.join(str(error).split())[:200]})") from error
+        raise DsslError(f"out of memory with {what}: {advice} ({one_line(error)})") from error
 
 
 LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
@@ -52,12 +52,15 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
         raise DsslError(f"{name} is {given}, expected {expected}")
 
 
-def finite(name: str, value: float, *, strictly: bool = False) -> None:
-    """Above zero (``strictly``), or at least zero."""
-    enough = value > 0 if strictly else value >= 0
-    require(math.isfinite(value) and enough, name, value, f"a number {'above' if strictly else 'of at least'} 0")
-
-
-def between(name: str, value: int, largest: int) -> None:
-    require(value >= 1, name, value, "at least 1")
-    require(value <= largest, name, value, f"at most {largest:,}")
+def within(name: str, value: float | None, interval: str) -> None:
+    """Refuse a number outside an interval such as ``[0, 1)``; None, a setting that is not given, is in all of them."""
+    if value is None:
+        return
+    low, high = map(float, interval[1:-1].split(","))
+    from_low, to_high = interval.startswith("["), interval.endswith("]")
+    above = value >= low if from_low else value > low
+    below = value <= high if to_high else value < high
+    expected = f"{'at least' if from_low else 'above'} {low:g}"
+    if math.isfinite(high):
+        expected += f" and {'at most' if to_high else 'below'} {high:,.0f}"
+    require(above and below, name, value, expected)

@@ -171,7 +171,7 @@ class Board:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         if self._file is not None:
             entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._write(step=step, summary=self._summary(value=entries), flush=True)
+            self._write(step=step, summary=self._summary(value=entries))
 
     def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
         """Height x width x 3."""
@@ -185,12 +185,11 @@ class Board:
             with self._reporting():
                 self._file.close()
 
-    def _write(self, *, flush: bool = False, **content: Any) -> None:
+    def _write(self, **content: Any) -> None:
         if self._file is not None:
             with self._reporting():
                 self._writer(self._file).write(self._event(wall_time=time.time(), **content).SerializeToString())
-                if flush:
-                    self._file.flush()
+                self._file.flush()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

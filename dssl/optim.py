@@ -35,15 +35,15 @@ class LARS(torch.optim.Optimizer):
             if not weights:
                 continue
             # one kernel for all tensors where a loop would launch one for each
-            updates = torch._foreach_add([one.grad for one in weights], weights, alpha=group["weight_decay"])
+            updates = torch._foreach_add([weight.grad for weight in weights], weights, alpha=group["weight_decay"])
             if group["adapt"]:
                 size, slope = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
                 trust = torch.where((size > 0) & (slope > 0), _TRUST * size / slope, 1.0)
                 torch._foreach_mul_(updates, list(trust.unbind()))
-            for one in weights:
-                if "momentum_buffer" not in self.state[one]:
-                    self.state[one]["momentum_buffer"] = torch.zeros_like(one)
-            velocities = [self.state[one]["momentum_buffer"] for one in weights]
+            for weight in weights:
+                if "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+            velocities = [self.state[weight]["momentum_buffer"] for weight in weights]
             torch._foreach_mul_(velocities, group["momentum"])
             torch._foreach_add_(velocities, updates)
             torch._foreach_sub_(weights, velocities, alpha=group["lr"])

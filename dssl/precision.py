@@ -105,6 +105,6 @@ def _one_step(module: nn.Module, images: Tensor, precision: Precision, clock: Ca
         output = module(images)
     # a detector's backbone gives a table of feature maps
     outputs = output.values() if isinstance(output, Mapping) else (output,)
-    torch.stack([one.float().square().mean() for one in outputs]).sum().backward()  # type: ignore[no-untyped-call]  # of torch
+    torch.stack([values.float().square().mean() for values in outputs]).sum().backward()  # type: ignore[no-untyped-call]  # of torch
     module.zero_grad(set_to_none=True)
     return clock() - begin

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from dssl.config import CheckpointConfig, Precision
-from dssl.errors import DsslError, finite, require
+from dssl.errors import DsslError, require, within
 
 SCRATCH = "scratch"
 ITERATIONS, BATCH, WARMUP = 90_000, 16, 500
@@ -98,11 +98,10 @@ class CocoConfig:
         for name, value in vars(self).items():
             if name in _AT_LEAST and value is not None:
                 require(value >= _AT_LEAST[name], name, value, "at least 1" if _AT_LEAST[name] else "0 or more")
-        for name, number in (("schedule", self.schedule), ("rate", self.rate), ("save_minutes", self.save_minutes)):
-            finite(name, number, strictly=True)
-        finite("weight_decay", self.weight_decay)
-        require(0 <= self.momentum < 1, "momentum", self.momentum, "a number from 0 to below 1")
-        require(self.clip is None or self.clip > 0, "clip", self.clip, "a number above 0")
+        for name in ("schedule", "rate", "save_minutes", "clip"):
+            within(name, vars(self)[name], "(0, inf)")
+        within("weight_decay", self.weight_decay, "[0, inf)")
+        within("momentum", self.momentum, "[0, 1)")
         require(len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels")
         fits = max(*self.sizes, self.test_size) <= self.max_size
         require(fits, "max_size", self.max_size, "at least as large as every other size")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dssl import Method, MethodSettings, Prediction, recipe
 from dssl.distributed import gather_rows
-from dssl.methods.heads import mlp
+from dssl.methods.method import mlp
 from dssl.training import train
 
 

@@ -217,28 +217,21 @@ def test_the_benchmark_of_gpus_trains_reads_and_prints_a_table(monkeypatch: pyte
 
     def here(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert words[1:3] == ["-m", "benchmarks.gpu"]
+        if json.loads(Path(words[4]).read_text())["batch_size"] > 16:
+            return subprocess.CompletedProcess(words, 1, "", "torch.OutOfMemoryError: CUDA out of memory.")
         return subprocess.CompletedProcess(words, gpu.main(words[3:]), "", "")
 
     monkeypatch.setattr(gpu.subprocess, "run", here)
-    said = gpu.run(None, steps=3, gpus=1, memory=10**9, gpu="1 x CPU", base=base)
+    said = gpu.run(None, steps=3, gpus=1, gpu="1 x CPU", base=base)
     heading, _, titles, _, line = said.splitlines()
     assert heading.startswith("1 x CPU, torch ")
-    assert titles == "| run | GPUs | images per GPU | images/s | waits for data | peak GiB | counted GiB |"
-    name, gpus, images, rate, share, peak, counted = line.strip("| ").split(" | ")
+    assert titles == "| run | GPUs | images per GPU | images/s | waits for data | peak GiB |"
+    name, gpus, images, rate, share, peak = line.strip("| ").split(" | ")
     assert (name, gpus, images, peak) == ("simclr, fp32", "1", "16", "0.0")  # a million images do not fit
     assert float(rate.replace(",", "")) > 0
     assert 0 <= int(share.removesuffix(" %")) <= 100
-    assert counted in ("0.0", "0.1", "0.2")
 
 
 def test_the_benchmark_of_gpus_launches_one_process_for_each() -> None:
     assert [row.gpus for row in gpu.rows(1)] == [1] * 5
     assert [row.gpus for row in gpu.rows(4)][5:] == [4, 4]
-
-
-def test_the_table_of_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "METHODS", ("simsiam", "byol"))
-    lines = gpu.memory_table(encoders=("resnet18",), images=(4,)).splitlines()
-    assert lines[0] == "| encoder | method | 4 images |"
-    assert len(lines) == 2 + len(gpu.METHODS)
-    assert all(float(line.strip("| ").split(" | ")[2]) >= 0.2 for line in lines[2:])  # weights and momentum are 0.1

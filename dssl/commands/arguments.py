@@ -122,12 +122,12 @@ def _fields(arguments: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def _words(value: Any) -> list[str]:
-    return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
+    return [str(entry) for entry in value] if isinstance(value, tuple) else [str(value)]
 
 
 def _expanded(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(_expanded(part) for part in value)
+        return tuple(_expanded(entry) for entry in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return with_home(value)
     return Path(os.path.expanduser(value)) if isinstance(value, Path) else value  # noqa: PTH111 (unknown users stay)

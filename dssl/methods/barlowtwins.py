@@ -1,9 +1,8 @@
 """Barlow Twins: a dimension of one view correlates with the same one of the other, and no other (Zbontar et al., ICML 2021)."""
 
 from dssl.methods import BarlowTwinsConfig
-from dssl.methods.heads import mlp
 from dssl.methods.losses import correlation
-from dssl.methods.method import Method, Prediction
+from dssl.methods.method import Method, Prediction, mlp
 from dssl.types import Embedding, Scalar
 
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from dssl.methods import BYOLConfig
-from dssl.methods.heads import mlp
 from dssl.methods.losses import narrowness, squared_distance
-from dssl.methods.method import Prediction, WithPredictor
+from dssl.methods.method import Prediction, WithPredictor, mlp
 from dssl.types import Embedding, Images, Scalar
 
 

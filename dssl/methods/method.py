@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,14 @@ class Prediction:
 
     def detach(self) -> "Prediction":
         return Prediction(self.feature.detach(), self.projection.detach(), self.prediction.detach())
+
+
+def mlp(*widths: int, bias: bool = True) -> nn.Sequential:
+    """A head: Linear, BatchNorm, ReLU for every hidden width, and a last Linear."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths[:-1]):
+        layers += [nn.Linear(before, after, bias=bias), nn.BatchNorm1d(after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1], bias=bias))
 
 
 class Method(nn.Module):

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from dssl.errors import LARGEST, between, finite, require
+from dssl.errors import LARGEST, require, within
 from dssl.graph import ViewGraph
 from dssl.graph.schedule import Cost, Step, cost, schedule
+
+WIDTH = f"[1, {LARGEST['head']}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,11 @@ class MethodSettings:
     """The step from which the health check looks at the predictions, too; None: never."""
     recipes: ClassVar[Mapping[str, Defaults]] = {}
     """By the name of the recipe."""
+
+    def check(self, interval: str, *names: str) -> None:
+        """Refuse values of these settings outside an interval such as ``[0, 1)``."""
+        for name in names:
+            within(f"method.{name}", vars(self)[name], interval)
 
     @classmethod
     def schedule(cls, graph: ViewGraph) -> tuple[Step, ...]:
@@ -82,8 +89,8 @@ class SimSiamConfig(MethodSettings):
 
     def __post_init__(self) -> None:
         require(self.projector_layers in (2, 3), "method.projector_layers", self.projector_layers, "2 or 3")
-        finite("method.guard", self.guard)
-        _widths(hidden=self.hidden, output=self.output, bottleneck=self.bottleneck)
+        self.check(WIDTH, "hidden", "output", "bottleneck")
+        self.check("[0, inf)", "guard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +118,9 @@ class BYOLConfig(MethodSettings):
     """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start."""
 
     def __post_init__(self) -> None:
-        _widths(hidden=self.hidden, output=self.output)
-        require(0 <= self.momentum <= 1, "method.momentum", self.momentum, "a number between 0 and 1")
-        finite("method.guard", self.guard)
+        self.check(WIDTH, "hidden", "output")
+        self.check("[0, 1]", "momentum")
+        self.check("[0, inf)", "guard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +141,8 @@ class SimCLRConfig(MethodSettings):
     """0.5 on CIFAR-10, 0.1 on ImageNet."""
 
     def __post_init__(self) -> None:
-        _widths(output=self.output)
-        finite("method.temperature", self.temperature, strictly=True)
+        self.check(WIDTH, "output")
+        self.check("(0, inf)", "temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +170,8 @@ class VICRegConfig(MethodSettings):
     """Which views get the variance and covariance terms: those that predict along a similarity edge, or all that predict."""
 
     def __post_init__(self) -> None:
-        _widths(hidden=self.hidden, output=self.output)
-        finite("method.invariance", self.invariance)
-        finite("method.variance", self.variance)
-        finite("method.covariance", self.covariance)
+        self.check(WIDTH, "hidden", "output")
+        self.check("[0, inf)", "invariance", "variance", "covariance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,9 +195,9 @@ class BarlowTwinsConfig(MethodSettings):
     """The loss is multiplied by this; it grows with the width of the projection."""
 
     def __post_init__(self) -> None:
-        _widths(hidden=self.hidden, output=self.output)
-        finite("method.redundancy", self.redundancy)
-        finite("method.scale", self.scale, strictly=True)
+        self.check(WIDTH, "hidden", "output")
+        self.check("[0, inf)", "redundancy")
+        self.check("(0, inf)", "scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,8 +207,3 @@ class MatchConfig(MethodSettings):
     name = "match"
     targets_learn = False
     own_target_network = True
-
-
-def _widths(**widths: int) -> None:
-    for name, width in widths.items():
-        between(f"method.{name}", width, LARGEST["head"])

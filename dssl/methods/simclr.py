@@ -1,10 +1,18 @@
 """SimCLR: pick the other view of the same image among all views of the batch (Chen et al., ICML 2020)."""
 
+from torch import nn
+
 from dssl.methods import SimCLRConfig
-from dssl.methods.heads import simclr_projector
 from dssl.methods.losses import nt_xent
-from dssl.methods.method import Method, Prediction
+from dssl.methods.method import Method, Prediction, mlp
 from dssl.types import Embedding, Scalar
+
+
+def simclr_projector(width: int, *, output: int) -> nn.Sequential:
+    """One hidden layer as wide as the feature, no biases, and a last BatchNorm with a scale but no learnt shift."""
+    last = nn.BatchNorm1d(output)
+    last.bias.requires_grad = False
+    return nn.Sequential(*mlp(width, width, output, bias=False), last)
 
 
 class SimCLR(Method, settings=SimCLRConfig):

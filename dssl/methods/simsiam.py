@@ -1,10 +1,16 @@
 """SimSiam: a predictor on one side, a stop-gradient on the other (Chen and He, CVPR 2021)."""
 
+from torch import nn
+
 from dssl.methods import SimSiamConfig
-from dssl.methods.heads import mlp, simsiam_projector
 from dssl.methods.losses import narrowness, negative_cosine
-from dssl.methods.method import Prediction, WithPredictor
+from dssl.methods.method import Prediction, WithPredictor, mlp
 from dssl.types import Embedding, Scalar
+
+
+def simsiam_projector(width: int, *, hidden: int, output: int, layers: int) -> nn.Sequential:
+    """Ends in a BatchNorm without scale and shift."""
+    return nn.Sequential(*mlp(width, *[hidden] * (layers - 1), output), nn.BatchNorm1d(output, affine=False))
 
 
 class SimSiam(WithPredictor, settings=SimSiamConfig):

@@ -49,7 +49,7 @@ class Teacher(nn.Module):
         """Say how views are normalised, so that the teacher sees pixels as it was trained on them."""
         if self.normalization is None or self.normalization == views:
             return
-        given, own = (torch.tensor([one.mean, one.std]).view(2, 1, -1, 1, 1) for one in (views, self.normalization))
+        given, own = (torch.tensor([norm.mean, norm.std]).view(2, 1, -1, 1, 1) for norm in (views, self.normalization))
         self.scale = (given[1] / own[1]).to(self.scale)
         self.offset = ((given[0] - own[0]) / own[1]).to(self.offset)
 

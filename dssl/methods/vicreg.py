@@ -1,9 +1,8 @@
 """VICReg: views agree while each keeps its own variance and decorrelates its dimensions (Bardes, Ponce, LeCun, ICLR 2022)."""
 
 from dssl.methods import VICRegConfig
-from dssl.methods.heads import mlp
 from dssl.methods.losses import covariance, deviation, invariance, variance
-from dssl.methods.method import Method, Prediction
+from dssl.methods.method import Method, Prediction, mlp
 from dssl.types import Embedding, Scalar
 
 

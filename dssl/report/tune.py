@@ -91,7 +91,7 @@ def answer(search: Search) -> str:
         text += f" Two standard pairs, the same work without heavy views, have {_score(control)}: "
         if not best.differs_from(control):
             text += "the score does not show that heavy views help here."
-        elif control.score > best.score:
+        elif control.retrieval > best.retrieval:
             text += "by this score heavy views do not help here."
         else:
             text += "below the best heavy policy."
@@ -126,8 +126,10 @@ def _beside(trial: Trial, search: Search) -> str:
         return ""
     if trial is best:
         return "best"
-    return "not told apart" if not best.differs_from(trial) else "above" if trial.score > best.score else "below"
+    return (
+        "not told apart" if not best.differs_from(trial) else "above" if trial.retrieval > best.retrieval else "below"
+    )
 
 
 def _score(trial: Trial) -> str:
-    return f"{100 * trial.score:.1f} ± {100 * trial.error:.1f}"
+    return f"{100 * trial.retrieval:.1f} ± {100 * trial.error:.1f}"

@@ -170,7 +170,17 @@ class HealthMonitor(Monitor[LossReport]):
 
     def note_divergence(self, now: Observation, *, first: int) -> Verdict:
         """The run is no longer made of numbers; ``first`` is the step at which that began, if it is known."""
-        self.verdict = diverged(now, step=first if first >= 0 else now.step)
+        edge = next((name for name, value in now.edges.items() if not math.isfinite(value)), next(iter(now.edges)))
+        reason = f"the loss is no longer a number (edge {edge})"
+        if math.isfinite(now.loss):
+            reason = "weights or the optimiser's state are no longer numbers, though the loss is one"
+        remedies = (
+            "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
+            "set --optimizer.clip 1",
+            "use --precision fp32",
+        )
+        step = first if first >= 0 else now.step
+        self.verdict = Verdict("diverged", step, edge=edge, reason=reason, remedies=remedies)
         return self.verdict
 
     def _verdict(self, now: Observation) -> Verdict:
@@ -269,18 +279,3 @@ def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
         "inspect the views with `dssl views`: from blank or identical views only a constant can be learned",
         "enlarge --batch-size, add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg",
     )
-
-
-def diverged(now: Observation, *, step: int) -> Verdict:
-    edge = next((name for name, value in now.edges.items() if not math.isfinite(value)), next(iter(now.edges)))
-    reason = f"the loss is no longer a number (edge {edge})"
-    if math.isfinite(now.loss):
-        reason = "weights or the optimiser's state are no longer numbers, though the loss is one"
-    return Verdict(
-        "diverged", step, edge=edge, reason=reason,
-        remedies=(
-            "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
-            "set --optimizer.clip 1",
-            "use --precision fp32",
-        ),
-    )  # fmt: skip

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dssl import rng
@@ -52,10 +50,10 @@ class OnlineKnn(Hook):
         test = open_test_data(config, value_range=source.value_range)
         if test is not None:
             labels, of_test, self._classes = aligned_labels(source, test)
-            bank, queries = _at_most(len(source), BANK, config.seed), _at_most(len(test), QUERIES, config.seed)
+            stream = rng.key(config.seed, "knn")
+            bank, queries = rng.sample(stream, len(source), BANK), rng.sample(stream, len(test), QUERIES)
             self._labels = labels[bank], of_test[queries]
-            self._bank = source if len(bank) == len(source) else Subset(source, bank)
-            self._queries = test if len(queries) == len(test) else Subset(test, queries)
+            self._bank, self._queries = Subset(source, bank), Subset(test, queries)
 
     def begin(self, log: Log) -> None:
         if self.obstacle:
@@ -99,8 +97,3 @@ class OnlineKnn(Hook):
                 "queries": len(queries.rows),
             },
         }
-
-
-def _at_most(images: int, count: int, seed: int) -> NDArray[np.int64]:
-    """Which images are used: all, or some of many."""
-    return np.arange(images) if images <= count else rng.sample(rng.key(seed, "knn"), images, count)

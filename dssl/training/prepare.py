@@ -16,7 +16,7 @@ from dssl.data import NoSplitError, Quarantine, Source, Subset, measure, open_so
 from dssl.data.loader import EvaluationBatches
 from dssl.data.order import require_shards
 from dssl.data.scale import Range, as_range, parse_range
-from dssl.distributed import World
+from dssl.distributed import ALONE, World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
 from dssl.methods.method import Method
@@ -165,30 +165,23 @@ def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:
 
     Also one that cannot see whole images at the size at which it is measured.
     """
-    graph = config.view_graph
-    if (whole := evaluation_size(config)) != config.image_size:
-        try:
-            width = feature_dim(encoder, image_size=whole, channels=config.channels)
-        except DsslError:
-            width = None
-        if width != dim:
-            raise DsslError(
-                f"the encoder {config.encoder} cannot see views of {config.image_size} px and whole images of {whole} px: "
-                f"give them one size, such as --adapt.evaluation-size {config.image_size}"
-            )
-    for name in graph.encoded:
-        if (size := graph.size(name)) is None:
-            continue
+    graph, base = config.view_graph, config.image_size
+    sizes = {f"view {name}": size for name in graph.encoded if (size := graph.size(name)) is not None}
+    remedy = "choose an encoder that ends in pooling, or give all views one size"
+    if (whole := evaluation_size(config)) != base:
+        sizes["a whole image"] = whole
+        remedy += f" and add --adapt.evaluation-size {base}"
+    for what, size in sizes.items():
         try:
             width = feature_dim(encoder, image_size=size, channels=config.channels)
         except DsslError as error:
             raise DsslError(
-                f"view {name} has {size} px, which the encoder {config.encoder} cannot process: {error}"
+                f"{what} has {size} px, which the encoder {config.encoder} cannot process: {error}; {remedy}"
             ) from None
         if width != dim:
             raise DsslError(
-                f"view {name} has {size} px, where the encoder {config.encoder} gives {width} features instead of the {dim} at "
-                f"{config.image_size} px: choose an encoder that ends in pooling, or leave out @{size}"
+                f"{what} has {size} px, where the encoder {config.encoder} gives {width} features instead of the {dim} at "
+                f"{base} px: {remedy}"
             )
 
 
@@ -200,14 +193,11 @@ class TrainingData:
     normalization: Normalization
 
 
-def training_data(
-    config: RunConfig, *, kept: Mapping[str, Any] | None = None, world: World | None = None
-) -> TrainingData:
+def training_data(config: RunConfig, *, kept: Mapping[str, Any] | None = None, world: World = ALONE) -> TrainingData:
     """Open the images; a resumed run keeps the normalisation and the range that it started with.
 
     Of several processes one scans and measures, and the others use its result.
     """
-    world = world or World(0, 1, torch.device("cpu"))
     value_range = as_range((kept or {}).get("range"))
     wanted = parse_range(config.range, channels=config.channels)
     if value_range is None and wanted is not None and wanted.percent:
@@ -218,14 +208,11 @@ def training_data(
     return TrainingData(source, world.from_first(lambda: normalization_of(config, source)))
 
 
-def fit_to_data(
-    config: RunConfig, method: Method, data: TrainingData, *, new: bool, world: World | None = None
-) -> None:
+def fit_to_data(config: RunConfig, method: Method, data: TrainingData, *, new: bool, world: World = ALONE) -> None:
     """Tell the method about the images: encoders that whiten measure their filters in a ``new`` run, and a teacher converts.
 
     A run is new that has neither a checkpoint nor weights from elsewhere.
     """
-    world = world or World(0, 1, torch.device("cpu"))
     whitened = [module for module in method.modules() if isinstance(module, WhitenedEncoder)]  # BYOL has two
     if new and whitened:
         images = world.all_or_error(lambda: images_to_whiten(config, data.source, data.normalization))

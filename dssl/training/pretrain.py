@@ -133,7 +133,8 @@ class Pretraining(loop.Task[Batch]):
         self.check_every, self.stop_collapsed = config.health.every, config.health.stop
         self.clip = config.optimizer.clip
         world, steps, self.total = run.world, length.round, length.total
-        method.to(world.device, torch.float64 if precision == "fp64" else torch.float32)
+        full = torch.float64 if precision == "fp64" else torch.float32
+        method.to(world.device, full)
         method.to(memory_format=torch.channels_last)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
@@ -149,8 +150,7 @@ class Pretraining(loop.Task[Batch]):
         shares = {} if config.adapt is None else rate_shares(method.encoder, config.adapt)
         self.optimizer = build_optimizer(method, config.optimizer, shares=shares, first_step=self.head_steps)
         # what autocast would cast the views to in the first layer, kept once instead of twice
-        arithmetic = torch.float64 if precision == "fp64" else half_type(precision) or torch.float32
-        self.feed = DeviceTransfer(world.device, normalization=data.normalization, dtype=arithmetic)
+        self.feed = DeviceTransfer(world.device, normalization=data.normalization, dtype=half_type(precision) or full)
         self.monitor: HealthMonitor = HealthMonitor(
             config.view_graph,
             patience=patience(steps),

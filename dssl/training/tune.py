@@ -65,7 +65,7 @@ class Trial:
 
     policy: str
     retrieval: float
-    """How often an augmented view of a held-out image finds a standard view of it among those of all."""
+    """The score: how often an augmented view of a held-out image finds a standard view of it among those of all."""
     error: float
     """Its standard error from the choice of these images; that of another training seed comes on top."""
     rotation: float
@@ -77,16 +77,12 @@ class Trial:
     seconds: float
 
     @property
-    def score(self) -> float:
-        return self.retrieval
-
-    @property
     def healthy(self) -> bool:
         return self.verdict in ("healthy", "too early")
 
     def differs_from(self, other: "Trial") -> bool:
         """Whether the scores are more than two standard errors apart."""
-        return abs(self.score - other.score) > 2 * math.hypot(self.error, other.error)
+        return abs(self.retrieval - other.retrieval) > 2 * math.hypot(self.error, other.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +111,7 @@ class Search:
     @property
     def ranked(self) -> tuple[Trial, ...]:
         """The best first; those that are not healthy last, and never recommended."""
-        return tuple(sorted(self.trials, key=lambda trial: (trial.healthy, trial.score), reverse=True))
+        return tuple(sorted(self.trials, key=lambda trial: (trial.healthy, trial.retrieval), reverse=True))
 
     @property
     def best(self) -> Trial | None:
@@ -152,7 +148,7 @@ class Search:
             "dssl_version": VERSION, "config": config_io.to_dict(self.config), "images": self.images,
             "judges": len(self.judges), "plan": asdict(self.plan), "seconds": self.seconds,
             "best": None if self.best is None else self.best.policy, "start": asdict(self.start),
-            "trials": [asdict(trial) | {"score": trial.score} for trial in self.ranked],
+            "trials": [asdict(trial) | {"score": trial.retrieval} for trial in self.ranked],
         }  # fmt: skip
 
 
@@ -192,7 +188,7 @@ def next_policy(trials: Sequence[Trial], *, wanted: int, policies: Sequence[str]
         if len(trials) >= wanted:
             return None
         candidates += COARSE[: max(2, math.ceil(COARSE_SHARE * wanted))]
-        for trial in sorted(_healthy(trials), key=lambda trial: -trial.score):
+        for trial in sorted(_healthy(trials), key=lambda trial: -trial.retrieval):
             candidates += neighbours(trial.policy)
     tried = {trial.policy for trial in trials}
     return next((policy for policy in candidates if policy not in tried), None)
@@ -282,7 +278,7 @@ class _Tuning:
         )  # fmt: skip
         self.header: dict[str, Any] = {
             "task": TASK, "dssl_version": VERSION, "config": config_io.to_dict(config),
-            "normalization": {"mean": list(data.normalization.mean), "std": list(data.normalization.std)},
+            "normalization": data.normalization.plain(),
             "fingerprint": self.data.source.fingerprint,
         }  # fmt: skip
 
@@ -308,7 +304,7 @@ class _Tuning:
             self.began = self.clock()
             trial = self._trial(policy, saved, plan)
             self.say(
-                f"trial {len(trials) + 1} of {self._wanted(minutes, policies)}: {policy}, score {100 * trial.score:.1f}, "
+                f"trial {len(trials) + 1} of {self._wanted(minutes, policies)}: {policy}, score {100 * trial.retrieval:.1f}, "
                 f"{trial.verdict}, {trial.seconds:.0f} s"
             )
         return Search(

@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from dssl.errors import DsslError
 from dssl.evaluation.knn import knn_accuracy, knn_predict, largest, neighbours
-from dssl.training.estimate import Counted
+from tests.counting import Counted
 
 
 def sklearn_predictions(real: Any, k: int, temperature: float) -> torch.Tensor:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from dssl.errors import DsslError
 from dssl.evaluation import probe
 from dssl.evaluation.probe import DEFAULT_STRENGTH, Problem, choose_strength, scaling_of, split
-from dssl.training.estimate import Counted
+from tests.counting import Counted
 
 
 @pytest.mark.parametrize(("strength", "count"), [(1e-2, 2000), (1e-4, 2000), (1e-6, 2000), (1e-4, 60)])

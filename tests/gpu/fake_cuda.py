@@ -23,7 +23,7 @@ from dssl.config import OptimizerConfig
 from dssl.models.blocks import checkpoint_activations
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.precision import autocast, half_type, loss_scaler
-from dssl.training import estimate
+from tests import counting
 
 CUDA = torch.device("cuda", 0)
 WAITS = ("nonzero", "masked_select", "_unique2", "equal", "is_nonzero", "index.Tensor")
@@ -38,7 +38,7 @@ class FakeCuda(FakeTensorMode):
         return self  # BYOL copies its encoder, and every tensor in it names its mode
 
 
-class Counted(estimate.Counted):
+class Counted(counting.Counted):
     """Peak bytes on the device, and every operation that makes the host wait or speaks to other ranks."""
 
     def __init__(self) -> None:

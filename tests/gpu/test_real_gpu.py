@@ -18,7 +18,6 @@ from dssl.optim import build_optimizer
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.recipes import recipe
 from dssl.training import train
-from dssl.training.estimate import ON_TOP, step_budget
 from dssl.training.prepare import build_method, normalization_of, view_maker
 from tests.distributed import backward_worker
 from tests.distributed.test_torchrun import assert_same_weights, survive, torchrun
@@ -161,14 +160,19 @@ def test_adamw_resumes(device: str, tmp_path: Path, row: Row) -> None:
     row("AdamW resumes", "equal to 1e-8 in fp64")
 
 
+COUNTED = {"simsiam": {256: 21.5, 64: 5.7}, "byol": {256: 11.3, 64: 3.3}, "simclr": {256: 21.4, 64: 5.5}}
+"""GiB of a step by images, counted on fake CUDA (docs/gpu.md)."""
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_is_what_was_counted(method: str, row: Row) -> None:
     """ResNet-50 at 224 px, as many images as fit: the peak that torch allocated, against the count and a tenth on top of it."""
     where = torch.device("cuda")
-    memory = torch.cuda.mem_get_info()[0]
-    sizes = (256, 128, 64, 32)
-    images = next((n for n in sizes if step_budget(recipe("imagenet", batch_size=n)).needed < memory), sizes[-1])
+    memory = torch.cuda.mem_get_info()[0] / 2**30
+    images, counted = next(((n, gib) for n, gib in COUNTED[method].items() if 1.1 * gib < memory), (0, 0.0))
+    if not images:
+        pytest.skip(f"needs {COUNTED[method][64]} GiB and a tenth, {memory:.1f} are free")
     config = recipe("imagenet", method=method, batch_size=images)
     precision, _ = choose_precision(nn.Identity(), image_size=224, channels=3, device=where)
     objective = on_device(config, where)
@@ -186,9 +190,9 @@ def test_memory_is_what_was_counted(method: str, row: Row) -> None:
             objective.backward(views, scaler=scaler)
         scaler.step(built)
         scaler.update()
-    peak, counted = torch.cuda.max_memory_allocated(), step_budget(config, precision=precision).peak
-    row(f"{method}: peak of a step, R50, {images} images", f"{peak / 2**30:.2f} GiB, counted {counted / 2**30:.2f} GiB")
-    assert peak <= (1 + ON_TOP) * counted
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    row(f"{method}: peak of a step, R50, {images} images", f"{peak:.2f} GiB, counted {counted:.1f} GiB")
+    assert peak <= 1.1 * counted
 
 
 @pytest.mark.gpu

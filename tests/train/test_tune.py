@@ -90,7 +90,7 @@ def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None
     assert result.wanted == 4
     assert {entry.seconds for entry in result.trials} == {60.0}
     assert result.seconds <= 360
-    assert result.trials[3].policy in neighbours(max(result.trials[1:3], key=lambda entry: entry.score).policy)
+    assert result.trials[3].policy in neighbours(max(result.trials[1:3], key=lambda entry: entry.retrieval).policy)
     # more minutes resume the search; the third trial is slow, and there is no time for another of its kind
     slow = ticking(itertools.chain([0.0], itertools.repeat(200.0)))
     more = search(tmp_path / "six", policies=(), minutes=10, clock=slow)
