@@ -7,7 +7,6 @@ policy   = name, name(number, ...), or (choice)
 """
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -56,19 +55,9 @@ class Chain:
         if len(self.steps) < 2:
             raise DsslError("a chain needs at least two policies")
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(width for step in self.steps for width in step.widths)
-
-    @property
-    def slots(self) -> int:
-        return sum(step.slots for step in self.steps)
-
-    def write(self, script: Script, *, step: int, slot: int) -> None:
+    def write(self, script: Script) -> None:
         for policy in self.steps:
-            policy.write(script, step=step, slot=slot)
-            slot += policy.slots
-            step += len(policy.widths)
+            policy.write(script)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +70,9 @@ class Maybe:
     def __post_init__(self) -> None:
         check_number("a probability", self.probability, 0, 1)
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return self.policy.widths
-
-    @property
-    def slots(self) -> int:
-        return 1 + self.policy.slots
-
-    def write(self, script: Script, *, step: int, slot: int) -> None:
-        with script.only_if(code.GO_BELOW, slot=slot, number=self.probability):
-            self.policy.write(script, step=step, slot=slot + 1)
+    def write(self, script: Script) -> None:
+        with script.only_if(code.GO_BELOW, slot=script.draws(1), number=self.probability):
+            self.policy.write(script)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +90,20 @@ class Choose:
         if not 0 < math.fsum(self.weights) < math.inf:
             raise DsslError("the weights of a choice are all zero; at least one must be positive")
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        columns = itertools.zip_longest(*(policy.widths for policy in self.policies), fillvalue=0)
-        return tuple(max(column) for column in columns)
-
-    @property
-    def slots(self) -> int:
-        return 1 + max(policy.slots for policy in self.policies)
-
-    def write(self, script: Script, *, step: int, slot: int) -> None:
+    def write(self, script: Script) -> None:
         edges = np.cumsum(self.weights) / math.fsum(self.weights)
         edges[-1] = 1.0
-        leaps = []
+        draw = script.draws(1)
+        step, slot = script.step, script.slot  # which the alternatives share
+        leaps, steps, slots = [], [], []
         for edge, policy in zip(edges.tolist(), self.policies, strict=True):  # the first edge above the draw is it
-            with script.only_if(code.GO_BELOW, slot=slot, number=edge):
-                policy.write(script, step=step, slot=slot + 1)
+            script.step, script.slot = step, slot
+            with script.only_if(code.GO_BELOW, slot=draw, number=edge):
+                policy.write(script)
                 leaps.append(script.add(code.GO))
+            steps.append(script.step)
+            slots.append(script.slot)
+        script.step, script.slot = max(steps), max(slots)
         for leap in leaps:
             script.lead_here(leap)
 
