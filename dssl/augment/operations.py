@@ -70,7 +70,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("cutout", code.CUTOUT, code.SHARE_SIDE, "side as a share of the image", 0, 2),
         Operation("cutout-pixels", code.CUTOUT, code.SIDE, "side in pixels", 0, 10_000),
         Operation("noise", code.NOISE, code.SEEDED, "standard deviation as a share of 255", 0, 1),
-        Operation("soften", code.GAUSSIAN, code.ROOT, "sigma in pixels at 128 px, growing with its root", 0, 100),
+        Operation("soften", code.GAUSSIAN, code.ROOT, "sigma in pixels at 128 px", 0, 100),
         Operation("add", code.ADD, code.PLAIN, "share of 255 that is added", -1, 1),
         Operation("jpeg", code.JPEG, code.PLAIN, "quality", 1, 100),
     )

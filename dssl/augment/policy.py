@@ -328,13 +328,7 @@ def meanings_of(policies: Mapping[str, str]) -> dict[str, Policy]:
     return {name: parse(text, names=standard) for name, text in policies.items()} | standard
 
 
-def _call(name: str, *arguments: float | str) -> str:
-    written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
-    return f"{name}({','.join(written)})" if written else name
-
-
-def _unless_default(table: str) -> tuple[str, ...]:
-    return () if table == "dssl16" else (table,)
+_ALIASES = {"RandAugment": "ra", "UniformAugment": "ua", "TrivialAugment": "ta", "AtMagnitude": "op"}
 
 
 def show(policy: Policy) -> str:
@@ -350,27 +344,20 @@ def show(policy: Policy) -> str:
             return " > ".join(_wrapped(step, Choose, Chain) for step in policy.steps)
         case Maybe():
             return f"{_wrapped(policy.policy, Choose, Chain)}?{number(policy.probability)}"
-        case Crop() | Jitter() | Blur() | Jigsaw() | Corruption():
-            return _call(type(policy).__name__.lower(), *dataclasses.astuple(policy))
         case Resize():
             return "center" if policy.square else "resize"
-        case Flip():
-            return "flip" if policy == Flip() else _call("flip", policy.probability)
-        case RandAugment():
-            return _call("ra", policy.count, policy.magnitude, *_unless_default(policy.table))
-        case UniformAugment():
-            default = UniformAugment()
-            if policy.table != default.table:
-                return _call("ua", policy.count, policy.table)
-            return "ua" if policy == default else _call("ua", policy.count)
-        case TrivialAugment():
-            return "ta" if policy == TrivialAugment() else _call("ta", policy.table)
-        case AtMagnitude():
-            return _call("op", policy.operation, policy.magnitude, *_unless_default(policy.table))
         case Single():
-            plain = policy.value == OPERATIONS[policy.operation].default
-            values = (policy.value,) if policy.high is None else (policy.value, policy.high)
-            return policy.operation if plain and policy.high is None else _call(policy.operation, *values)
+            name, arguments = policy.operation, [policy.value, policy.high]
+            defaults: list[object] = [OPERATIONS[name].default, None]
+        case _:
+            name = _ALIASES.get(type(policy).__name__, type(policy).__name__.lower())
+            arguments = [*dataclasses.astuple(policy)]
+            in_full = isinstance(policy, Crop | Jitter | Blur)  # numbers that readers should not have to know
+            defaults = [None if in_full else field.default for field in dataclasses.fields(policy)]
+    while arguments and arguments[-1] == defaults[len(arguments) - 1]:
+        arguments.pop()
+    written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
+    return f"{name}({','.join(written)})" if written else name
 
 
 def _wrapped(policy: Policy, *kinds: type) -> str:
@@ -386,50 +373,33 @@ def check_channels(policy: Policy, channels: int) -> None:
     """Refuse a policy that needs red, green and blue for images of other channels, and name the one to use instead."""
     if channels in (1, 3):
         return
-    what = colour_operation(policy)
-    if what is not None:
-        raise DsslError(
-            f"policy {show(policy)!r} uses {what}, which needs colour, and the images have {channels} channels: "
-            f"use {show(without_colour(policy))!r}"
-        )
-
-
-def colour_operation(policy: Policy) -> str | None:
-    """The first part of a policy that needs red, green and blue; None where all of it is defined for any channels."""
-    return next(filter(None, map(_own_colour_operation, parts(policy))), None)
-
-
-def _own_colour_operation(policy: Policy) -> str | None:
-    match policy:
-        case Jitter():
-            return "the saturation of jitter" if policy.saturation else "the hue of jitter" if policy.hue else None
-        case Single() | AtMagnitude():
-            return policy.operation if OPERATIONS[policy.operation].needs_colour else None
-        case Corruption():
-            return show(policy) if KINDS[policy.kind].needs_colour else None
-        case RandAugment() | UniformAugment() | TrivialAugment():
-            found = (row.operation for row in named_table(policy.table) if OPERATIONS[row.operation].needs_colour)
-            return next((f"{name} of the table {policy.table}" for name in found), None)
-        case _:
-            return None
+    for part in parts(policy):
+        if not isinstance(part, Chain | Choose | Maybe) and without_colour(part) != part:
+            raise DsslError(
+                f"policy {show(policy)!r} uses {show(part)}, which needs colour, and the images have {channels} channels: "
+                f"use {show(without_colour(policy))!r}"
+            )
 
 
 def without_colour(policy: Policy) -> Policy:
     """The policy without the operations that need red, green and blue."""
-    if colour_operation(policy) is None:
-        return policy
     match policy:
         case Chain():
-            steps = [step for step in map(without_colour, policy.steps) if step != _NOTHING]
-            return Chain(tuple(steps)) if len(steps) > 1 else steps[0] if steps else _NOTHING
+            steps = [(step, without_colour(step)) for step in policy.steps]
+            rest = [new for old, new in steps if new != _NOTHING or old == _NOTHING]
+            return Chain(tuple(rest)) if len(rest) > 1 else rest[0] if rest else _NOTHING
         case Choose():
             return dataclasses.replace(policy, policies=tuple(map(without_colour, policy.policies)))
         case Maybe():
             inside = without_colour(policy.policy)
-            return _NOTHING if inside == _NOTHING else dataclasses.replace(policy, policy=inside)
+            return _NOTHING if inside == _NOTHING != policy.policy else dataclasses.replace(policy, policy=inside)
         case Jitter():
             return dataclasses.replace(policy, saturation=0.0, hue=0.0)
         case RandAugment() | UniformAugment() | TrivialAugment():
-            return dataclasses.replace(policy, table=COLOURLESS[policy.table])
+            return dataclasses.replace(policy, table=COLOURLESS.get(policy.table, policy.table))
+        case Single() | AtMagnitude():
+            return _NOTHING if OPERATIONS[policy.operation].needs_colour else policy
+        case Corruption():
+            return _NOTHING if KINDS[policy.kind].needs_colour else policy
         case _:
-            return _NOTHING
+            return policy
