@@ -8,12 +8,13 @@ presentation attributes. The same data gives the same bytes.
 import base64
 import hashlib
 import io
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -72,7 +73,8 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"exact": exact, "percent": percent, "rate": rate}
+    as_json = partial(json.dumps, indent=1, sort_keys=True, default=str)
+    environment.filters |= {"exact": exact, "json": as_json, "percent": percent, "rate": rate}
     return environment
 
 
