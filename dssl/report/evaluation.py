@@ -6,7 +6,7 @@ from dssl import rng
 from dssl.evaluation.protocols import Benchmark, Evaluation
 from dssl.evaluation.result import Result
 from dssl.report import page
-from dssl.report.pictures import Picture, Retrieval, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
+from dssl.report.pictures import Picture, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
 from dssl.text import columns
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
@@ -33,7 +33,7 @@ def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
         "numbers": _numbers,
         "quality": [*_quality(evaluation), ("views", evaluation.quality.policy)],
         "maps": _maps(benchmark),
-        "sheets": [_sheet(retrieval, benchmark) for retrieval in retrievals],
+        "sheets": [_sheet(query, nearest, benchmark) for query, nearest in retrievals.items()],
         "command": command,
     }
     return page.render("evaluation.html", title=f"Evaluation on {benchmark.test.name}", context=context)
@@ -82,22 +82,22 @@ def _maps(benchmark: Benchmark) -> list[Picture]:
     thumbnails = [map_thumbnail(benchmark.test.image(int(row))) for row in features.rows[chosen]]
     return [
         embedded(
-            map_picture(layout, thumbnails),
-            description=f"Map of the embedding by {layout.name}",
-            caption=f"{layout.name} of {len(thumbnails):,} test images: images with similar features are close together. "
+            map_picture(points, thumbnails),
+            description=f"Map of the embedding by {name}",
+            caption=f"{name} of {len(thumbnails):,} test images: images with similar features are close together. "
             "Where several share a place, the first is shown.",
         )
-        for layout in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed)
+        for name, points in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed).items()
     ]
 
 
-def _sheet(retrieval: Retrieval, benchmark: Benchmark) -> tuple[Picture, list[Picture]]:
+def _sheet(query: int, nearest: list[tuple[int, float]], benchmark: Benchmark) -> tuple[Picture, list[Picture]]:
     """The query and its neighbours, these with their similarity, and a flag where they are of another class."""
 
     def thumbnail(index: int, similarity: str = "") -> Picture:
-        label, same = benchmark.test_labels[index], benchmark.test_labels[retrieval.query]
+        label, same = benchmark.test_labels[index], benchmark.test_labels[query]
         caption, flag = f"{benchmark.classes[int(label)]}{similarity}", "" if label == same else "another class"
         name = benchmark.test.label_of(index)
         return picture(benchmark.test.image(index), description=name, caption=caption, flag=flag)
 
-    return thumbnail(retrieval.query), [thumbnail(index, f" {value:.2f}") for index, value in retrieval.nearest]
+    return thumbnail(query), [thumbnail(index, f" {value:.2f}") for index, value in nearest]

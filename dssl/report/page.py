@@ -11,7 +11,7 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -132,21 +132,6 @@ def to_svg(figure: "Figure", *, name: str, description: str) -> Markup:
     root.attrib.update(width=f"{width:g}", height=f"{height:g}", role="img", **{"aria-label": description})
     root.attrib["class"] = "plot"
     return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def sparkline(values: Sequence[float], *, top: float) -> Markup:
-    """A small line without axes, from zero to ``top``, with a dot at its highest point."""
-    width, height = 104.0, 30.0
-    step = width / max(1, len(values) - 1)
-    points = [(i * step, height - height * value / top if top > 0 else height) for i, value in enumerate(values)]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    peak = points[max(range(len(values)), key=values.__getitem__)]
-    return Markup(
-        f'<svg class="sparkline" viewBox="0 0 {width:g} {height:g}" aria-hidden="true">'
-        f'<line x1="0" y1="{height:g}" x2="{width:g}" y2="{height:g}" class="stroke-line"/>'
-        f'<polyline points="{path}" fill="none" stroke-width="1.75" stroke-linejoin="round" class="stroke-series-1"/>'
-        f'<circle cx="{peak[0]:.1f}" cy="{peak[1]:.1f}" r="2.6" class="fill-series-1"/></svg>'
-    )
 
 
 def _local(tag: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
@@ -361,7 +360,9 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
         "gallery": rows,
         "flagged": any(cell.flag for _, _, cells in rows for cell in cells),
         "strength": strength_plot(survey.policies),
-        "tables": [(table, [f"m = {m:g}" for m in table.magnitudes], _strips(table)) for table in tables],
+        "tables": [
+            (table, [(strip, _strip(strip, table.magnitudes)) for strip in table.operations]) for table in tables
+        ],
         "flat_below": FLAT_BELOW,
         "command": command,
     }
@@ -445,15 +446,12 @@ def gallery(survey: Survey, *, side: int = PICTURE_SIDE, named: bool = False) ->
     return rows
 
 
-def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
-    """The line and the pictures of each operation; all lines share one scale."""
-    top = max(max(strip.changes) for strip in table.operations)
-    strips = []
-    for strip in table.operations:
-        cells = zip(table.magnitudes, strip.changes, strip.images, strict=True)
-        pictures = [_picture(image, f"{strip.name}, m = {m:g}", caption=f"{by:.1f}", side=80) for m, by, image in cells]
-        strips.append((page.sparkline(strip.changes, top=top), pictures))
-    return strips
+def _strip(strip: OperationStrip, magnitudes: Sequence[float]) -> list[Picture]:
+    """One operation over its magnitudes, with the mean change below each picture."""
+    return [
+        _picture(image, f"{strip.name}, m = {m:g}", caption=f"{by:.1f}", side=80)
+        for m, by, image in zip(magnitudes, strip.changes, strip.images, strict=True)
+    ]
 
 
 def _picture(image: Image, description: str, *, caption: str = "", side: int) -> Picture:
