@@ -316,10 +316,10 @@ def _kernels() -> "Kernels":
 
 def _in_order(views: Sequence["View"]) -> list["View"]:
     """The views in an order in which each follows the one it is derived from."""
-    known = {view.name for view in views}
+    names = {view.name for view in views}
     for view in views:
-        if view.source is not None and view.source not in known:
-            raise choices(f"source of view {view.name}", view.source, known)
+        if view.source is not None and view.source not in names:
+            raise choices(f"source of view {view.name}", view.source, names)
     sources = {view.name: () if view.source is None else (view.source,) for view in views}
     try:
         order = [*TopologicalSorter(sources).static_order()]

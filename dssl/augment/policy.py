@@ -220,8 +220,8 @@ class _Reader:
     def next(self, kind: str, text: str | None = None) -> str | None:
         """Take the next token if it is of this kind (and text)."""
         if self.place < len(self.tokens):
-            found, value = self.tokens[self.place]
-            if found == kind and text in (None, value):
+            token, value = self.tokens[self.place]
+            if token == kind and text in (None, value):
                 self.place += 1
                 return value
         return None
@@ -295,9 +295,9 @@ class _Reader:
         if name in _MAKERS:
             fewest, most, make = _MAKERS[name]
         else:
-            known = OPERATIONS[name]
-            fewest, most, make = int(known.default is None), 2 * int(known.unit != ""), partial(Single, name)
-            default = [] if known.default is None else [known.default]
+            operation = OPERATIONS[name]
+            fewest, most, make = int(operation.default is None), 2 * int(operation.unit != ""), partial(Single, name)
+            default = [] if operation.default is None else [operation.default]
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
             raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
@@ -347,7 +347,8 @@ def show(policy: Policy) -> str:
         case Resize():
             return "center" if policy.square else "resize"
         case Single():
-            name, arguments = policy.operation, [policy.value, policy.high]
+            name, arguments = policy.operation, [policy.value]
+            arguments += [] if policy.high is None else [policy.high]
             defaults: list[object] = [OPERATIONS[name].default, None]
         case _:
             name = _ALIASES.get(type(policy).__name__, type(policy).__name__.lower())

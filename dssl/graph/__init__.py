@@ -386,9 +386,9 @@ def _view(match: re.Match[str]) -> View:
 
 
 def _normalization(value: str) -> Normalize:
-    for known in NORMALIZATIONS:
-        if value == known:
-            return known
+    for name in NORMALIZATIONS:
+        if value == name:
+            return name
     raise choices("normalisation", value, NORMALIZATIONS)
 
 

@@ -87,8 +87,8 @@ def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
     # exactly this style element and images inside the page: no script, no request, no form, no style attribute
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     # the stylesheet is ours and contains no "</"
-    made = {"title": title, "version": VERSION, "stylesheet": Markup(STYLESHEET), "content_security_policy": policy}
-    return _environment().get_template(template).render(context, **made)
+    common = {"title": title, "version": VERSION, "stylesheet": Markup(STYLESHEET), "content_security_policy": policy}
+    return _environment().get_template(template).render(context, **common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

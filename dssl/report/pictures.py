@@ -105,8 +105,8 @@ def embedded(
 def picture(image: Image, *, description: str, side: int = PICTURE_SIDE, caption: str = "", flag: str = "") -> Picture:
     """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
     enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
-    shown = to_pillow(image if enlarge else shrunk(image, side=side))
-    return embedded(shown, description=description, enlarge=enlarge, caption=caption, flag=flag)
+    thumbnail = to_pillow(image if enlarge else shrunk(image, side=side))
+    return embedded(thumbnail, description=description, enlarge=enlarge, caption=caption, flag=flag)
 
 
 def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> Pillow.Image:

@@ -179,11 +179,11 @@ def _examples(
         images = {severity: corrupted.of(clean, indices, kind, severity) for severity in (1, 3, 5)}
         pictures = []
         for place, index in enumerate(indices):
-            shown = {"clean": clean[place]} | {f"severity {now}": images[now][place] for now in images}
+            variants = {"clean": clean[place]} | {f"severity {now}": images[now][place] for now in images}
             about = benchmark.test.label_of(int(index))
             pictures += [
                 picture(image, description=f"{about}, {kind}, {caption}", caption=caption)
-                for caption, image in shown.items()
+                for caption, image in variants.items()
             ]
         rows.append((kind, pictures))
     return rows

@@ -132,7 +132,6 @@ def survey(
     The images of the source have ``channels`` channels. The seed draws them without replacement; unreadable ones are skipped
     and named. With the ``features`` of an encoder, distances from the original are measured by them instead of by pixels.
     """
-    distance = change if features is None else angle
     maker_of = partial(ViewMaker, size=size, seed=seed, channels=channels, policies={"standard": standard})
     heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
     views = [View(name="s1", policy="standard")]
@@ -172,10 +171,10 @@ def survey(
         views_of = {name: batch[: len(small)] for name, batch in out.items()}
         originals, standard_views = np.stack(small), views_of["s1"]
         probes += small[: _PROBES - len(probes)]
-        encoded = originals if features is None else features(originals)
-        near = distance(encoded, standard_views if features is None else features(standard_views))
+        distance = _distance(originals, features)
+        near = distance(standard_views)
         for name, images in views_of.items():
-            far = near if name == "s1" else distance(encoded, images if features is None else features(images))
+            far = near if name == "s1" else distance(images)
             measures[name].append((change(images, standard_views), far > near, nearly_flat(images)))
         for row, (title, original) in enumerate(thumbnails):
             heavy_views = tuple(views_of[name][row] for name in heavy)
@@ -231,6 +230,16 @@ def angle(first: FeatureRows, second: FeatureRows) -> NDArray[np.float64]:
     """For each pair of rows one minus the cosine between them."""
     rows, others = (torch.as_tensor(values, dtype=torch.float64) for values in (first, second))
     return 1 - F.cosine_similarity(rows, others).numpy()
+
+
+def _distance(
+    originals: Pixels, features: Callable[[Pixels], FeatureRows] | None
+) -> Callable[[Pixels], NDArray[np.float64]]:
+    """How far views are from their originals: in pixels, or by the angle between features."""
+    if features is None:
+        return partial(change, originals)
+    encoded = features(originals)
+    return lambda images: angle(encoded, features(images))
 
 
 def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
@@ -293,7 +302,7 @@ class OperationTable:
 def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> OperationTable:
     """Apply every operation of a table to the probes, square and of one size, and show it on the one with most contrast."""
     batch = np.stack(probes)
-    shown = int(contrast_of_pixels(batch).argmax())
+    clearest = int(contrast_of_pixels(batch).argmax())
     magnitudes, operations = _operations(name, channels=batch.shape[3])
     strips = []
     for operation, policies in operations.items():
@@ -302,11 +311,11 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
         out = maker.allocate(len(batch))
         plan = maker.plan(np.arange(len(batch), dtype=np.int64), epoch=0)
         maker.apply_many(plan, 0, batch, out, 0)
-        made = [out[view.name] for view in views]
-        blank = [m for m, images in zip(magnitudes, made, strict=True) if nearly_flat(images).mean() >= 0.5]
-        changes = tuple(float(change(images, batch).mean()) for images in made)
+        results = [out[view.name] for view in views]
+        blank = [m for m, images in zip(magnitudes, results, strict=True) if nearly_flat(images).mean() >= 0.5]
+        changes = tuple(float(change(images, batch).mean()) for images in results)
         strips.append(
-            OperationStrip(operation, changes, tuple(images[shown] for images in made), min(blank, default=None))
+            OperationStrip(operation, changes, tuple(images[clearest] for images in results), min(blank, default=None))
         )
     return OperationTable(name=name, magnitudes=magnitudes, operations=tuple(strips))
 
