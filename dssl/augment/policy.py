@@ -347,8 +347,8 @@ def show(policy: Policy) -> str:
         case Resize():
             return "center" if policy.square else "resize"
         case Single():
-            name, arguments = policy.operation, [policy.value]
-            arguments += [] if policy.high is None else [policy.high]
+            name = policy.operation
+            arguments: list[float | str] = [policy.value] if policy.high is None else [policy.value, policy.high]
             defaults: list[object] = [OPERATIONS[name].default, None]
         case _:
             name = _ALIASES.get(type(policy).__name__, type(policy).__name__.lower())

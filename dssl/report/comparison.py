@@ -52,7 +52,7 @@ def called(name: str) -> str:
     return f"{name}: {WORDS[name]}" if name in WORDS else name
 
 
-def _numbers(row: Row) -> tuple[str, ...]:
+def _numbers(row: Row) -> tuple[str, str, str, str, str]:
     """Accuracy of the other and of this encoder, their difference, its interval and its p-value."""
     about = row.comparison
     p_value = "–" if about.p_value is None else "< 0.001" if about.p_value < 0.001 else f"{about.p_value:.3f}"

@@ -418,7 +418,7 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
             axes.plot([low, high], [row, row], color=SERIES[0], linewidth=12, solid_capstyle="butt")
             axes.plot(median, row, "o", color=COLORS["surface"], markeredgecolor=SERIES[0])
         axes.set_yticks(range(len(policies)), [page.label(policy.policy) for policy in policies])
-        axes.invert_yaxis()
+        axes.set_ylim(len(policies) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0, pad=8, labelsize=13, labelcolor=COLORS["ink"])
         axes.set_xlim(left=0)
         axes.spines["left"].set_visible(False)

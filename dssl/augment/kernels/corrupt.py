@@ -31,7 +31,6 @@ _CHROMA = np.full((8, 8), 99)
 _CHROMA[:4, :4] = [[17, 18, 24, 47], [18, 21, 26, 66], [24, 26, 56, 99], [47, 66, 99, 99]]
 _COSINES = np.cos(np.outer(np.arange(8), 2 * np.arange(8) + 1) * np.pi / 16) * math.sqrt(2)
 _COSINES[0] = 1.0
-_COSINES_TURNED = np.ascontiguousarray(_COSINES.T)
 
 
 @njit(nogil=True)
@@ -380,17 +379,6 @@ def _elastic(source, target, strength, sigma, reach, draw):
 
 
 @njit(nogil=True)
-def _multiply(left, right, scale, product):
-    """The product of two blocks of 8 x 8, scaled and rounded to whole numbers."""
-    for i in range(8):
-        for j in range(8):
-            total = 0.0
-            for k in range(8):
-                total += left[i, k] * right[k, j]
-            product[i, j] = math.floor(scale * total + 0.5)
-
-
-@njit(nogil=True)
 def _coded(plane, table, quality):
     """What a JPEG file of this quality leaves of a plane, whose sides are multiples of 8.
 
@@ -403,21 +391,32 @@ def _coded(plane, table, quality):
             units[u, v] = min(max((table[u, v] * scale + 50) // 100, 1), 255)
     for top in range(0, plane.shape[0], 8):
         for left in range(0, plane.shape[1], 8):
-            block = plane[top : top + 8, left : left + 8]
             for y in range(8):
-                for x in range(8):
-                    second[y, x] = block[y, x] - 128
-            _multiply(second, _COSINES_TURNED, 4.0, first)
-            _multiply(_COSINES, first, 0.25, second)
+                for v in range(8):
+                    total = 0.0
+                    for x in range(8):
+                        total += (plane[top + y, left + x] - 128) * _COSINES[v, x]
+                    first[y, v] = math.floor(4 * total + 0.5)
             for u in range(8):
                 for v in range(8):
-                    level = (abs(second[u, v]) + 4 * units[u, v]) // (8 * units[u, v])
-                    second[u, v] = math.copysign(level, second[u, v]) * units[u, v]
-            _multiply(_COSINES_TURNED, second, 4.0, first)
-            _multiply(first, _COSINES, 1 / 32, second)
+                    total = 0.0
+                    for y in range(8):
+                        total += _COSINES[u, y] * first[y, v]
+                    total = math.floor(total / 4 + 0.5)
+                    unit = units[u, v]
+                    second[u, v] = math.copysign(math.floor((abs(total) + 4 * unit) / (8 * unit)), total) * unit
+            for y in range(8):
+                for v in range(8):
+                    total = 0.0
+                    for u in range(8):
+                        total += _COSINES[u, y] * second[u, v]
+                    first[y, v] = math.floor(4 * total + 0.5)
             for y in range(8):
                 for x in range(8):
-                    block[y, x] = min(max(second[y, x] + 128, 0.0), 255.0)
+                    total = 0.0
+                    for v in range(8):
+                        total += first[y, v] * _COSINES[v, x]
+                    plane[top + y, left + x] = min(max(math.floor(total / 32 + 128.5), 0.0), 255.0)
 
 
 @njit(nogil=True)
