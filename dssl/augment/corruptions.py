@@ -55,13 +55,15 @@ def corrupt_images(
     """
     from dssl.graph import View
 
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
-        found = images.dtype if isinstance(images, np.ndarray) else type(images).__name__
-        raise DsslError(f"images to corrupt are {found}: expected uint8 of values 0 to 255; convert them first")
-    if images.ndim != 4 or images.shape[1] != images.shape[2] or len(images) != len(indices):
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[1] != images.shape[2]
+        or len(images) != len(indices)
+    ):
         raise DsslError(
-            f"images to corrupt have shape {images.shape}, with {len(indices)} indices: "
-            "expected N x side x side x channels, and N indices; crop or resize them first"
+            f"images to corrupt are {images.dtype} of shape {images.shape}, with {len(indices)} indices: expected uint8 of "
+            "N x side x side x channels, and N indices; convert, crop or resize them first"
         )
     policy = show(Chain((Resize(), Corruption(kind, severity))))
     name = kind.replace("-", "_")

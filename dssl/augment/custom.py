@@ -15,7 +15,7 @@ from dssl.errors import DsslError
 Planes = NDArray[np.uint8]
 Runner = Callable[[Planes, Planes, float, float, float], None]
 
-_runners: list[tuple[str, Runner]] = []
+_runners: list[Runner] = []
 
 
 def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None, unit: str) -> None:
@@ -23,9 +23,9 @@ def _add(name: str, runner: Runner, *, low: float, high: float, default: float |
         raise DsslError(f"operation name {name!r}: expected letters, digits, '-' and '_', starting with a letter")
     if name in OPERATIONS or name in RESERVED:
         raise DsslError(f"an operation or policy named {name!r} already exists; choose another name")
-    OPERATIONS[name] = Operation(name, code.CUSTOM, code.NUMBERED, unit, low, high, one_channel="as it is written",
-                                 default=default, number=len(_runners))  # fmt: skip
-    _runners.append((name, runner))
+    number = len(_runners)
+    OPERATIONS[name] = Operation(name, code.CUSTOM, code.NUMBERED, unit, low, high, default=default, number=number)
+    _runners.append(runner)
 
 
 def add_kernel(name: str, kernel: Any, *, low: float, high: float, unit: str = "value") -> None:
@@ -61,5 +61,5 @@ def add_function(name: str, function: Callable[[NDArray[np.uint8]], NDArray[np.u
 
 def run_custom(numbers: Floats, source: Planes, target: Planes) -> None:
     """Run the operation that the numbers of a plan select."""
-    _, runner = _runners[int(numbers[0])]
+    runner = _runners[int(numbers[0])]
     runner(source, target, float(numbers[1]), float(numbers[2]), float(numbers[3]))

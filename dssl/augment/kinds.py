@@ -1,10 +1,10 @@
 """The kinds of corruption as data: what group each belongs to and its constants at five severities, and ``corruption(fog,3)``."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from dssl.augment.kernels import codes as code
-from dssl.augment.operations import DRAWS, NEED_COLOUR, VALUES, Sign
+from dssl.augment.operations import DRAWS, NEED_COLOUR, VALUES, Row, Sign
 from dssl.augment.primitives import Script
 from dssl.errors import DsslError, choices
 
@@ -104,8 +104,6 @@ SEVERITIES = (1, 2, 3, 4, 5)
 class Corruption:
     """One kind of corruption at a severity from 1 to 5."""
 
-    widths: ClassVar = (VALUES,)
-    slots: ClassVar = 1 + DRAWS
     kind: str
     severity: int
 
@@ -115,11 +113,12 @@ class Corruption:
         if self.severity not in SEVERITIES:
             raise DsslError(f"the severity of corruption({self.kind},{self.severity:g}): expected 1, 2, 3, 4 or 5")
 
-    def write(self, script: Script, *, step: int, slot: int) -> None:
+    def write(self, script: Script) -> None:
         kind = KINDS[self.kind]
         constants = kind.constants(int(self.severity), size=script.size)
+        slot, widths = script.draws(1 + DRAWS), (VALUES,)
         if kind.operation is None:
-            script.add(code.DRAW_CORRUPTION, slot=slot, step=step, whole=(kind.kernel,), numbers=constants)
+            script.add(code.DRAW_CORRUPTION, slot=slot, widths=widths, whole=(kind.kernel,), numbers=constants)
         else:  # the low end of a table of one row
-            place = script.add_operation(kind.operation, low=constants[0], high=constants[0], sign=kind.sign)
-            script.add(code.DRAW_OPERATION, slot=slot, step=step, whole=(place, 1, -1, slot))
+            place = script.add_operations(Row(kind.operation, constants[0], constants[0], kind.sign))
+            script.add(code.DRAW_OPERATION, slot=slot, widths=widths, whole=(place, 1, -1, slot))

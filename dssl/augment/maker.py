@@ -90,16 +90,15 @@ class Program:
     def __init__(self, names: Sequence[str], policies: Sequence[Policy], origins: Sequence[int], *, size: int) -> None:
         """``origins``: for each view the position of the view that it is derived from, or -1 for the image."""
         self.names, self.size = tuple(names), size
-        stops = np.cumsum([len(policy.widths) for policy in policies])
-        starts = stops - [len(policy.widths) for policy in policies]
-        widths = [width for policy in policies for width in policy.widths]
-        self.offsets = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
-        # first step, step after the last, and origin of each view
-        self.views = np.ascontiguousarray(np.stack([starts, stops, np.asarray(origins)], axis=1).astype(np.int64))
-        script, bounds = Script(size=size), [0]
-        for policy, first in zip(policies, starts.tolist(), strict=True):
-            policy.write(script, step=first, slot=0)
+        script, bounds, stops = Script(size=size), [0], [0]
+        for policy in policies:
+            script.slot = 0
+            policy.write(script)
             bounds.append(len(script))
+            stops.append(script.step)
+        self.offsets = np.cumsum([0, *script.widths])
+        # first step, step after the last, and origin of each view
+        self.views = np.array([stops[:-1], stops[1:], origins], np.int64).T.copy()
         self.script, self.numbers, self.operations = script.arrays()
         # where the script of each view begins, then where the last one ends
         self.bounds = np.array(bounds, np.int64)
@@ -317,10 +316,10 @@ def _kernels() -> "Kernels":
 
 def _in_order(views: Sequence["View"]) -> list["View"]:
     """The views in an order in which each follows the one it is derived from."""
-    known = {view.name for view in views}
+    names = {view.name for view in views}
     for view in views:
-        if view.source is not None and view.source not in known:
-            raise choices(f"source of view {view.name}", view.source, known)
+        if view.source is not None and view.source not in names:
+            raise choices(f"source of view {view.name}", view.source, names)
     sources = {view.name: () if view.source is None else (view.source,) for view in views}
     try:
         order = [*TopologicalSorter(sources).static_order()]

@@ -7,7 +7,6 @@ policy   = name, name(number, ...), or (choice)
 """
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -56,19 +55,9 @@ class Chain:
         if len(self.steps) < 2:
             raise DsslError("a chain needs at least two policies")
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(width for step in self.steps for width in step.widths)
-
-    @property
-    def slots(self) -> int:
-        return sum(step.slots for step in self.steps)
-
-    def write(self, script: Script, *, step: int, slot: int) -> None:
+    def write(self, script: Script) -> None:
         for policy in self.steps:
-            policy.write(script, step=step, slot=slot)
-            slot += policy.slots
-            step += len(policy.widths)
+            policy.write(script)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +70,9 @@ class Maybe:
     def __post_init__(self) -> None:
         check_number("a probability", self.probability, 0, 1)
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return self.policy.widths
-
-    @property
-    def slots(self) -> int:
-        return 1 + self.policy.slots
-
-    def write(self, script: Script, *, step: int, slot: int) -> None:
-        with script.only_if(code.GO_BELOW, slot=slot, number=self.probability):
-            self.policy.write(script, step=step, slot=slot + 1)
+    def write(self, script: Script) -> None:
+        with script.only_if(code.GO_BELOW, slot=script.draws(1), number=self.probability):
+            self.policy.write(script)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +90,20 @@ class Choose:
         if not 0 < math.fsum(self.weights) < math.inf:
             raise DsslError("the weights of a choice are all zero; at least one must be positive")
 
-    @property
-    def widths(self) -> tuple[int, ...]:
-        columns = itertools.zip_longest(*(policy.widths for policy in self.policies), fillvalue=0)
-        return tuple(max(column) for column in columns)
-
-    @property
-    def slots(self) -> int:
-        return 1 + max(policy.slots for policy in self.policies)
-
-    def write(self, script: Script, *, step: int, slot: int) -> None:
+    def write(self, script: Script) -> None:
         edges = np.cumsum(self.weights) / math.fsum(self.weights)
         edges[-1] = 1.0
-        leaps = []
+        draw = script.draws(1)
+        step, slot = script.step, script.slot  # which the alternatives share
+        leaps, steps, slots = [], [], []
         for edge, policy in zip(edges.tolist(), self.policies, strict=True):  # the first edge above the draw is it
-            with script.only_if(code.GO_BELOW, slot=slot, number=edge):
-                policy.write(script, step=step, slot=slot + 1)
+            script.step, script.slot = step, slot
+            with script.only_if(code.GO_BELOW, slot=draw, number=edge):
+                policy.write(script)
                 leaps.append(script.add(code.GO))
+            steps.append(script.step)
+            slots.append(script.slot)
+        script.step, script.slot = max(steps), max(slots)
         for leap in leaps:
             script.lead_here(leap)
 
@@ -242,8 +220,8 @@ class _Reader:
     def next(self, kind: str, text: str | None = None) -> str | None:
         """Take the next token if it is of this kind (and text)."""
         if self.place < len(self.tokens):
-            found, value = self.tokens[self.place]
-            if found == kind and text in (None, value):
+            token, value = self.tokens[self.place]
+            if token == kind and text in (None, value):
                 self.place += 1
                 return value
         return None
@@ -317,9 +295,9 @@ class _Reader:
         if name in _MAKERS:
             fewest, most, make = _MAKERS[name]
         else:
-            known = OPERATIONS[name]
-            fewest, most, make = int(known.default is None), 2 * int(known.unit != ""), partial(Single, name)
-            default = [] if known.default is None else [known.default]
+            operation = OPERATIONS[name]
+            fewest, most, make = int(operation.default is None), 2 * int(operation.unit != ""), partial(Single, name)
+            default = [] if operation.default is None else [operation.default]
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
             raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
@@ -350,13 +328,7 @@ def meanings_of(policies: Mapping[str, str]) -> dict[str, Policy]:
     return {name: parse(text, names=standard) for name, text in policies.items()} | standard
 
 
-def _call(name: str, *arguments: float | str) -> str:
-    written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
-    return f"{name}({','.join(written)})" if written else name
-
-
-def _unless_default(table: str) -> tuple[str, ...]:
-    return () if table == "dssl16" else (table,)
+_ALIASES = {"RandAugment": "ra", "UniformAugment": "ua", "TrivialAugment": "ta", "AtMagnitude": "op"}
 
 
 def show(policy: Policy) -> str:
@@ -372,27 +344,21 @@ def show(policy: Policy) -> str:
             return " > ".join(_wrapped(step, Choose, Chain) for step in policy.steps)
         case Maybe():
             return f"{_wrapped(policy.policy, Choose, Chain)}?{number(policy.probability)}"
-        case Crop() | Jitter() | Blur() | Jigsaw() | Corruption():
-            return _call(type(policy).__name__.lower(), *dataclasses.astuple(policy))
         case Resize():
             return "center" if policy.square else "resize"
-        case Flip():
-            return "flip" if policy == Flip() else _call("flip", policy.probability)
-        case RandAugment():
-            return _call("ra", policy.count, policy.magnitude, *_unless_default(policy.table))
-        case UniformAugment():
-            default = UniformAugment()
-            if policy.table != default.table:
-                return _call("ua", policy.count, policy.table)
-            return "ua" if policy == default else _call("ua", policy.count)
-        case TrivialAugment():
-            return "ta" if policy == TrivialAugment() else _call("ta", policy.table)
-        case AtMagnitude():
-            return _call("op", policy.operation, policy.magnitude, *_unless_default(policy.table))
         case Single():
-            plain = policy.value == OPERATIONS[policy.operation].default
-            values = (policy.value,) if policy.high is None else (policy.value, policy.high)
-            return policy.operation if plain and policy.high is None else _call(policy.operation, *values)
+            name = policy.operation
+            arguments: list[float | str] = [policy.value] if policy.high is None else [policy.value, policy.high]
+            defaults: list[object] = [OPERATIONS[name].default, None]
+        case _:
+            name = _ALIASES.get(type(policy).__name__, type(policy).__name__.lower())
+            arguments = [*dataclasses.astuple(policy)]
+            in_full = isinstance(policy, Crop | Jitter | Blur)  # numbers that readers should not have to know
+            defaults = [None if in_full else field.default for field in dataclasses.fields(policy)]
+    while arguments and arguments[-1] == defaults[len(arguments) - 1]:
+        arguments.pop()
+    written = [argument if isinstance(argument, str) else number(argument) for argument in arguments]
+    return f"{name}({','.join(written)})" if written else name
 
 
 def _wrapped(policy: Policy, *kinds: type) -> str:
@@ -408,50 +374,33 @@ def check_channels(policy: Policy, channels: int) -> None:
     """Refuse a policy that needs red, green and blue for images of other channels, and name the one to use instead."""
     if channels in (1, 3):
         return
-    what = colour_operation(policy)
-    if what is not None:
-        raise DsslError(
-            f"policy {show(policy)!r} uses {what}, which needs colour, and the images have {channels} channels: "
-            f"use {show(without_colour(policy))!r}"
-        )
-
-
-def colour_operation(policy: Policy) -> str | None:
-    """The first part of a policy that needs red, green and blue; None where all of it is defined for any channels."""
-    return next(filter(None, map(_own_colour_operation, parts(policy))), None)
-
-
-def _own_colour_operation(policy: Policy) -> str | None:
-    match policy:
-        case Jitter():
-            return "the saturation of jitter" if policy.saturation else "the hue of jitter" if policy.hue else None
-        case Single() | AtMagnitude():
-            return policy.operation if OPERATIONS[policy.operation].needs_colour else None
-        case Corruption():
-            return show(policy) if KINDS[policy.kind].needs_colour else None
-        case RandAugment() | UniformAugment() | TrivialAugment():
-            found = (row.operation for row in named_table(policy.table) if OPERATIONS[row.operation].needs_colour)
-            return next((f"{name} of the table {policy.table}" for name in found), None)
-        case _:
-            return None
+    for part in parts(policy):
+        if not isinstance(part, Chain | Choose | Maybe) and without_colour(part) != part:
+            raise DsslError(
+                f"policy {show(policy)!r} uses {show(part)}, which needs colour, and the images have {channels} channels: "
+                f"use {show(without_colour(policy))!r}"
+            )
 
 
 def without_colour(policy: Policy) -> Policy:
     """The policy without the operations that need red, green and blue."""
-    if colour_operation(policy) is None:
-        return policy
     match policy:
         case Chain():
-            steps = [step for step in map(without_colour, policy.steps) if step != _NOTHING]
-            return Chain(tuple(steps)) if len(steps) > 1 else steps[0] if steps else _NOTHING
+            steps = [(step, without_colour(step)) for step in policy.steps]
+            rest = [new for old, new in steps if new != _NOTHING or old == _NOTHING]
+            return Chain(tuple(rest)) if len(rest) > 1 else rest[0] if rest else _NOTHING
         case Choose():
             return dataclasses.replace(policy, policies=tuple(map(without_colour, policy.policies)))
         case Maybe():
             inside = without_colour(policy.policy)
-            return _NOTHING if inside == _NOTHING else dataclasses.replace(policy, policy=inside)
+            return _NOTHING if inside == _NOTHING != policy.policy else dataclasses.replace(policy, policy=inside)
         case Jitter():
             return dataclasses.replace(policy, saturation=0.0, hue=0.0)
         case RandAugment() | UniformAugment() | TrivialAugment():
-            return dataclasses.replace(policy, table=COLOURLESS[policy.table])
+            return dataclasses.replace(policy, table=COLOURLESS.get(policy.table, policy.table))
+        case Single() | AtMagnitude():
+            return _NOTHING if OPERATIONS[policy.operation].needs_colour else policy
+        case Corruption():
+            return _NOTHING if KINDS[policy.kind].needs_colour else policy
         case _:
-            return _NOTHING
+            return policy

@@ -308,12 +308,11 @@ def _check_edges(graph: ViewGraph) -> None:
         given = ", ".join(f"{edge.name}:{edge.weight_text}" for edge in graph.edges) or "no edge"
         raise DsslError(f"nothing to learn from: {given}; at least one edge needs a weight above zero")
     used = {end for edge in graph.edges for end in (edge.predictor, *edge.target_views)}
-    frontier = list(used)
-    while frontier:
-        source = graph.view(frontier.pop()).source
-        if source is not None and source not in used:
+    for name in [*used]:
+        source: str | None = name
+        while source is not None:
             used.add(source)
-            frontier.append(source)
+            source = graph.view(source).source
     for view in graph.views:
         if view.name not in used:
             raise DsslError(f"view {view.name} is in no edge and no view is derived from it; remove it or add its edge")
@@ -387,9 +386,9 @@ def _view(match: re.Match[str]) -> View:
 
 
 def _normalization(value: str) -> Normalize:
-    for known in NORMALIZATIONS:
-        if value == known:
-            return known
+    for name in NORMALIZATIONS:
+        if value == name:
+            return name
     raise choices("normalisation", value, NORMALIZATIONS)
 
 
@@ -403,8 +402,6 @@ def _edges(match: re.Match[str]) -> list[Edge]:
             f"edge {match.group()!r}: weight {match['weight']!r} is not a number, nor two as in 0..1"
         ) from None
     both = arrow == "<->"
-    if both and "(" in left + right:
-        raise DsslError(f"edge {left}{arrow}{right}: only a view predicts; use one arrow, as in s1->mean(s2,s3)")
     kind: Kind = "similarity" if both else "alignment"
     detach = not both
     for option in filter(None, (word.strip() for word in (match["options"] or "").split(","))):
@@ -415,16 +412,13 @@ def _edges(match: re.Match[str]) -> list[Edge]:
         else:
             raise choices(f"option of edge {left}{arrow}{right}", option, (*KINDS, "attach", "detach"))
     ends = {"->": [(left, right)], "<-": [(right, left)], "<->": [(left, right), (right, left)]}[arrow]
+    for start, end in ends:
+        if "(" in start:
+            raise DsslError(f"edge {start}->{end}: only a view predicts; write {end}->{start}")
     return [
-        Edge(predictor=_predictor(start, end), targets=_targets(start, end), weight=weight, kind=kind, detach=detach, final=final)
+        Edge(predictor=start, targets=_targets(start, end), weight=weight, kind=kind, detach=detach, final=final)
         for start, end in ends
-    ]  # fmt: skip
-
-
-def _predictor(start: str, end: str) -> str:
-    if "(" in start:
-        raise DsslError(f"edge {start}->{end}: only a view predicts; write {end}->{start}")
-    return start
+    ]
 
 
 def _targets(start: str, end: str) -> tuple[Vertex, ...]:
@@ -451,30 +445,19 @@ def _default_view(name: str) -> View | None:
 
 def _complete(declared: dict[str, View], edges: list[Edge]) -> tuple[View, ...]:
     """Views in the order of declaration, then of first mention; each mention is followed to the views it is derived from."""
-    views: dict[str, View] = {}
-
-    def add(name: str, mentioned_by: str) -> None:
-        if name in views:
-            return
-        view = declared.get(name) or _default_view(name)
-        if view is None:
-            raise DsslError(
-                f"{mentioned_by} names the view {name!r}, which is unknown: s… is standard(image) and h1 is heavy(s1); "
-                f"declare any other, as in '{name} = ra(2,5)(image)'"
-            )
-        views[name] = view
-        if view.source is not None:
-            add(view.source, f"view {name}")
-
-    for name in declared:
-        views[name] = declared[name]
-    for name in declared:
-        source = declared[name].source
-        if source is not None:
-            add(source, f"view {name}")
-    for edge in edges:
-        for name in (edge.predictor, *edge.target_views):
-            add(name, f"edge {edge.name}")
+    views = dict(declared)
+    mentions: list[tuple[str | None, str]] = [(view.source, f"view {view.name}") for view in declared.values()]
+    mentions += [(name, f"edge {edge.name}") for edge in edges for name in (edge.predictor, *edge.target_views)]
+    for name, mentioned_by in mentions:
+        while name is not None and name not in views:
+            view = _default_view(name)
+            if view is None:
+                raise DsslError(
+                    f"{mentioned_by} names the view {name!r}, which is unknown: s… is standard(image) and h1 is heavy(s1); "
+                    f"declare any other, as in '{name} = ra(2,5)(image)'"
+                )
+            views[name] = view
+            name, mentioned_by = view.source, f"view {name}"
     return tuple(views.values())
 
 

@@ -79,10 +79,9 @@ def _groups(graph: ViewGraph, *, targets_learn: bool) -> list[Backward]:
     for edge in graph.active_edges:
         views = frozenset({edge.predictor, *(edge.target_views if targets_learn and not edge.detach else ())})
         tied = [group for group in groups if group.views & views]
-        edges = {*(one for group in tied for one in group.edges), edge}
-        merged = Backward(
-            tuple(one for one in graph.active_edges if one in edges), views.union(*(group.views for group in tied))
-        )
+        members = {edge, *(member for group in tied for member in group.edges)}
+        edges = tuple(member for member in graph.active_edges if member in members)
+        merged = Backward(edges, views.union(*(group.views for group in tied)))
         groups = [group for group in groups if group not in tied] + [merged]
     return sorted(groups, key=lambda group: graph.active_edges.index(group.edges[0]))
 

@@ -1,14 +1,12 @@
 """The page of an evaluation: numbers with their protocols, maps of the embedding, and nearest neighbours."""
 
-import json
-
 import torch
 
 from dssl import rng
-from dssl.data import UnreadableImage
 from dssl.evaluation.protocols import Benchmark, Evaluation
+from dssl.evaluation.result import Result
 from dssl.report import page
-from dssl.report.pictures import Picture, Retrieval, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
+from dssl.report.pictures import Picture, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
 from dssl.text import columns
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
@@ -17,8 +15,8 @@ MAPPED, QUERIES, NEAREST = 1_500, 10, 8
 def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
     """The whole page."""
     features = benchmark.store.of(benchmark.test, allow_unreadable=False)
-    sheets = retrieve(features.values, features.rows, queries=QUERIES, count=NEAREST, seed=benchmark.seed)
-    checkpoint, measured = evaluation.checkpoint, evaluation.quality
+    retrievals = retrieve(features.values, features.rows, queries=QUERIES, count=NEAREST, seed=benchmark.seed)
+    checkpoint = evaluation.checkpoint
     epoch = checkpoint.get("epoch")
     context = {
         "name": benchmark.test.name,
@@ -31,22 +29,11 @@ def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
             ("seed", str(benchmark.seed)),
         ],
         "weights": checkpoint["weights"],
-        "notes": evaluation.notes,
-        "results": [
-            {
-                "name": result.name,
-                "accuracy": f"{result.accuracy:.2f} %",
-                "interval": "{:.2f} to {:.2f}".format(*result.interval),
-                "correct": f"{result.correct:,} of {result.total:,}",
-                "backbone": result.protocol["backbone"],
-                "protocol": json.dumps(result.protocol, indent=1, sort_keys=True),
-            }
-            for result in evaluation.results
-        ],
-        "references": evaluation.references,
-        "quality": [*_quality(evaluation), ("views", measured.policy)],
+        "evaluation": evaluation,
+        "numbers": _numbers,
+        "quality": [*_quality(evaluation), ("views", evaluation.quality.policy)],
         "maps": _maps(benchmark),
-        "sheets": [(sheet[0], sheet[1:]) for retrieval in sheets if (sheet := _sheet(retrieval, benchmark))],
+        "sheets": [_sheet(query, nearest, benchmark) for query, nearest in retrievals.items()],
         "command": command,
     }
     return page.render("evaluation.html", title=f"Evaluation on {benchmark.test.name}", context=context)
@@ -55,17 +42,12 @@ def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
 def summary(evaluation: Evaluation) -> str:
     """The numbers for a terminal, followed by published ones."""
     rows = [("protocol", "top-1 %", "95 % interval", "correct", "backbone")]
-    for result in evaluation.results:
-        interval = "{:.2f} - {:.2f}".format(*result.interval)
-        correct = f"{result.correct:,} of {result.total:,}"
-        rows.append((result.name, f"{result.accuracy:.2f}", interval, correct, str(result.protocol["backbone"])))
+    rows += [(result.name, *_numbers(result), str(result.protocol["backbone"])) for result in evaluation.results]
     measured = ", ".join(f"{name} {value}" for name, value in _quality(evaluation))
     lines = [*columns(rows), "", f"without labels: {measured}"]
     if evaluation.references:
-        lines += [
-            "",
-            "published for the same data and kind of protocol (other epochs, seeds and code: read the protocol)",
-        ]
+        other = "other epochs, seeds and code: read the protocol"
+        lines += ["", f"published for the same data and kind of protocol ({other})"]
         published = []
         for reference in evaluation.references:
             accuracies = ", ".join(f"{method} {accuracy:g}" for method, accuracy in reference.accuracies)
@@ -75,18 +57,23 @@ def summary(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def _numbers(result: Result) -> tuple[str, str, str]:
+    """Accuracy, its interval, and the counts."""
+    low, high = result.interval
+    return f"{result.accuracy:.2f}", f"{low:.2f} - {high:.2f}", f"{result.correct:,} of {result.total:,}"
+
+
 def _quality(evaluation: Evaluation) -> list[tuple[str, str]]:
     measured = evaluation.quality
+    alignment, uniformity = (
+        "not measured" if value is None else f"{value:.3f}" for value in (measured.alignment, measured.uniformity)
+    )
     return [
         ("effective rank", f"{measured.effective_rank:.1f} of {measured.dimensions}"),
-        ("alignment", _measured(measured.alignment)),
-        ("uniformity", _measured(measured.uniformity)),
+        ("alignment", alignment),
+        ("uniformity", uniformity),
         ("spread", f"{measured.spread:.2f}"),
     ]
-
-
-def _measured(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.3f}"
 
 
 def _maps(benchmark: Benchmark) -> list[Picture]:
@@ -95,37 +82,22 @@ def _maps(benchmark: Benchmark) -> list[Picture]:
     thumbnails = [map_thumbnail(benchmark.test.image(int(row))) for row in features.rows[chosen]]
     return [
         embedded(
-            map_picture(layout, thumbnails),
-            description=f"Map of the embedding by {layout.name}",
-            caption=f"{layout.name} of {len(thumbnails):,} test images: images with similar features are close together. "
+            map_picture(points, thumbnails),
+            description=f"Map of the embedding by {name}",
+            caption=f"{name} of {len(thumbnails):,} test images: images with similar features are close together. "
             "Where several share a place, the first is shown.",
         )
-        for layout in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed)
+        for name, points in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed).items()
     ]
 
 
-def _sheet(retrieval: Retrieval, benchmark: Benchmark) -> list[Picture]:
-    """The query and its neighbours as far as they can be read; nothing if the query cannot."""
-    query = _thumbnail(benchmark, retrieval.query)
-    if query is None:
-        return []
-    thumbnails = (
-        _thumbnail(benchmark, index, query=retrieval.query, similarity=similarity)
-        for index, similarity in retrieval.nearest
-    )
-    return [query, *(thumbnail for thumbnail in thumbnails if thumbnail is not None)]
+def _sheet(query: int, nearest: list[tuple[int, float]], benchmark: Benchmark) -> tuple[Picture, list[Picture]]:
+    """The query and its neighbours, these with their similarity, and a flag where they are of another class."""
 
+    def thumbnail(index: int, similarity: str = "") -> Picture:
+        label, same = benchmark.test_labels[index], benchmark.test_labels[query]
+        caption, flag = f"{benchmark.classes[int(label)]}{similarity}", "" if label == same else "another class"
+        name = benchmark.test.label_of(index)
+        return picture(benchmark.test.image(index), description=name, caption=caption, flag=flag)
 
-def _thumbnail(
-    benchmark: Benchmark, index: int, *, query: int | None = None, similarity: float = 0.0
-) -> Picture | None:
-    """A test image with its class; a neighbour also with its similarity, and with a flag where it is of another class."""
-    try:
-        image = benchmark.test.image(index)
-    except UnreadableImage:
-        return None
-    name, flag = benchmark.classes[int(benchmark.test_labels[index])], ""
-    if query is not None:
-        name += f" {similarity:.2f}"
-        flag = "" if benchmark.test_labels[index] == benchmark.test_labels[query] else "another class"
-    return picture(image, description=benchmark.test.label_of(index), caption=name, flag=flag)
+    return thumbnail(query), [thumbnail(index, f" {value:.2f}") for index, value in nearest]

@@ -8,12 +8,13 @@ presentation attributes. The same data gives the same bytes.
 import base64
 import hashlib
 import io
+import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -72,7 +73,8 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"exact": exact, "percent": percent, "rate": rate}
+    as_json = partial(json.dumps, indent=1, sort_keys=True, default=str)
+    environment.filters |= {"exact": exact, "json": as_json, "percent": percent, "rate": rate}
     return environment
 
 
@@ -85,8 +87,8 @@ def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
     # exactly this style element and images inside the page: no script, no request, no form, no style attribute
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     # the stylesheet is ours and contains no "</"
-    made = {"title": title, "version": VERSION, "stylesheet": Markup(STYLESHEET), "content_security_policy": policy}
-    return _environment().get_template(template).render(context, **made)
+    common = {"title": title, "version": VERSION, "stylesheet": Markup(STYLESHEET), "content_security_policy": policy}
+    return _environment().get_template(template).render(context, **common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,21 +132,6 @@ def to_svg(figure: "Figure", *, name: str, description: str) -> Markup:
     root.attrib.update(width=f"{width:g}", height=f"{height:g}", role="img", **{"aria-label": description})
     root.attrib["class"] = "plot"
     return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def sparkline(values: Sequence[float], *, top: float) -> Markup:
-    """A small line without axes, from zero to ``top``, with a dot at its highest point."""
-    width, height = 104.0, 30.0
-    step = width / max(1, len(values) - 1)
-    points = [(i * step, height - height * value / top if top > 0 else height) for i, value in enumerate(values)]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    peak = points[max(range(len(values)), key=values.__getitem__)]
-    return Markup(
-        f'<svg class="sparkline" viewBox="0 0 {width:g} {height:g}" aria-hidden="true">'
-        f'<line x1="0" y1="{height:g}" x2="{width:g}" y2="{height:g}" class="stroke-line"/>'
-        f'<polyline points="{path}" fill="none" stroke-width="1.75" stroke-linejoin="round" class="stroke-series-1"/>'
-        f'<circle cx="{peak[0]:.1f}" cy="{peak[1]:.1f}" r="2.6" class="fill-series-1"/></svg>'
-    )
 
 
 def _local(tag: str) -> str:

@@ -105,8 +105,8 @@ def embedded(
 def picture(image: Image, *, description: str, side: int = PICTURE_SIDE, caption: str = "", flag: str = "") -> Picture:
     """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
     enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
-    shown = to_pillow(image if enlarge else shrunk(image, side=side))
-    return embedded(shown, description=description, enlarge=enlarge, caption=caption, flag=flag)
+    thumbnail = to_pillow(image if enlarge else shrunk(image, side=side))
+    return embedded(thumbnail, description=description, enlarge=enlarge, caption=caption, flag=flag)
 
 
 def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> Pillow.Image:
@@ -154,22 +154,6 @@ def draw_gallery(source: Source, maker: BaseViewMaker, path: Path) -> NDArray[np
     return np.asarray(sheet)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Positions in the plane, and the name of the method that found them."""
-
-    name: str
-    points: _Positions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retrieval:
-    """An image and the images nearest to it, by their index in the source, with their similarities."""
-
-    query: int
-    nearest: tuple[tuple[int, float], ...]
-
-
 def centred(features: Tensor) -> Tensor:
     """Features of length one, around their mean."""
     unit = F.normalize(features.double(), dim=1)
@@ -186,9 +170,9 @@ def pca(features: Tensor, *, dimensions: int = 2) -> _Positions:
     return points.numpy() if points.shape[1] >= 2 else np.pad(points.numpy(), ((0, 0), (0, 1)))
 
 
-def layouts(features: Tensor, *, seed: int) -> list[Layout]:
-    """PCA always; t-SNE where scikit-learn is installed and there are enough images for it."""
-    flat = [Layout(name="PCA", points=pca(features))]
+def layouts(features: Tensor, *, seed: int) -> dict[str, _Positions]:
+    """Positions in the plane: by PCA always; by t-SNE where scikit-learn is installed and there are enough images for it."""
+    flat = {"PCA": pca(features)}
     if len(features) < 50:
         return flat
     reduced = pca(features, dimensions=50)
@@ -202,18 +186,18 @@ def layouts(features: Tensor, *, seed: int) -> list[Layout]:
         except ImportError:
             return flat
         points = TSNE(random_state=state, init="pca", perplexity=min(30, len(features) // 4)).fit_transform(reduced)
-        return [*flat, Layout(name="t-SNE", points=np.asarray(points, np.float64))]
+        return flat | {"t-SNE": np.asarray(points, np.float64)}
 
 
 def map_picture(
-    layout: Layout, thumbnails: list[Pillow.Image], *, cells: tuple[int, int] = (29, 20), side: int = CELL
+    points: _Positions, thumbnails: list[Pillow.Image], *, cells: tuple[int, int] = (29, 20), side: int = CELL
 ) -> Pillow.Image:
     """Thumbnails of ``map_thumbnail`` at their positions, on a grid so that none hides another; the first in a cell wins."""
     columns, rows = cells
     canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
     # outliers would squeeze the rest into a corner: the outermost hundredth is moved to the rim
-    low, high = np.quantile(layout.points, 0.01, axis=0), np.quantile(layout.points, 0.99, axis=0)
-    place = np.clip((layout.points - low) / np.where(high > low, high - low, 1.0), 0, 1)
+    low, high = np.quantile(points, (0.01, 0.99), axis=0)
+    place = np.clip((points - low) / np.where(high > low, high - low, 1.0), 0, 1)
     taken: set[tuple[int, int]] = set()
     for (x, y), thumbnail in zip(place, thumbnails, strict=True):
         cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
@@ -225,25 +209,27 @@ def map_picture(
 
 def map_thumbnail(image: Image, *, side: int = CELL) -> Pillow.Image:
     """An image that fits into a cell of the map: of 1,500 decoded photos only this can be kept in memory."""
-    return _fitted(image, side - 2, Pillow.Resampling.BILINEAR, mode="RGB")
+    return _fitted(image, side - 2, Pillow.Resampling.BILINEAR).convert("RGB")
 
 
-def retrieve(features: Tensor, rows: NDArray[np.int64], *, queries: int, count: int, seed: int) -> list[Retrieval]:
-    """Some images, chosen by the seed, with their nearest neighbours among all others."""
+def retrieve(
+    features: Tensor, rows: NDArray[np.int64], *, queries: int, count: int, seed: int
+) -> dict[int, list[tuple[int, float]]]:
+    """For some images, chosen by the seed, their nearest neighbours among all others, with the similarities."""
     if len(features) < 2:
-        return []
+        return {}
     chosen = rng.sample(rng.key(seed, "retrieval"), len(features), queries)
     similarities, indices = neighbours(features, features[torch.from_numpy(chosen)], k=count + 1)
-    sheets = []
-    for place, values, nearest in zip(chosen.tolist(), similarities.tolist(), indices.tolist(), strict=True):
-        others = [(int(rows[row]), value) for row, value in zip(nearest, values, strict=True) if row != place]
-        sheets.append(Retrieval(query=int(rows[place]), nearest=tuple(others[:count])))
-    return sheets
+    nearest = {}
+    for query, values, places in zip(chosen.tolist(), similarities.tolist(), indices.tolist(), strict=True):
+        others = [(int(rows[place]), value) for place, value in zip(places, values, strict=True) if place != query]
+        nearest[int(rows[query])] = others[:count]
+    return nearest
 
 
-def _fitted(image: Image, side: int, kind: Pillow.Resampling, *, mode: str | None = None) -> Pillow.Image:
+def _fitted(image: Image, side: int, method: Pillow.Resampling) -> Pillow.Image:
     whole = to_pillow(image)
-    return (whole if mode is None else whole.convert(mode)).resize(_fitting(whole.size, side), kind)
+    return whole.resize(_fitting(whole.size, side), method)
 
 
 def _fitting(size: tuple[int, int], side: int) -> tuple[int, int]:

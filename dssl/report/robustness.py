@@ -1,8 +1,7 @@
 """The page of ``dssl evaluate --corruptions``: accuracy under corruption, curves over severity, and what the images look like."""
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from dssl.augment import KINDS, SEVERITIES
 from dssl.data.loader import centre_crop
 from dssl.evaluation.protocols import Benchmark
-from dssl.evaluation.robustness import FAMILIARITIES, GROUPS, CorruptedImages, Difference, Measure, Robustness
+from dssl.evaluation.robustness import FAMILIARITIES, GROUPS, CorruptedImages, Difference, Robustness
 from dssl.report import page
 from dssl.report.comparison import COLOURS, called
 from dssl.report.page import COLORS, SERIES, Plot
@@ -50,21 +49,16 @@ def plain(measured: Robustness, others: Others) -> dict[str, Any]:
 
 def summary(measured: Robustness, others: Others) -> str:
     """The numbers for a terminal."""
-    tables = {protocol: measured.measures(protocol) for protocol in measured.right}
-    sets = next(iter(tables.values()))
-    rows = [("", *(word for protocol in tables for word in (f"{protocol}, %", "95 % interval", "retention")), "kinds")]
-    for name in (*(head for head in _HEADS if head in sets), *measured.kinds):
-        cells = [cell for table in tables.values() for cell in _cells(table[name])]
-        rows.append((name, *cells, _about(measured, name)))
+    measures = _measures(measured)
+    rows = [("", *_heads(measured), "kinds")]
+    rows += [(name, *measures[name], _about(measured, name)) for name in (*_sets(measured), *measured.kinds)]
     lines = columns(rows, align="<>>>>>>")
     for word, other in others.items():
-        lines += ["", f"against {called(word)}"]
-        by_protocol = {protocol: measured.against(other, protocol) for protocol in tables}
-        rows = [("", *(text for protocol in tables for text in ("other", "this", f"{protocol}", "95 % interval", "")))]
-        for name in (head for head in _HEADS if head in sets):
-            cells = [cell for table in by_protocol.values() for cell in _difference(table[name])]
-            rows.append((name, *cells))
-        lines += columns(rows, align="<>>>><>>>><")
+        tables = {protocol: measured.against(other, protocol) for protocol in measured.right}
+        rows = [("", *(text for protocol in tables for text in ("other", "this", protocol, "95 % interval", "")))]
+        for name in _sets(measured):
+            rows.append((name, *(cell for table in tables.values() for cell in _difference(table[name]))))
+        lines += ["", f"against {called(word)}", *columns(rows, align="<>>>><>>>><")]
     return "\n".join(lines)
 
 
@@ -72,10 +66,7 @@ def html(
     measured: Robustness, others: Others, benchmark: Benchmark, corrupted: CorruptedImages, *, command: str
 ) -> str:
     """The whole page."""
-    about = benchmark.encoder.protocol()
-    tables = {protocol: measured.measures(protocol) for protocol in measured.right}
-    sets = next(iter(tables.values()))
-    heads = [name for name in _HEADS if name in sets]
+    about, measures = benchmark.encoder.protocol(), _measures(measured)
     context = {
         "name": benchmark.test.name,
         "facts": [
@@ -87,46 +78,29 @@ def html(
             ("random guess", f"{100 / measured.classes:.1f} %"),
         ],
         "weights": about["weights"],
-        "protocols": list(tables),
-        "rows": [
-            (name, _about(measured, name), [cell for table in tables.values() for cell in _cells(table[name])])
-            for name in heads
-        ],
-        "sections": [_section(word, measured, other, (*heads, *measured.kinds)) for word, other in others.items()],
+        "measured": measured,
+        "heads": _heads(measured),
+        "rows": [(name, _about(measured, name), measures[name]) for name in _sets(measured)],
+        "others": [(called(word), other) for word, other in others.items()],
+        "difference": _difference,
+        "names": (*_sets(measured), *measured.kinds),
+        "colours": COLOURS,
         "curves": _curves(measured, others),
-        "kinds": [
-            {
-                "name": kind,
-                "group": KINDS[kind].group,
-                "familiarity": measured.familiarity[kind],
-                "official": kind in measured.official,
-                "cells": [
-                    (
-                        _cells(table[kind])[0],
-                        [f"{100 * rows[measured.row(kind, now)].mean():.1f}" for now in SEVERITIES],
-                    )
-                    for table, rows in ((tables[protocol], measured.right[protocol]) for protocol in tables)
-                ],
-            }
-            for kind in measured.kinds
-        ],
+        "groups": {kind: KINDS[kind].group for kind in measured.kinds},
+        "by_severity": _by_severity,
         "examples": _examples(measured, benchmark, corrupted),
-        "protocol": json.dumps(measured.protocol, indent=1, sort_keys=True, default=str),
         "command": command,
     }
     return page.render("robustness.html", title=f"Under corruption: {benchmark.test.name}", context=context)
 
 
-def _section(word: str, measured: Robustness, other: Robustness, names: Sequence[str]) -> dict[str, object]:
-    tables = [measured.against(other, protocol) for protocol in measured.right]
-    return {
-        "called": called(word),
-        "weights": other.protocol["checkpoint"]["weights"],
-        "same_pixels": other.protocol["pixels_sha256"] == measured.protocol["pixels_sha256"],
-        "rows": [
-            (name, [(*_difference(table[name]), COLOURS[table[name].verdict]) for table in tables]) for name in names
-        ],
-    }
+def _sets(measured: Robustness) -> list[str]:
+    """The sets of conditions that there are."""
+    return [name for name in _HEADS if name in measured.sets()]
+
+
+def _heads(measured: Robustness) -> list[str]:
+    return [word for protocol in measured.right for word in (f"{protocol}, %", "95 % interval", "retention")]
 
 
 def _about(measured: Robustness, name: str) -> str:
@@ -139,9 +113,22 @@ def _about(measured: Robustness, name: str) -> str:
     return f"{count}, outside the mean" if name == "geometry" else str(count)
 
 
-def _cells(measure: Measure) -> tuple[str, str, str]:
-    kept = "–" if measure.retention is None else f"{100 * measure.retention:.0f} %"
-    return f"{measure.accuracy:.1f}", "{:.1f} to {:.1f}".format(*measure.interval), kept
+def _measures(measured: Robustness) -> dict[str, list[str]]:
+    """Accuracy, interval and retention over every set of conditions under each protocol."""
+    texts: dict[str, list[str]] = {}
+    for protocol in measured.right:
+        for name, measure in measured.measures(protocol).items():
+            retention = "–" if measure.retention is None else f"{100 * measure.retention:.0f} %"
+            interval = "{:.1f} to {:.1f}".format(*measure.interval)
+            texts.setdefault(name, []).extend((f"{measure.accuracy:.1f}", interval, retention))
+    return texts
+
+
+def _by_severity(measured: Robustness, protocol: str, kind: str) -> list[str]:
+    """The mean accuracy under a kind, and that at each severity."""
+    right = measured.right[protocol]
+    each = [100 * right[measured.row(kind, severity)].mean() for severity in SEVERITIES]
+    return [f"{value:.1f}" for value in (np.mean(each), *each)]
 
 
 def _difference(row: Difference) -> tuple[str, str, str, str, str]:
@@ -193,11 +180,11 @@ def _examples(
         images = {severity: corrupted.of(clean, indices, kind, severity) for severity in (1, 3, 5)}
         pictures = []
         for place, index in enumerate(indices):
-            shown = {"clean": clean[place]} | {f"severity {now}": images[now][place] for now in images}
+            variants = {"clean": clean[place]} | {f"severity {now}": images[now][place] for now in images}
             about = benchmark.test.label_of(int(index))
             pictures += [
                 picture(image, description=f"{about}, {kind}, {caption}", caption=caption)
-                for caption, image in shown.items()
+                for caption, image in variants.items()
             ]
         rows.append((kind, pictures))
     return rows

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import UnidentifiedImageError
@@ -33,20 +32,19 @@ from dssl.training.health import COLLAPSED, PARTIAL, WINDOW, lower_spread
 from dssl.training.prepare import open_test_data
 from dssl.weights.load import open_weights
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 logger = logging.getLogger("dssl")
 Curve = Literal["loss", "knn", "spread", "rank"]
 _Curve = list[tuple[float, float]]
 
-_VERDICTS: dict[str, tuple[Colour, str]] = {
-    "healthy": ("good", "The embeddings of every view keep their spread and their rank."),
-    "too early": ("neutral", "Too few steps for a verdict: embeddings vary a lot at first."),
-    "partial collapse": ("warn", "The embeddings of at least one view lost most of their spread or their rank."),
-    "collapsed": ("bad", "The embeddings of at least one view shrank to nearly a point."),
-    "diverged": ("bad", "The loss is no longer a number."),
-    "below where it started": ("bad", "The encoder is worse than the weights that it started from."),
-}
-_STYLES = {"-": "", "--": "7 4", ":": "2 3", "-.": "7 3 2 3"}
-"""Matplotlib's line styles, and the dashes of the same look in SVG."""
+_COLOURS: dict[str, Colour] = {
+    "healthy": "good", "too early": "neutral", "partial collapse": "warn", "collapsed": "bad", "diverged": "bad",
+    "below where it started": "bad",
+}  # fmt: skip
+_DASHED: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (5, 4)), "zorder": 1}
 
 
 @dataclass(frozen=True)
@@ -297,8 +295,8 @@ def html(
     context = {
         "facts": [("data", "; ".join(data)), ("encoder", ", ".join(sorted({run.config.encoder for run in runs})))],
         "sentences": [sentence.replace(" %", "\N{NO-BREAK SPACE}%") for sentence in sentences],
-        "cards": [(run, _swatch(number), _statement(run)) for number, run in enumerate(runs)],
-        "colours": {verdict: colour for verdict, (colour, _) in _VERDICTS.items()},
+        "runs": runs,
+        "colours": _COLOURS,
         "notes": notes,
         "curves": curves_plot(runs),
         "levels": (PARTIAL, COLLAPSED),
@@ -336,39 +334,48 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 def series(number: int) -> tuple[str, str]:
     """Colour and line style of a run by its position on the page; together they distinguish 24 runs."""
-    return SERIES[number % len(SERIES)], list(_STYLES)[number // len(SERIES) % len(_STYLES)]
+    return SERIES[number % len(SERIES)], ("-", "--", ":", "-.")[number // len(SERIES) % 4]
 
 
 def curves_plot(runs: Sequence[RunData]) -> Plot:
     """kNN accuracy, loss, spread and effective rank by epoch, a line for each run."""
+    panels = {
+        "kNN accuracy, %": [run.curve("knn") for run in runs],
+        "loss": [run.thinned("loss", 400) for run in runs],
+        "spread of the worst view": [run.thinned("spread", 400) for run in runs],
+        "effective rank of the worst view, %": [
+            [(epoch, 100 * value) for epoch, value in run.thinned("rank", 400)] for run in runs
+        ],
+    }
     description = "kNN accuracy, loss, spread and effective rank of each run by epoch"
-    knn = [run.curve("knn") for run in runs]
-    started = [bool(run.starts and points and points[0][0] == 0) for run, points in zip(runs, knn, strict=True)]
-    losses, spreads = ([run.thinned(name, 400) for run in runs] for name in ("loss", "spread"))
-    ranks = [[(epoch, 100 * value) for epoch, value in run.thinned("rank", 400)] for run in runs]
-    panels = [
-        Panel("kNN accuracy, %", knn, dotted=True, start=started),
-        Panel("loss", losses),
-        Panel("spread of the worst view", spreads, limits=(0, 1.1), levels=(PARTIAL, COLLAPSED)),
-        Panel("effective rank of the worst view, %", ranks, limits=(0, None)),
-    ]
-    return _lines(panels, [run.name for run in runs], name="curves", description=description)
+    with page.styled():
+        figure = _panels(panels, legend=[run.name for run in runs])
+        knn, _, spread, rank = figure.axes
+        for number, run in enumerate(runs):
+            _mark_start(knn, number, run.curve("knn") if run.starts else [])
+        spread.set_ylim(0, 1.1)
+        rank.set_ylim(bottom=0)
+        for level in (PARTIAL, COLLAPSED):
+            spread.axhline(level, color=COLORS["bad"], **_DASHED)
+        return Plot(svg=page.to_svg(figure, name="curves", description=description), description=description)
 
 
 def start_plot(runs: Sequence[RunData]) -> Plot:
     """Where runs that started from weights stand beside these, by epoch; the start is the dashed line."""
-    description = "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
     titles = {
         "kNN": "kNN accuracy on held-out training images, %",
         "probe": "linear probe on held-out training images, %",
         "drift": "drift of the features from the start",
         "feature_rank": "effective rank of the features",
     }
-    panels = [
-        Panel(title, [run.since_start(name) for run in runs], dotted=True, start=[True] * len(runs))
-        for name, title in titles.items()
-    ]
-    return _lines(panels, [], name="starts", description=description)
+    panels = {title: [run.since_start(name) for run in runs] for name, title in titles.items()}
+    description = "kNN, probe, drift and effective rank of the features of each run by epoch, beside those of its start"
+    with page.styled():
+        figure = _panels(panels)
+        for axes, lines in zip(figure.axes, panels.values(), strict=True):
+            for number, points in enumerate(lines):
+                _mark_start(axes, number, points)
+        return Plot(svg=page.to_svg(figure, name="starts", description=description), description=description)
 
 
 def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
@@ -405,84 +412,42 @@ def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     return Plot(svg=svg, description=description)
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """The lines of one quantity, in the order of the runs; a run without points has none."""
-
-    title: str
-    lines: Sequence[Sequence[tuple[float, float]]]
-    dotted: bool = False
-    start: Sequence[bool] = ()
-    """Whose first value is drawn on as a dashed line."""
-    limits: tuple[float | None, float | None] = (None, None)
-    levels: Sequence[float] = ()
+def _mark_start(axes: "Axes", number: int, points: _Curve) -> None:
+    """A dashed line at the value of a run before its first epoch."""
+    if points and points[0][0] == 0:
+        axes.axhline(points[0][1], color=series(number)[0], **_DASHED)
 
 
-def _lines(panels: Sequence[Panel], legend: Sequence[str], *, name: str, description: str) -> Plot:
-    """Four panels over the epochs."""
+def _panels(panels: Mapping[str, Sequence[_Curve]], *, legend: Sequence[str] = ()) -> "Figure":
+    """Four quantities over the epochs, each with the lines of all runs in order; a run without points has none."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     roomy = ConstrainedLayoutEngine(h_pad=0.14, w_pad=0.14)
-    dashed = {"linewidth": 1, "linestyle": (0, (5, 4)), "zorder": 1}
-    with page.styled():
-        figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(legend) + 2) // 3)), layout=roomy)
-        grid = figure.subplots(2, 2, sharex=True)
-        for axes, panel in zip(grid.flat, panels, strict=True):
-            axes.set_title(panel.title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
-            for number, points in enumerate(panel.lines):
-                if not points:
-                    continue
-                color, style = series(number)
-                marker = {"marker": "o", "markersize": 4.5} if panel.dotted else {}
-                axes.plot(*np.array(points).T, color=color, linestyle=style, linewidth=2, **marker)
-                if panel.start and panel.start[number]:
-                    axes.axhline(points[0][1], color=color, **dashed)
-            axes.set_ylim(*panel.limits)
-            for level in panel.levels:
-                axes.axhline(level, color=COLORS["bad"], **dashed)
-            if not any(panel.lines):
-                middle = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-                axes.text(0.5, 0.5, "not measured", color=COLORS["muted"], **middle)
-                axes.set_yticks([])
-            axes.grid(axis="y", linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.tick_params(labelbottom=True)
-        for axes in grid[1]:
-            axes.set_xlabel("epoch")
-        if legend:
-            looks = [{"color": color, "linestyle": style} for color, style in map(series, range(len(legend)))]
-            handles = [grid[0, 0].plot([], [], linewidth=2.2, **look)[0] for look in looks]
-            labels, ncols = [page.label(_short(run)) for run in legend], min(3, len(legend))
-            figure.legend(handles, labels, loc="outside upper left", ncols=ncols, fontsize=13, handlelength=2.2)
-        svg = page.to_svg(figure, name=name, description=description)
-    return Plot(svg=svg, description=description)
-
-
-def _swatch(number: int) -> Markup:
-    """The line of a run as it is in the curves."""
-    color, style = series(number)
-    name = next(name for name, value in COLORS.items() if value == color)
-    dashes = f' stroke-dasharray="{_STYLES[style]}"' if _STYLES[style] else ""
-    return Markup(
-        f'<svg class="swatch" viewBox="0 0 28 8" aria-hidden="true">'
-        f'<line x1="0" y1="4" x2="28" y2="4" stroke-width="3" class="stroke-{name}"{dashes}/></svg>'
-    )
-
-
-def _statement(run: RunData) -> str:
-    if not run.checks:
-        return "Nothing has been logged yet."
-    reason = run.verdict.reason.replace("->", "→")  # a line break cannot split this one
-    text = f"{reason[:1].upper()}{reason[1:]}." if reason else _VERDICTS[run.verdict.status][1]
-    if run.verdict.status == "below where it started" or len(drift := run.since_start("drift")) < 2:
-        return text  # which has these numbers, or there are none
-    changes = [
-        f"{name} {points[0][1]:.1f} → {points[-1][1]:.1f} % on held-out training images"
-        for name in ("kNN", "probe")
-        if (points := run.since_start(name))
-    ]
-    return f"{text} Since the start: {', '.join([*changes, f'drift {drift[-1][1]:.2f}'])}."
+    figure = Figure(figsize=(14.5, 8.6 + 0.28 * ((len(legend) + 2) // 3)), layout=roomy)
+    grid = figure.subplots(2, 2, sharex=True)
+    for axes, (title, lines) in zip(grid.flat, panels.items(), strict=True):
+        axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
+        for number, points in enumerate(lines):
+            color, style = series(number)
+            marker = "o" if len(points) <= 50 else ""
+            axes.plot(
+                *np.array(points).reshape(-1, 2).T, marker, color=color, linestyle=style, linewidth=2, markersize=4.5
+            )
+        if not any(lines):
+            middle = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+            axes.text(0.5, 0.5, "not measured", color=COLORS["muted"], **middle)
+            axes.set_yticks([])
+        axes.grid(axis="y", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelbottom=True)
+    for axes in grid[1]:
+        axes.set_xlabel("epoch")
+    if legend:
+        labels, ncols = [page.label(_short(run)) for run in legend], min(3, len(legend))
+        handles = grid[0, 0].lines[: len(legend)]
+        figure.legend(handles, labels, loc="outside upper left", ncols=ncols, fontsize=13, handlelength=2.2)
+    return figure
 
 
 def _sheets(runs: Sequence[RunData]) -> list[Picture]:

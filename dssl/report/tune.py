@@ -71,30 +71,14 @@ def answer(search: Search) -> str:
         )
     if best is None:
         return "No heavy policy can be recommended: every trial collapsed or diverged."
-    by_views = "Choose by their views, the milder one if in doubt."
-    as_good, others = len(search.as_good), len(search.others)
-    text = f"{best.policy} has the best score of the heavy policies: {_score(best)}."
-    if not others:
-        text = f"{best.policy} is the only heavy policy with a healthy run: {_score(best)}."
-    elif as_good == others:
-        lowest = search.others[-1]
-        text = (
-            f"The score cannot tell these {others + 1} heavy policies apart: from the best, {best.policy} with {_score(best)}, "
-            f"to the lowest, {lowest.policy} with {_score(lowest)}, all are within two standard errors. {by_views}"
-        )
-    elif as_good:
-        count = f"{as_good} of the {others} others"
-        text += f" It cannot be told apart from {count}, which are within two standard errors. {by_views}"
-    else:
-        text += f" The {f'{others} others are' if others > 1 else 'other one is'} more than two standard errors below."
+    text = f"The best heavy policy is {best.policy}: {_score(best)}."
+    if search.as_good:
+        names = ", ".join(trial.policy for trial in search.as_good)
+        text += f" Not significantly different: {names}. Choose by their views, the milder one if in doubt."
     if control is not None:
-        text += f" Two standard pairs, the same work without heavy views, have {_score(control)}: "
-        if not best.differs_from(control):
-            text += "the score does not show that heavy views help here."
-        elif control.retrieval > best.retrieval:
-            text += "by this score heavy views do not help here."
-        else:
-            text += "below the best heavy policy."
+        text += (
+            f" Two standard pairs, equal compute without heavy views: {_score(control)}, {_beside(control, search)}."
+        )
     return text
 
 
@@ -127,9 +111,13 @@ def _beside(trial: Trial, search: Search) -> str:
     if trial is best:
         return "best"
     return (
-        "not told apart" if not best.differs_from(trial) else "above" if trial.retrieval > best.retrieval else "below"
+        "not significantly different"
+        if not best.differs_from(trial)
+        else "above"
+        if trial.retrieval > best.retrieval
+        else "below"
     )
 
 
 def _score(trial: Trial) -> str:
-    return f"{100 * trial.retrieval:.1f} ± {100 * trial.error:.1f}"
+    return f"{100 * trial.score:.1f} ± {100 * trial.error:.1f}"

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
@@ -143,8 +142,8 @@ def survey(
     shown: list[Example] = []
     probes: list[Image] = []
     timed: list[Image] = []
-    measures: dict[str, tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]]
-    measures = {name: ([], [], []) for name in ("s1", *heavy)}  # changes, which are farther, which are nearly flat
+    # of every view the change, whether it is farther and whether it is nearly flat, block by block
+    measures: dict[str, list[tuple[NDArray[Any], ...]]] = {view.name: [] for view in views}
     for start in range(0, len(order), _BLOCK):
         if progress is not None:
             progress(start + _BLOCK, len(order))
@@ -172,31 +171,29 @@ def survey(
         views_of = {name: batch[: len(small)] for name, batch in out.items()}
         originals, standard_views = np.stack(small), views_of["s1"]
         probes += small[: _PROBES - len(probes)]
-        near = None if features is None else (features(originals), features(standard_views))
-        for name, made in views_of.items():
-            changes, far, flat = measures[name]
-            flat.append(nearly_flat(made))
-            if name != "s1":
-                changes.append(change(made, standard_views))
-                if features is None or near is None:
-                    far.append(farther(originals, standard_views, made))
-                else:
-                    far.append(farther_in_features(*near, features(made)))
+        distance = _distance(originals, features)
+        near = distance(standard_views)
+        for name, images in views_of.items():
+            far = near if name == "s1" else distance(images)
+            measures[name].append((change(images, standard_views), far > near, nearly_flat(images)))
         for row, (title, original) in enumerate(thumbnails):
             heavy_views = tuple(views_of[name][row] for name in heavy)
             shown.append(Example(name=title, original=original, standard=standard_views[row], heavy=heavy_views))
     if not shown:
         raise DsslError(f"none of the {len(order)} images chosen from {source.name} can be read: {unreadable[0]}")
     threads, strengths = default_threads(), []
+    summaries = {
+        name: [np.concatenate(column) for column in zip(*rows, strict=True)] for name, rows in measures.items()
+    }
     for view in views[1:]:
-        moved, is_farther, is_flat = map(np.concatenate, measures[view.name])
+        moved, is_farther, is_flat = summaries[view.name]
         per_second = speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None
         strength = PolicyStrength(view.policy, moved, float(is_farther.mean()), float(is_flat.mean()), per_second)
         strengths.append(strength)
     return Survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
         value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),
-        standard_flat=float(np.concatenate(measures["s1"][2]).mean()), probes=tuple(probes), policies=tuple(strengths),
+        standard_flat=float(summaries["s1"][2].mean()), probes=tuple(probes), policies=tuple(strengths),
         encoder=encoder, unreadable=tuple(unreadable),
     )  # fmt: skip
 
@@ -221,24 +218,28 @@ def nearly_flat(images: Pixels) -> NDArray[np.bool_]:
 
 
 def change(first: Pixels, second: Pixels) -> NDArray[np.float64]:
-    """For each pair of images the mean absolute difference of their pixels, 0 to 255."""
+    """For each pair of images the mean absolute difference of their pixels, 0 to 255.
+
+    Pixel by pixel: a shift of an otherwise equal image counts as far, and the crop of a standard view is itself a shift.
+    """
     difference = np.abs(first.astype(np.int16) - second.astype(np.int16))
     return np.asarray(difference.reshape(len(first), -1).mean(axis=1))
 
 
-def farther(originals: Pixels, standard: Pixels, heavy: Pixels) -> NDArray[np.bool_]:
-    """For which images the heavy view is farther from the original than the standard view: the paper's premise, in pixels.
-
-    The distance is ``change``, pixel by pixel: a shift of an otherwise equal image counts as far, and the standard view's
-    crop is itself a shift.
-    """
-    return change(originals, heavy) > change(originals, standard)
+def angle(first: FeatureRows, second: FeatureRows) -> NDArray[np.float64]:
+    """For each pair of rows one minus the cosine between them."""
+    rows, others = (torch.as_tensor(values, dtype=torch.float64) for values in (first, second))
+    return 1 - F.cosine_similarity(rows, others).numpy()
 
 
-def farther_in_features(originals: FeatureRows, standard: FeatureRows, heavy: FeatureRows) -> NDArray[np.bool_]:
-    """The same for the features of the images: the distance is one minus the cosine."""
-    original, near, far = (torch.as_tensor(rows, dtype=torch.float64) for rows in (originals, standard, heavy))
-    return (F.cosine_similarity(original, far) < F.cosine_similarity(original, near)).numpy()
+def _distance(
+    originals: Pixels, features: Callable[[Pixels], FeatureRows] | None
+) -> Callable[[Pixels], NDArray[np.float64]]:
+    """How far views are from their originals: in pixels, or by the angle between features."""
+    if features is None:
+        return partial(change, originals)
+    encoded = features(originals)
+    return lambda images: angle(encoded, features(images))
 
 
 def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
@@ -301,7 +302,7 @@ class OperationTable:
 def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> OperationTable:
     """Apply every operation of a table to the probes, square and of one size, and show it on the one with most contrast."""
     batch = np.stack(probes)
-    shown = int(contrast_of_pixels(batch).argmax())
+    clearest = int(contrast_of_pixels(batch).argmax())
     magnitudes, operations = _operations(name, channels=batch.shape[3])
     strips = []
     for operation, policies in operations.items():
@@ -310,11 +311,11 @@ def operation_table(name: str, probes: Sequence[Image], *, seed: int) -> Operati
         out = maker.allocate(len(batch))
         plan = maker.plan(np.arange(len(batch), dtype=np.int64), epoch=0)
         maker.apply_many(plan, 0, batch, out, 0)
-        made = [out[view.name] for view in views]
-        blank = [m for m, images in zip(magnitudes, made, strict=True) if nearly_flat(images).mean() >= 0.5]
-        changes = tuple(float(change(images, batch).mean()) for images in made)
+        results = [out[view.name] for view in views]
+        blank = [m for m, images in zip(magnitudes, results, strict=True) if nearly_flat(images).mean() >= 0.5]
+        changes = tuple(float(change(images, batch).mean()) for images in results)
         strips.append(
-            OperationStrip(operation, changes, tuple(images[shown] for images in made), min(blank, default=None))
+            OperationStrip(operation, changes, tuple(images[clearest] for images in results), min(blank, default=None))
         )
     return OperationTable(name=name, magnitudes=magnitudes, operations=tuple(strips))
 
@@ -339,17 +340,13 @@ def tables_of(policies: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(chosen or drawn), *corruptions]))
 
 
-def judge(policy: PolicyStrength, *, size: int) -> tuple[Colour, str, str]:
-    """The verdict on a policy as a colour, a label and a sentence."""
+def judge(policy: PolicyStrength) -> tuple[Colour, str]:
+    """The verdict on a policy as a colour and a label."""
     if policy.flat >= FLAT_WARN:
-        sentence = f"{policy.policy} leaves {percent(policy.flat)} of your {size} px images blank."
-        return ("bad", "destroys images", sentence) if policy.flat >= FLAT_BAD else ("warn", "some blank", sentence)
+        return ("bad", "destroys images") if policy.flat >= FLAT_BAD else ("warn", "some blank")
     if policy.farther < FARTHER_WARN:
-        sentence = f"Only {percent(policy.farther)} of its views are farther from the original than the standard view."
-        return "warn", "not heavier", sentence
-    low, high = np.quantile(policy.change, (0.05, 0.95))
-    sentence = f"Nine views in ten change the standard view by {low:.0f} to {high:.0f} of 255 levels."
-    return "good", "few blank" if policy.flat else "none blank", sentence
+        return "warn", "not heavier"
+    return "good", "few blank" if policy.flat else "none blank"
 
 
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
@@ -368,11 +365,13 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
         "survey": survey,
         "settings": settings,
         "unreadable": unreadable,
-        "policies": [(policy, *judge(policy, size=survey.size)) for policy in survey.policies],
+        "policies": [(policy, *judge(policy)) for policy in survey.policies],
         "gallery": rows,
         "flagged": any(cell.flag for _, _, cells in rows for cell in cells),
         "strength": strength_plot(survey.policies),
-        "tables": [(table, _strips(table)) for table in tables],
+        "tables": [
+            (table, [(strip, _strip(strip, table.magnitudes)) for strip in table.operations]) for table in tables
+        ],
         "flat_below": FLAT_BELOW,
         "command": command,
     }
@@ -394,48 +393,38 @@ def sheet(survey: Survey) -> bytes:
 
 def summary(survey: Survey) -> str:
     """The page's numbers for a terminal."""
-    rows = [("policy", "nearly flat", "farther", "change", "views/s")]
+    rows = [("policy", "nearly flat", "farther", "change", "views/s", "")]
     for policy in survey.policies:
         speed = "-" if policy.speed is None else rate(policy.speed)
-        median = f"{np.median(policy.change):.1f}"
-        rows.append((policy.policy, percent(policy.flat), percent(policy.farther), median, speed))
-    verdicts = [judge(policy, size=survey.size)[2] for policy in survey.policies if policy.flat >= FLAT_WARN]
-    lines = [*columns(rows, align="<>>>>"), "", *(text.replace("\N{NO-BREAK SPACE}", " ") for text in verdicts)]
+        numbers = (percent(policy.flat), percent(policy.farther), f"{np.median(policy.change):.1f}", speed)
+        rows.append((policy.policy, *numbers, judge(policy)[1]))
+    lines = columns(rows, align="<>>>>")
     if survey.unreadable:
-        lines.append(f"{len(survey.unreadable)} images could not be read, the first: {survey.unreadable[0]}")
-    return "\n".join(lines).rstrip()
+        lines += ["", f"{len(survey.unreadable)} images could not be read, the first: {survey.unreadable[0]}"]
+    return "\n".join(lines)
 
 
 def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
-    """The distribution of the change against the standard view, a ridge for each policy on one scale."""
+    """The distribution of the change against the standard view, a bar for each policy on one scale."""
     from matplotlib.figure import Figure
 
-    top = max(1.0, max(float(policy.change.max()) for policy in policies))
-    edges = np.linspace(0, top, 41)
+    description = "Distribution of the change that each policy makes to the standard view"
     with page.styled():
-        figure = Figure(figsize=(14.5, 0.75 + 0.8 * len(policies)), layout="constrained")
+        figure = Figure(figsize=(14.5, 0.75 + 0.6 * len(policies)), layout="constrained")
         axes = figure.add_subplot()
-        for number, policy in enumerate(policies):
-            color = SERIES[number % len(SERIES)]
-            density, _ = np.histogram(policy.change, bins=edges)
-            ridge = 0.82 * density / max(1, density.max())
-            base = len(policies) - 1 - number
-            axes.stairs(base + ridge, edges, baseline=base, fill=True, color=color, alpha=0.28, linewidth=0)
-            axes.stairs(base + ridge, edges, baseline=base, color=color, linewidth=1.4)
-            low, middle, high = policy.quartiles
-            below = base - 0.06
-            axes.plot([low, high], [below] * 2, color=color, linewidth=3.5, solid_capstyle="butt")
-            axes.plot(middle, below, marker="o", markersize=6.5, color=color, markeredgecolor=COLORS["surface"])
-        axes.set_yticks(range(len(policies)), [page.label(policy.policy) for policy in reversed(policies)])
+        for row, policy in enumerate(policies):
+            lowest, low, median, high, highest = np.quantile(policy.change, (0.05, 0.25, 0.5, 0.75, 0.95))
+            axes.plot([lowest, highest], [row, row], color=SERIES[0], linewidth=2)
+            axes.plot([low, high], [row, row], color=SERIES[0], linewidth=12, solid_capstyle="butt")
+            axes.plot(median, row, "o", color=COLORS["surface"], markeredgecolor=SERIES[0])
+        axes.set_yticks(range(len(policies)), [page.label(policy.policy) for policy in policies])
+        axes.set_ylim(len(policies) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0, pad=8, labelsize=13, labelcolor=COLORS["ink"])
-        axes.set(xlim=(0, top), ylim=(-0.28, len(policies) - 0.1))
+        axes.set_xlim(left=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", linewidth=0.8)
-        axes.set_axisbelow(True)
         axes.set_xlabel("mean absolute difference from the standard view, levels of 255")
-        description = "Distribution of the change that each policy makes to the standard view"
-        svg = page.to_svg(figure, name="strength", description=description)
-    return Plot(svg=svg, description=description)
+        return Plot(svg=page.to_svg(figure, name="strength", description=description), description=description)
 
 
 def _values(survey: Survey) -> list[tuple[str, str]]:
@@ -466,15 +455,12 @@ def gallery(survey: Survey, *, side: int = PICTURE_SIDE, named: bool = False) ->
     return rows
 
 
-def _strips(table: OperationTable) -> list[tuple[Markup, list[Picture]]]:
-    """The line and the pictures of each operation; all lines share one scale."""
-    top = max(max(strip.changes) for strip in table.operations)
-    strips = []
-    for strip in table.operations:
-        cells = zip(table.magnitudes, strip.changes, strip.images, strict=True)
-        pictures = [_picture(image, f"{strip.name}, m = {m:g}", caption=f"{by:.1f}", side=80) for m, by, image in cells]
-        strips.append((page.sparkline(strip.changes, top=top), pictures))
-    return strips
+def _strip(strip: OperationStrip, magnitudes: Sequence[float]) -> list[Picture]:
+    """One operation over its magnitudes, with the mean change below each picture."""
+    return [
+        _picture(image, f"{strip.name}, m = {m:g}", caption=f"{by:.1f}", side=80)
+        for m, by, image in zip(magnitudes, strip.changes, strip.images, strict=True)
+    ]
 
 
 def _picture(image: Image, description: str, *, caption: str = "", side: int) -> Picture:

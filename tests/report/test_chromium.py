@@ -146,12 +146,12 @@ def test_nothing_is_cut_off_on_paper(browser, views_page: Path) -> None:
     assert browser.overflow() == []
 
 
-def test_the_red_sentence_is_red_and_names_the_share(browser, views_page: Path) -> None:
+def test_the_share_of_blank_views_is_red(browser, views_page: Path) -> None:
     browser.open(views_page)
     found = browser.run(
-        "return [...document.querySelectorAll('.statement.bad')].map(e => [e.textContent, getComputedStyle(e).color])"
+        "return [...document.querySelectorAll('.card dd.bad')].map(e => [e.textContent, getComputedStyle(e).color])"
     )
-    assert found[0] == ["ra(8,16) leaves 50\N{NO-BREAK SPACE}% of your 32 px images blank.", "rgb(179, 38, 30)"]
+    assert found[0] == ["50\N{NO-BREAK SPACE}%", "rgb(179, 38, 30)"]
     assert len(found) == 2
     assert browser.run("return document.querySelectorAll('.picture.flagged').length") == 8
     blank = browser.run("return [...document.querySelectorAll('.strip .badge.bad')].map(e => e.textContent)")

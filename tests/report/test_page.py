@@ -147,12 +147,3 @@ def test_any_text_may_stand_in_a_figure() -> None:
     texts = ["".join(element.itertext()) for element in root.iter("text")]
     assert "<script>alert(1)</script> $x^2$ \ufffd\ufffd\ufffd &amp;" in [text.strip() for text in texts]
     assert root.attrib["aria-label"] == '"quoted" <description>'
-
-
-def test_sparkline_marks_the_highest_point() -> None:
-    root = ElementTree.fromstring(page.sparkline([0, 5, 10, 0], top=10))
-    (dot,) = root.iter("circle")
-    assert (float(dot.attrib["cx"]), float(dot.attrib["cy"])) == (69.3, 0.0)
-    (line,) = root.iter("polyline")
-    assert line.attrib["points"] == "0.0,30.0 34.7,15.0 69.3,0.0 104.0,30.0"
-    assert "NaN" not in page.sparkline([0, 0], top=0)

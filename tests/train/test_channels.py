@@ -133,7 +133,7 @@ def test_the_page_of_views_says_what_it_shows(cells: Path, trained: Path, tmp_pa
 @pytest.mark.parametrize(
     ("extra", "line"),
     [
-        (["--heavy", "ra(2,5)"], "uses color of the table dssl16, which needs colour"),
+        (["--heavy", "ra(2,5)"], "uses ra(2,5), which needs colour"),
         (["--normalization", "imagenet"], "normalization is imagenet, expected measure for images of 5 channels"),
         (["--range", "4095,0"], "expected finite numbers, the smaller one first"),
         (["--channels", "4", "--range", "0,4095"], "images cannot be read"),

@@ -351,31 +351,29 @@ def test_policies_that_the_score_does_not_tell_apart_are_named() -> None:
     trials = (trial("jigsaw(4)", 0.5), trial("ra(2,5)", 0.48), trial("ua", 0.4), trial("ta", 0.49, verdict="collapsed"))
     result = replace(RESULT, trials=(*trials, trial(NONE, 0.499)))
     assert [other.policy for other in result.as_good] == ["ra(2,5)"]  # 2 points apart, each with an error of 1
-    assert report.answer(result).startswith(
-        "jigsaw(4) has the best score of the heavy policies: 50.0 ± 1.0. It cannot be told apart from 1 of the 2 others"
-    )
-    assert "have 49.9 ± 1.0: the score does not show that heavy views help here." in report.answer(result)
+    answer = report.answer(result)
+    assert answer.startswith("The best heavy policy is jigsaw(4): 50.0 ± 1.0. ")
+    assert "different: ra(2,5). " in answer
+    assert answer.endswith("49.9 ± 1.0, not significantly different.")
     beside = {line.split("  ")[0]: line for line in report.summary(result, line=None).splitlines()[:6]}
     assert "  best  " in beside["jigsaw(4)"]
-    assert "  not told apart  " in beside["ra(2,5)"]
+    assert "  not significantly different  " in beside["ra(2,5)"]
     assert "  below  " in beside["ua"]
     assert beside["ta"].split() == ["ta", "49.0", "±", "1.0", "40", "%", "9.0", "collapsed", "10"]
     page = report.html(result, line="dssl train", command="dssl tune")
-    assert page.count(">not told apart<") == 2  # ra(2,5) and no heavy views
+    assert page.count(">not significantly different<") == 2  # ra(2,5) and no heavy views
     assert "every trial collapsed" in report.answer(replace(result, trials=trials[3:]))
 
 
 def test_the_answer_says_when_the_score_decides_nothing_and_when_it_does() -> None:
     alike = replace(RESULT, trials=(trial("ua", 0.5), trial("ta", 0.49), trial("jigsaw(4)", 0.475)))
-    assert report.answer(alike).startswith(
-        "The score cannot tell these 3 heavy policies apart: from the best, ua with 50.0 ± 1.0, to the lowest, jigsaw(4)"
-    )
+    assert "different: ta, jigsaw(4). " in report.answer(alike)
     apart = (trial("ua", 0.5), trial("ta", 0.4), trial("jigsaw(4)", 0.3))
-    for control, end in ((0.6, "by this score heavy views do not help here."), (0.4, "below the best heavy policy.")):
+    for control, end in ((0.6, "60.0 ± 1.0, above."), (0.4, "40.0 ± 1.0, below.")):
         text = report.answer(replace(RESULT, trials=(*apart, trial(NONE, control))))
-        assert "The 2 others are more than two standard errors below." in text
+        assert "different" not in text
         assert text.endswith(end)
-    assert "ua is the only heavy policy" in report.answer(replace(RESULT, trials=apart[:1]))
+    assert report.answer(replace(RESULT, trials=apart[:1])).endswith("ua: 50.0 ± 1.0.")
 
 
 def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number() -> None:

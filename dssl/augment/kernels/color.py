@@ -29,12 +29,10 @@ def byte(value):
 
 
 @njit(nogil=True)
-def brightness(planes, factor):
+def brightness(row, factor):
     """A blend with black."""
-    for c in range(planes.shape[0]):
-        row = planes[c]
-        for i in range(row.size):
-            row[i] = byte(np.float32(row[i]) * factor)
+    for i in range(row.size):
+        row[i] = byte(np.float32(row[i]) * factor)
 
 
 @njit(nogil=True)
@@ -133,44 +131,36 @@ def hue(planes, shift):
 
 
 @njit(nogil=True)
-def invert(planes):
+def invert(row):
     """255 minus the value."""
-    for c in range(planes.shape[0]):
-        row = planes[c]
-        for i in range(row.size):
-            row[i] = np.uint8(row[i] ^ np.uint8(255))
+    for i in range(row.size):
+        row[i] = np.uint8(row[i] ^ np.uint8(255))
 
 
 @njit(nogil=True)
-def posterize(planes, bits):
+def posterize(row, bits):
     """Keeps the highest bits."""
     mask = np.uint8(0xFF & ~(2 ** (8 - bits) - 1))
-    for c in range(planes.shape[0]):
-        row = planes[c]
-        for i in range(row.size):
-            row[i] = np.uint8(row[i] & mask)
+    for i in range(row.size):
+        row[i] = np.uint8(row[i] & mask)
 
 
 @njit(nogil=True)
-def solarize(planes, threshold):
+def solarize(row, threshold):
     """Inverts the values at or above the threshold (0 .. 256, a whole number)."""
-    for c in range(planes.shape[0]):
-        row = planes[c]
-        for i in range(row.size):
-            value = np.int32(row[i])
-            row[i] = np.uint8(np.int32(255) ^ value if value >= threshold else value)
+    for i in range(row.size):
+        value = np.int32(row[i])
+        row[i] = np.uint8(np.int32(255) ^ value if value >= threshold else value)
 
 
 @njit(nogil=True)
-def solarize_add(planes, amount):
+def solarize_add(row, amount):
     """Adds, clips, then inverts what is at or above 128."""
-    for c in range(planes.shape[0]):
-        row = planes[c]
-        for i in range(row.size):
-            value = np.int32(np.int32(row[i]) + amount)
-            value = np.int32(255) if value > 255 else value
-            value = np.int32(0) if value < 0 else value
-            row[i] = np.uint8(np.int32(255) ^ value if value >= 128 else value)
+    for i in range(row.size):
+        value = np.int32(np.int32(row[i]) + amount)
+        value = np.int32(255) if value > 255 else value
+        value = np.int32(0) if value < 0 else value
+        row[i] = np.uint8(np.int32(255) ^ value if value >= 128 else value)
 
 
 @njit(nogil=True)

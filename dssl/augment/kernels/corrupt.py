@@ -16,11 +16,8 @@ from dssl.augment.kernels.draw import STEP, mix
 
 _NORMAL = NormalDist()
 _QUANTILES = np.array([_NORMAL.inv_cdf((place + 0.5) / 65536) for place in range(65536)], np.float32)
-_NEAREST, _TWICE, _ONCE = (
-    -1,
-    0,
-    1,
-)  # beyond a border: its pixel, or a mirror image with the border's pixel twice or once
+# beyond a border: its pixel, or a mirror image with the border's pixel twice or once
+_NEAREST, _TWICE, _ONCE = -1, 0, 1
 _BARELY = np.float32(1 / 512)  # a sum of weights may be a little below 1, and truncation would take a whole level
 
 # annex K of the JPEG standard
@@ -451,12 +448,8 @@ def _jpeg(source, target, quality):
         chroma = blue if which == 0 else red
         for y in range(half):
             for x in range(half):
-                total = (
-                    chroma[2 * y, 2 * x]
-                    + chroma[2 * y, 2 * x + 1]
-                    + chroma[2 * y + 1, 2 * x]
-                    + chroma[2 * y + 1, 2 * x + 1]
-                )
+                total = chroma[2 * y, 2 * x] + chroma[2 * y, 2 * x + 1]
+                total += chroma[2 * y + 1, 2 * x] + chroma[2 * y + 1, 2 * x + 1]
                 small[which, y, x] = math.floor((total + 1 + x % 2) / 4)
         _coded(small[which], _CHROMA, quality)
         last = (size + 1) // 2 - 1

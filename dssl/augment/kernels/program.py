@@ -44,8 +44,9 @@ def _resize(image, kind, values, workspace, target):
 @njit(nogil=True)
 def _in_place(kind, flat, values):
     """An operation that looks at one pixel (and the image's statistics) at a time; False for any other kind."""
+    line = flat.reshape(flat.size)
     if kind == code.BRIGHTNESS:
-        color.brightness(flat, np.float32(values[0]))
+        color.brightness(line, np.float32(values[0]))
     elif kind == code.CONTRAST:
         color.contrast(flat, np.float32(values[0]))
     elif kind == code.COLOR:
@@ -59,13 +60,13 @@ def _in_place(kind, flat, values):
     elif kind == code.EQUALIZE:
         color.equalize(flat, values[0])
     elif kind == code.INVERT:
-        color.invert(flat)
+        color.invert(line)
     elif kind == code.POSTERIZE:
-        color.posterize(flat, int(values[0]))
+        color.posterize(line, int(values[0]))
     elif kind == code.SOLARIZE:
-        color.solarize(flat, np.int32(values[0]))
+        color.solarize(line, np.int32(values[0]))
     elif kind == code.SOLARIZE_ADD:
-        color.solarize_add(flat, np.int32(values[0]))
+        color.solarize_add(line, np.int32(values[0]))
     else:
         return False
     return True
