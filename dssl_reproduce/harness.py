@@ -24,12 +24,14 @@ from typing import Any, Literal
 import torch
 
 from dssl import config_io
+from dssl.augment import SEVERITIES, kinds_seen
 from dssl.config import RunConfig
 from dssl.data.pipeline import default_threads
 from dssl.distributed import pick_device
 from dssl.errors import DsslError, Stopped, one_line
 from dssl.evaluation.protocols import Benchmark, evaluate, supervised
 from dssl.evaluation.result import Result
+from dssl.evaluation.robustness import robustness
 from dssl.evaluation.store import FeatureStore
 from dssl.files import write_text
 from dssl.log import show_messages
@@ -43,7 +45,8 @@ from dssl.version import VERSION
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
 from dssl_reproduce import outcome
-from dssl_reproduce.outcome import Measured, Outcome, Place, finished, pack
+from dssl_reproduce.outcome import Corrupted, Measured, Outcome, Place, finished, pack, pack_counts
+from dssl_reproduce.paper import CORRUPTIONS
 from dssl_reproduce.scales import Job
 
 logger = logging.getLogger("dssl")
@@ -249,10 +252,10 @@ def run_job(job: Job, place: Place, *, threads: int | None = None) -> int:
     with run.with_name(f".{run.name}.lock").open("w") as lock:
         # another harness, or an orphan of a killed one, may still be at this job: wait for it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if result.is_file():
-            return 0
         versions = _versions()  # of the code that is loaded: the checkout may change before the job ends
         try:
+            if finished([job], place):
+                return 0
             measured = _pretrained(job, config, run) if job.kind == "pretrained" else _baseline(job, config, run)
         except Stopped as stopped:
             return 128 + stopped.signal
@@ -276,14 +279,14 @@ def _pretrained(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
     if ended.signal is not None:
         raise Stopped(ended.signal)
     run, about = read_run(folder), RunFolder(folder).read_config()
-    accuracies = {}
+    measured: dict[str, Any] = {"accuracies": {}, "corruptions": {} if job.corruptions else None}
     if ended.verdict.status != "diverged":
-        accuracies = _measure(_benchmark(config, open_weights(folder), labels=job.labels), job.protocols)
+        measured = _measure(_benchmark(config, open_weights(folder), labels=job.labels), job)
     return {
         "verdict": ended.verdict.status,
         "reason": run.verdict.reason,
         "spread": run.spread,
-        "accuracies": accuracies,
+        **measured,
         "steps": ended.step,
         "seconds": round(run.seconds, 1),
         "precision": about["precision"],
@@ -303,17 +306,17 @@ def _baseline(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
         encoder = encoder.raw_pixels()
     benchmark = _benchmark(config, encoder, labels=config.limit if job.training else job.labels)
     if job.training is None:
-        accuracies = _measure(benchmark, job.protocols)
+        measured = _measure(benchmark, job)
     else:  # on the whole test set after the last epoch; a stopped training resumes in the folder
         folder.mkdir(parents=True, exist_ok=True)
         resumable = dataclasses.replace(benchmark, folder=folder)
         (result,) = supervised(resumable, network=encoder.network, training=job.training)
-        accuracies = {"supervised": _measured(result, benchmark)}
+        measured = {"accuracies": {"supervised": _measured(result, benchmark)}}
         used = result.protocol["training"]
         steps = used["epochs"] * (len(benchmark.train) // used["batch_size"])
     return {
         "verdict": job.kind,
-        "accuracies": accuracies,
+        **measured,
         "steps": steps,
         "seconds": round(time.monotonic() - start, 1),
         "precision": "fp32",
@@ -331,22 +334,45 @@ def _benchmark(config: RunConfig, encoder: Encoder, *, labels: int | None) -> Be
     return Benchmark.of(store, train, test, seed=config.seed)
 
 
-def _measure(benchmark: Benchmark, protocols: Sequence[str]) -> dict[str, Measured]:
+def _measure(benchmark: Benchmark, job: Job) -> dict[str, Any]:
     """One accuracy of each kind: of several kNN results the one with the fewest neighbours, k = 20."""
     accuracies: dict[str, Measured] = {}
-    for result in evaluate(benchmark, protocols).results:
+    for result in evaluate(benchmark, job.protocols).results:
         accuracies.setdefault(str(result.protocol["kind"]), _measured(result, benchmark))
-    return accuracies
+    return {"accuracies": accuracies, "corruptions": _corrupted(benchmark) if job.corruptions else None}
+
+
+def _corrupted(benchmark: Benchmark) -> dict[str, Corrupted]:
+    """Seen are the kinds of the policy ``corrupt``, whatever the run's own policies: the sets are the same for every run."""
+    found = robustness(benchmark, familiarity=kinds_seen("corrupt"))
+    rows = {name: found.sets()[name] for name in CORRUPTIONS}
+    return {
+        name.split()[0]: Corrupted(  # "linear probe", "knn k=20"
+            accuracies={
+                kind: [round(100 * float(right[found.row(kind, severity)].mean()), 3) for severity in SEVERITIES]
+                for kind in found.kinds
+            },
+            conditions={name: len(conditions) for name, conditions in rows.items()},
+            right={name: pack_counts(right[conditions].sum(axis=0)) for name, conditions in rows.items()},
+            protocol=_without_places(found.protocol) | {"name": name},
+        )
+        for name, right in found.right.items()
+    }
+
+
+def _without_places(protocol: dict[str, Any]) -> dict[str, Any]:
+    """A protocol as it is committed."""
+    kept = {key: value for key, value in protocol.items() if key not in _LEFT_OUT}
+    if "checkpoint" in kept:
+        kept["checkpoint"] = {key: kept["checkpoint"].get(key) for key in _OF_CHECKPOINT}
+    return kept
 
 
 def _measured(result: Result, benchmark: Benchmark) -> Measured:
     low, high = result.interval
-    protocol = {key: value for key, value in result.protocol.items() if key not in _LEFT_OUT}
-    if "checkpoint" in protocol:
-        protocol["checkpoint"] = {key: protocol["checkpoint"].get(key) for key in _OF_CHECKPOINT}
     assert result.predicted is not None
     right = pack(result.predicted.numpy() == benchmark.test_labels)
-    about = {"name": result.name, **protocol}
+    about = {"name": result.name, **_without_places(result.protocol)}
     return Measured(accuracy=result.accuracy, interval=(round(low, 3), round(high, 3)), protocol=about, right=right)
 
 

@@ -62,6 +62,8 @@ class Job:
     protocols: tuple[str, ...]
     labels: int | None
     fingerprint: str
+    corruptions: bool = False
+    """Whether accuracy under corruption is measured, too; it changes neither name nor fingerprint."""
 
     @property
     def work(self) -> float:
@@ -98,7 +100,7 @@ def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
     )  # fmt: skip
 
 
-def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
+def job_of(experiment: Experiment, scale: Scale, *, seed: int, corruptions: bool = False) -> Job:
     """The job of an experiment."""
     config = config_of(experiment, scale, seed=seed)
     kind = experiment.method if experiment.method in BASELINES else "pretrained"
@@ -118,7 +120,7 @@ def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
     slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return Job(
         name=f"{slug}-seed{seed}-{fingerprint[:6]}", scale=scale.name, kind=kind, config=config, training=training,
-        protocols=protocols, labels=scale.labels, fingerprint=fingerprint,
+        protocols=protocols, labels=scale.labels, fingerprint=fingerprint, corruptions=corruptions,
     )  # fmt: skip
 
 
@@ -132,9 +134,14 @@ def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int], ro
         if row not in (names := dict.fromkeys(cell.row for cell in cells)):
             raise choices("row", row, names)
     cells = [cell for cell in cells if not rows or cell.row in rows]
-    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
-    jobs = [job_of(experiment, scale, seed=seed) for seed in seeds for experiment in experiments]
-    return list({job.name: job for job in jobs}.values())
+    experiments: dict[Experiment, bool] = {}
+    """With whether an entry needs its accuracy under corruption."""
+    for cell in cells:
+        if (one := cell.experiment) is not None:
+            experiments[one] = experiments.get(one, False) or cell.measure is not None
+    jobs = [job_of(one, scale, seed=seed, corruptions=needed) for seed in seeds for one, needed in experiments.items()]
+    # different experiments may be the same run
+    return list({job.name: job for job in (*jobs, *(job for job in jobs if job.corruptions))}.values())
 
 
 def with_our_rows(target: Target, scale: Scale) -> Target:
