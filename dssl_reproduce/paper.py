@@ -111,14 +111,9 @@ def _target(table: Mapping[str, Any]) -> Target:
 
 def _cell(table: Mapping[str, Any]) -> PaperCell:
     about = dict(table)
-    row, column, paper, reported = (
-        about.pop("row"),
-        about.pop("column"),
-        about.pop("paper"),
-        about.pop("reported", False),
-    )
+    entry = {key: about.pop(key) for key in ("row", "column", "paper", "reported") if key in about}
     experiment = Experiment(**about) if about else None
-    return PaperCell(row=row, column=column, paper=str(paper), reported=reported, experiment=experiment)
+    return PaperCell(**entry | {"paper": str(entry["paper"])}, experiment=experiment)
 
 
 _DSSL = Experiment(data="cifar10", method="", graph="dssl", heavy=PAPER_HEAVY)
@@ -225,6 +220,7 @@ ROBUSTNESS = Target(
         "The probe and kNN (k = 20) learn from clean images and are measured on 2,000 test images, clean and under 15 kinds of "
         "corruption and 3 of geometry at 5 severities (docs/evaluation.md); an entry is the mean over its kinds and severities.",
         "The policy `corrupt` draws one of 5 of these kinds. The sets are the same for every row, whatever its own policies.",
+        "A difference is over the seeds that both rows have.",
         "In every row four views of an image learn. Weak views are only cropped and flipped: with weak targets each standard "
         "view learns from one, which costs four more views to make but no more passes, and the control reverses that.",
     ),

@@ -224,9 +224,16 @@ def _comparisons(
         learning = {len({edge.predictor for edge in graph.edges}) for graph in graphs}
         if len(views) == 2 and views[0] != views[1] and len(learning) == 2:  # views that are only targets cost little
             where += f", {views[1] / views[0]:.2g} times the compute"
-        arms = [{run.seed: run.score(measure) for run in runs[place]} for place in (first, second)]
-        paired = paired_error(*arms, seed_error=seed_errors[measure])
-        comparisons.append(_compare(cells[first], cells[second], where, paired=paired))
+        one, other, seed_error = cells[first], cells[second], seed_errors[measure]
+        arms = [{run.seed: run for run in runs[place]} for place in (first, second)]
+        if (common := arms[0].keys() & arms[1].keys()) and arms[0].keys() != arms[1].keys():
+            arms = [{seed: run for seed, run in arm.items() if seed in common} for arm in arms]
+            one, other = (
+                _cell(entries[place], list(arm.values()), asked=len(common), coco=False, seed_error=seed_error)
+                for place, arm in zip((first, second), arms, strict=True)
+            )
+        scores = [{seed: run.score(measure) for seed, run in arm.items()} for arm in arms]
+        comparisons.append(_compare(one, other, where, paired=paired_error(*scores, seed_error=seed_error)))
     return tuple(comparisons)
 
 
@@ -435,18 +442,20 @@ def plain(table: ResultTable) -> dict[str, object]:
     }
 
 
-def for_page(table: ResultTable) -> dict[str, object]:
-    """What the page of a report shows of a table."""
-    target = table.target
+def for_page(table: ResultTable, *, heading: str = "") -> dict[str, object]:
+    """What the page of a report shows of a table, or of the grid of it that has this heading."""
+    target, columns = table.target, table.target.grids[heading]
+    rows = [row for row in target.rows if any((row, column) in table.cells for column in columns)]
     cells = {place: (cell.paper, cell.ours, _COLOURS.get(cell.state, "neutral")) for place, cell in table.cells.items()}
     return {
-        "title": target.title,
+        "title": f"{target.title}: {heading}" if heading else target.title,
         "about": f"{target.name}{f' ({target.label})' if target.label else ''}, {target.measure}, scale {table.scale}",
-        "columns": target.columns,
-        "rows": [(row, [cells.get((row, column)) for column in target.columns]) for row in target.rows],
+        "columns": tuple(map(_within, columns)),
+        "rows": [(row, [cells.get((row, column)) for column in columns]) for row in rows],
         "comparisons": [
             (one.where, one.paper, one.ours, one.verdict, _COLOURS.get(one.verdict, "neutral"))
             for one in table.comparisons
+            if not heading or one.where.startswith(f"{heading}: ")
         ],
         "notes": table.notes,
     }
@@ -466,7 +475,8 @@ def tables_in(folder: Path) -> list[dict[str, object]]:
                 raise DsslError(
                     f"{path} is not a table of dssl reproduce ({error}): delete it and run dssl reproduce again"
                 ) from None
-            tables.append(for_page(build(target, scale, seeds=seeds, outcomes=outcomes)))
+            made = build(target, scale, seeds=seeds, outcomes=outcomes)
+            tables += [for_page(made, heading=heading) for heading in made.target.grids]
     if not tables:
         raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
     return tables

@@ -20,7 +20,7 @@ from dssl_reproduce.harness import run_job
 from dssl_reproduce.outcome import Corrupted, Outcome, finished, pack_counts
 from dssl_reproduce.paper import CORRUPTIONS, ROBUSTNESS, Target, our_cell
 from dssl_reproduce.scales import SCALES, job_of, jobs_of
-from dssl_reproduce.table import build, document, picture, plain, terminal
+from dssl_reproduce.table import build, document, for_page, picture, plain, terminal
 from tests.reproduce import tiny
 
 SCALE = SCALES["cpu-few"]
@@ -129,6 +129,21 @@ def test_differences_are_paired_by_image_and_seed() -> None:
     assert found.ours == f"{difference.mean():+.1f} (±{found.error:.1f}, paired)"
 
 
+def test_a_difference_is_over_the_seeds_that_both_rows_have() -> None:
+    """A row with a seed more than the other: the difference and its pairing are those of the common seeds."""
+    outcomes = _outcomes((0, 1, 2))
+    (extra,) = [name for name in outcomes if "-dssl-" in name and "-seed2-" in name]
+    fewer = {name: one for name, one in outcomes.items() if name != extra}
+    where = "SimSiam, kNN: geometry: DSSL over 2 standard pairs"
+    made = build(ROBUSTNESS, SCALE, seeds=(0, 1, 2), outcomes=fewer)
+    (found,) = [one for one in made.comparisons if one.where == where]
+    (expected,) = [
+        one for one in build(ROBUSTNESS, SCALE, seeds=(0, 1), outcomes=outcomes).comparisons if one.where == where
+    ]
+    assert found.ours.split()[0] == expected.ours.split()[0]
+    assert found.ours.endswith(", paired)")
+
+
 def test_a_grid_for_each_method_and_classifier() -> None:
     made = build(ROBUSTNESS, SCALE, seeds=(0, 1), outcomes=_outcomes((0,)))
     text = document(made, command="dssl reproduce robustness")
@@ -141,6 +156,9 @@ def test_a_grid_for_each_method_and_classifier() -> None:
     assert "not in the paper" in text
     assert "DSSL over 2 standard pairs" in terminal(made)
     assert picture(made) is None
+    shown = for_page(made, heading="SimCLR, kNN")
+    assert shown["columns"] == tuple(CORRUPTIONS.values())
+    assert len(shown["rows"]) == 11  # weak targets are BYOL's
     assert len(plain(made)["cells"]) == 8 * (3 * 10 + 3)  # ten rows of three methods, three of one
 
 
