@@ -325,6 +325,8 @@ def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
     show = _both if target.label else lambda cell: _escape(cell.ours)
     lines = [f"# {target.title}", "", about]
     for heading, columns in target.grids.items():
+        if heading and set(columns) <= set(_open_columns(table)):
+            continue
         lines += ["", *([f"## {heading}", ""] if heading else []), *_grid(table, show, columns)]
         if heading and (rows := _differences(table, columns)):
             lines += ["", *text.markdown(("difference", *map(_within, columns)), rows)]
@@ -408,19 +410,22 @@ def terminal(table: ResultTable) -> str:
     target = table.target
     body: list[str] = []
     for heading, columns in target.grids.items():
+        if heading and set(columns) <= set(_open_columns(table)):
+            continue
         grid: list[Sequence[str]] = [(heading, *map(_within, columns))]
         for row in target.rows:
             cells = [table.cells.get((row, column)) for column in columns]
-            if any(cells):
-                grid.append((row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in cells)))
+            if not heading or any(cell is not None and cell.state != "open" for cell in cells):
+                entries = [cell and (cell.ours if heading else f"{cell.paper} -> {cell.ours}") for cell in cells]
+                grid.append((row, *(entry or "" for entry in entries)))
         body += text.columns(grid)
         if heading:
             body += [*text.columns(_differences(table, columns)), ""]
     if list(target.grids) != [""]:
         return "\n".join([f"{target.title} ({target.name}, {target.measure}, scale {table.scale})", *body])
     if max(map(len, body)) > 118:
-        entries = table.cells.items()
-        body = text.columns([(", ".join(place), f"{cell.paper:>9} -> {cell.ours}") for place, cell in entries])
+        lines = [(", ".join(place), f"{cell.paper:>9} -> {cell.ours}") for place, cell in table.cells.items()]
+        body = text.columns(lines)
     compared = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons

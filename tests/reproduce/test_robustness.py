@@ -153,6 +153,8 @@ def test_a_grid_for_each_method_and_classifier() -> None:
     assert "| difference | " + " | ".join(CORRUPTIONS.values()) + " |" in lines
     (row, *_) = [line for line in lines if line.startswith("| DSSL |")]
     assert row.count("[1 of 2 seeds]") == 4
+    assert not any(line.startswith(("## BYOL", "## SimCLR")) for line in lines)  # not run: only said so
+    assert "- Not run: SimCLR, linear probe: clean" in text
     assert "not in the paper" in text
     assert "DSSL over 2 standard pairs" in terminal(made)
     assert picture(made) is None
