@@ -3,13 +3,14 @@
 import hashlib
 import json
 import math
+import reprlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torchvision.transforms.v2 import functional
 from dssl import rng
 from dssl.data.decode import read_image
 from dssl.data.pipeline import Piped, Pipeline, default_threads
-from dssl.errors import DsslError
+from dssl.errors import DsslError, require
 from dssl.files import printable
 from dssl_coco.config import CocoConfig
 
@@ -144,23 +145,17 @@ def run_lengths(text: str) -> list[int]:
 
 def _checked(one: Annotation, sizes: Mapping[int, Size], labels: Mapping[int, int], where: str) -> Annotation | str:
     """The annotation with its label, or why it is left out."""
-    for what, key, listed in (("belongs to image", "image_id", sizes), ("has category", "category_id", labels)):
-        if one.get(key) not in listed:
-            raise DsslError(f"{where} {what} {one.get(key)!r}, which the file does not list")
-    box, area, crowd = one.get("bbox"), one.get("area"), one.get("iscrowd", 0)
-    if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-        raise DsslError(f"{where} has the box {box!r}: expected four numbers x, y, width, height")
-    if not _is_number(area):
-        raise DsslError(f"{where} has the area {area!r}: expected a number of pixels")
-    if crowd not in (0, 1):
-        raise DsslError(f"{where} has iscrowd {crowd!r}: expected 0 or 1")
+    for key, listed in (("image_id", sizes), ("category_id", labels)):
+        require(one.get(key) in listed, f"{where}: {key}", one.get(key), "one that the file lists")
+    box, area, crowd = ({"bbox": None, "area": None, "iscrowd": 0, **one}[key] for key in ("bbox", "area", "iscrowd"))
+    four = isinstance(box, list) and len(box) == 4 and all(map(_is_number, box))
+    require(four, f"{where}: bbox", box, "four numbers x, y, width, height")
+    require(_is_number(area), f"{where}: area", area, "a number of pixels")
+    require(crowd in (0, 1), f"{where}: iscrowd", crowd, "0 or 1")
     size = height, width = sizes[one["image_id"]]
     left, top, wide, high = box = list(map(float, box))
-    inside = min(min(left + wide, width) - max(left, 0), min(top + high, height) - max(top, 0))
-    if inside <= 0:
-        return "whose box has no area inside its image"
-    if inside < THINNEST:
-        return f"whose box is thinner than {THINNEST:g} pixels"
+    if min(min(left + wide, width) - max(left, 0), min(top + high, height) - max(top, 0)) < THINNEST:
+        return f"whose box is thinner than {THINNEST:g} pixels inside its image"
     segmentation = _segmentation(one.get("segmentation"), size, where)
     if not segmentation:
         return "whose mask has no polygon with three corners"
@@ -171,34 +166,40 @@ def _checked(one: Annotation, sizes: Mapping[int, Size], labels: Mapping[int, in
 def _segmentation(given: Any, size: Size, where: str) -> Segmentation:
     """The polygons that enclose an area (pycocotools takes one with two corners for a box), or the run lengths."""
     if isinstance(given, dict):
-        counts, old, new = given.get("counts"), given.get("size"), list(size)
-        if old != new or not isinstance(counts, str | list):
-            raise DsslError(f"{where} has a run-length mask of size {old}, expected its image's {new} and counts")
-        runs = run_lengths(counts) if isinstance(counts, str) else counts
-        if not all(isinstance(run, int) and run >= 0 for run in runs) or sum(runs) != math.prod(size):
-            raise DsslError(f"{where} has run lengths that do not add up to its image's {math.prod(size)} pixels")
+        counts, pixels = given.get("counts"), math.prod(size)
+        runs: Any = run_lengths(counts) if isinstance(counts, str) else counts
+        require(
+            given.get("size") == list(size),
+            f"{where}: size of the mask",
+            given.get("size"),
+            f"its image's {list(size)}",
+        )
+        whole = isinstance(runs, list) and all(isinstance(run, int) and run >= 0 for run in runs)
+        require(
+            whole and sum(runs) == pixels,
+            f"{where}: counts",
+            reprlib.repr(counts),
+            f"run lengths that add up to {pixels} pixels",
+        )
         return given
-    if not isinstance(given, list):
-        raise DsslError(f"{where} has no mask: expected polygons or run lengths in 'segmentation'")
+    require(isinstance(given, list), f"{where}: segmentation", given, "polygons or run lengths")
     for polygon in given:
-        if not isinstance(polygon, list) or len(polygon) % 2 or not all(map(_is_number, polygon)):
-            raise DsslError(f"{where} has a polygon that is not a list of numbers x, y, x, y, ...")
+        pairs = isinstance(polygon, list) and len(polygon) % 2 == 0 and all(map(_is_number, polygon))
+        require(pairs, f"{where}: polygon", reprlib.repr(polygon), "a list of numbers x, y, x, y, ...")
         # pycocotools' memory grows with the coordinates, and it does not notice when there is none
-        if any(not -max(size) <= value <= 2 * max(size) for value in polygon):
-            raise DsslError(
-                f"{where} has a polygon with a corner far outside of its image of {size[1]} x {size[0]} pixels: "
-                "expected corners in pixels"
-            )
+        near = all(-max(size) <= value <= 2 * max(size) for value in polygon)
+        require(
+            near, f"{where}: polygon", reprlib.repr(polygon), f"corners in pixels of its image of {size[1]} x {size[0]}"
+        )
     return [polygon for polygon in given if len(polygon) >= 6]
 
 
 def _size(one: dict[str, Any], where: str) -> Size:
-    height, width = one.get("height"), one.get("width")
-    if not isinstance(height, int) or not isinstance(width, int) or min(height, width) < 1:
-        raise DsslError(f"{where} needs width and height in whole pixels")
-    if not isinstance(one.get("file_name"), str):
-        raise DsslError(f"{where} needs a file_name")
-    return height, width
+    height, width, name = one.get("height"), one.get("width"), one.get("file_name")
+    whole = isinstance(height, int) and isinstance(width, int) and min(height, width) >= 1
+    require(whole, f"{where}: width, height", f"{width}, {height}", "whole numbers of pixels")
+    require(isinstance(name, str), f"{where}: file_name", name, "the name of a file")
+    return one["height"], one["width"]
 
 
 def _notes(images: list[CocoImage], left_out: Counter[str]) -> tuple[str, ...]:
@@ -213,17 +214,14 @@ def _notes(images: list[CocoImage], left_out: Counter[str]) -> tuple[str, ...]:
 
 
 def _check_ids(entries: list[Any], file: Path, noun: str) -> None:
-    seen = set()
-    for one in entries:
-        number = one.get("id") if isinstance(one, dict) else None
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise DsslError(f"{file}: a {noun} has the id {number!r}: expected a whole number")
-        if number in seen:
-            raise DsslError(f"{file}: duplicate {noun} id {number}: ids must be unique")
-        seen.add(number)
+    ids = [one.get("id") if isinstance(one, dict) else None for one in entries]
+    for number in ids:
+        require(type(number) is int, f"{file}: id of {noun}", number, "a whole number")
+    repeated = [number for number, count in Counter(ids).items() if count > 1]
+    require(not repeated, f"{file}: {noun} id", ", ".join(map(str, repeated[:3])), "once only")
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: Any) -> bool:
     # JSON's integers have no limit: one that overflows a float is an error, too
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 

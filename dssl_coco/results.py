@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image as Pillow
-from PIL import ImageColor, ImageDraw
 from torch import Tensor
+from torchvision.ops import box_convert
+from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 
 from dssl import rng
 from dssl.errors import DsslError
@@ -216,37 +218,30 @@ def loss_plot(losses: Losses) -> Plot:
 
 def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Picture:
     """The annotations on the left, the detections on the right."""
-    size = height, width = scaled_size(image.size, shorter=_SIDE, longest=_SIDE)
+    size = scaled_size(image.size, shorter=_SIDE, longest=_SIDE)
     sure = [one for one in results if one["image_id"] == image.id and one["score"] >= SHOWN]
     sure.sort(key=lambda one: float(one["score"]))
-    pixels = read_scaled(image, size).permute(1, 2, 0).numpy()
-    joined = Pillow.new("RGB", (2 * width + 8, height), "white")
-    joined.paste(_painted(pixels, image.objects, data, before=image.size), (0, 0))
-    joined.paste(_painted(pixels, sure, data, before=image.size), (width + 8, 0))
+    pixels = read_scaled(image, size)
+    left, right = (_painted(pixels, objects, data, before=image.size) for objects in (image.objects, sure))
+    joined = torch.cat([left, pixels.new_full((3, size[0], 8), 255), right], dim=2)
     description = f"{image.path.name}: {len(image.objects)} objects annotated, {len(sure)} found"
-    return embedded(joined, description=description, photo=True)
+    return embedded(Pillow.fromarray(joined.permute(1, 2, 0).numpy()), description=description, photo=True)
 
 
-def _painted(
-    pixels: NDArray[np.uint8], objects: Sequence[Mapping[str, Any]], data: CocoData, *, before: Size
-) -> Pillow.Image:
+def _painted(pixels: Tensor, objects: Sequence[Mapping[str, Any]], data: CocoData, *, before: Size) -> Tensor:
     """Tint the pixels of each annotation or detection, then frame and name it, in the colour of its category."""
-    after = (pixels.shape[0], pixels.shape[1])
-    labels = [data.category_ids.index(one["category_id"]) + 1 for one in objects]
-    colors = [_COLORS[label % len(_COLORS)] for label in labels]
-    painted = pixels.astype(np.float32)
-    for one, color in zip(objects, colors, strict=True):
-        inside = draw_mask(one["segmentation"], before=before, after=after).numpy().astype(bool)
-        painted[inside] = 0.55 * painted[inside] + 0.45 * np.array(ImageColor.getrgb(color))
-    picture = Pillow.fromarray(painted.round().astype(np.uint8))
-    pen = ImageDraw.Draw(picture)
-    down, across = after[0] / before[0], after[1] / before[1]
-    for one, label, color in zip(objects, labels, colors, strict=True):
-        left, top, width, height = one["bbox"]
-        name = data.category_names[label - 1] + (f" {one['score']:.2f}" if "score" in one else "")
-        corner = (left * across, top * down)
-        pen.rectangle((*corner, (left + width) * across, (top + height) * down), outline=color, width=2)
-        place = (corner[0] + 2, max(0.0, corner[1] - 12))
-        pen.rectangle(pen.textbbox(place, name), fill=color)
-        pen.text(place, name, fill="white")
-    return picture
+    if not objects:
+        return pixels
+    after = height, width = (pixels.shape[1], pixels.shape[2])
+    places = [data.category_ids.index(one["category_id"]) for one in objects]
+    names = [
+        data.category_names[place] + (f" {one['score']:.2f}" if "score" in one else "")
+        for place, one in zip(places, objects, strict=True)
+    ]
+    colors = [_COLORS[place % len(_COLORS)] for place in places]
+    masks = [draw_mask(one["segmentation"], before=before, after=after).bool() for one in objects]
+    tinted = draw_segmentation_masks(pixels, torch.stack(masks), alpha=0.45, colors=colors)
+    scale = torch.tensor([width / before[1], height / before[0]]).repeat(2)
+    boxes = box_convert(torch.tensor([one["bbox"] for one in objects]), "xywh", "xyxy") * scale
+    painted: Tensor = draw_bounding_boxes(tinted, boxes, labels=names, colors=colors, width=2)
+    return painted

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,9 @@ class Arguments:
     """Run every entry of a table or figure of the paper, and write it with the paper's numbers beside ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all; and two tables of our own, beyond (each addition to the paper alone) and steps (the gain of DSSL at
-    equal compute against the number of steps). Finished runs are skipped and interrupted ones resumed, so it may be stopped at
-    any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
+    LaTeX labels, or all; and three tables of our own: beyond (each addition to the paper alone), steps (the gain of DSSL at
+    equal compute against the number of steps) and robustness (accuracy under corruption at equal compute). Finished runs are
+    skipped and interrupted ones resumed, so it may be stopped at any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
     """
 
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
@@ -52,18 +51,18 @@ class Arguments:
     """Runs at a time; by default one per GPU, or one per two cores."""
     plan: bool = False
     """Only list what would be run."""
-    emit: Literal["torchrun", "slurm"] | None = None
-    """Only print a cluster script of the pretraining that is not finished; afterwards the same command without --emit does
-    and measures the rest."""
+    emit: bool = False
+    """Only print a torchrun command for each pretraining that is not finished; afterwards the same command without --emit
+    runs and measures the rest."""
     gpus: int = 8
-    """With --emit: GPUs per node."""
+    """With --emit: GPUs of a run."""
 
 
 def run(arguments: Arguments) -> int:
     number, parts = _check(arguments)
     from tqdm import tqdm
 
-    from dssl_reproduce.harness import cluster_script, run_jobs
+    from dssl_reproduce.harness import pretraining_commands, run_jobs
     from dssl_reproduce.outcome import Place, finished
     from dssl_reproduce.paper import chosen_targets
     from dssl_reproduce.scales import jobs_of, named_scale
@@ -88,17 +87,23 @@ def run(arguments: Arguments) -> int:
         return 0
     if not here:
         raise DsslError(_no_data(arguments, mine) or f"--part {arguments.part}: there are only {len(jobs)} runs")
-    if arguments.emit is not None:
-        again = command_line("reproduce", arguments, always=("scale",), leave_out=("plan", "emit", "gpus"))
+    if arguments.emit:
         missing = [job for job in here if job.name not in done]
-        configs, gpus = folder / "configs", arguments.gpus
-        print(cluster_script(missing, place, style=arguments.emit, gpus=gpus, folder=configs, again=again), end="")
+        print(*pretraining_commands(missing, place, gpus=arguments.gpus, folder=folder / "configs"), sep="\n")
         return 0
-    with tqdm(bar_format="{desc}", leave=False, disable=None) as bar:  # of progress, on a terminal
+    progress = "{n:.1f} of {total} runs |{bar:10}| {remaining} left{postfix}"
+    initial = sum(job.name in done for job in here)
+    with tqdm(
+        total=len(here), initial=initial, bar_format=progress, dynamic_ncols=True, leave=False, disable=None
+    ) as bar:
+
+        def show(ended: float, text: str) -> None:
+            bar.n = ended
+            bar.set_postfix_str(text)
+
         ended = run_jobs(
-            here, place, workers=arguments.jobs, say=lambda line: bar.write(line, file=sys.stderr),
-            show=lambda line: bar.set_description_str(line[: shutil.get_terminal_size().columns - 1]),
-        )  # fmt: skip
+            here, place, workers=arguments.jobs, show=show, say=lambda line: bar.write(line, file=sys.stderr)
+        )
     outcomes = finished(jobs_of(targets, scale, seeds=arguments.seeds), place)
     for target in targets:
         made = build(target, scale, seeds=arguments.seeds, outcomes=outcomes)

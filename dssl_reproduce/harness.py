@@ -19,17 +19,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from dssl import config_io
+from dssl.augment import SEVERITIES, kinds_seen
 from dssl.config import RunConfig
 from dssl.data.pipeline import default_threads
 from dssl.distributed import pick_device
 from dssl.errors import DsslError, Stopped, one_line
 from dssl.evaluation.protocols import Benchmark, evaluate, supervised
 from dssl.evaluation.result import Result
+from dssl.evaluation.robustness import robustness
 from dssl.evaluation.store import FeatureStore
 from dssl.files import write_text
 from dssl.log import show_messages
@@ -43,7 +45,8 @@ from dssl.version import VERSION
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
 from dssl_reproduce import outcome
-from dssl_reproduce.outcome import Measured, Outcome, Place, finished, pack
+from dssl_reproduce.outcome import Corrupted, Measured, Outcome, Place, finished, pack, pack_counts
+from dssl_reproduce.paper import CORRUPTIONS
 from dssl_reproduce.scales import Job
 
 logger = logging.getLogger("dssl")
@@ -70,8 +73,6 @@ class _Running:
     job: Job
     process: SpawnProcess
     gpu: str | None
-    begun: float
-    """The share that was done before this session."""
 
 
 def workers_here() -> int:
@@ -89,11 +90,12 @@ def gpus_here() -> list[str]:
 
 def run_jobs(
     jobs: Sequence[Job], place: Place, *, workers: int | None = None, say: Callable[[str], None] = lambda line: None,
-    show: Callable[[str], None] = lambda line: None,
+    show: Callable[[float, str], None] = lambda ended, text: None,
 ) -> SessionEnd:  # fmt: skip
     """Run what is not finished; on SIGINT or SIGTERM every run saves itself before this returns.
 
-    ``say`` gets a line for every start and end, ``show`` one of progress every half second.
+    ``say`` gets a line for every start and end. ``show`` gets the number of jobs that have ended, with the shares of those that
+    run, and where these are, every half second.
     """
     done = finished(jobs, place)
     waiting = [job for job in jobs if job.name not in done]
@@ -102,7 +104,6 @@ def run_jobs(
     spawn = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not survive a fork
     running: list[_Running] = []
     failed: dict[str, str] = {}
-    start, ended_work = time.monotonic(), 0.0
     for folder in (place.runs, place.cells):
         folder.mkdir(parents=True, exist_ok=True)
     with StopSignals() as stop:
@@ -111,25 +112,21 @@ def run_jobs(
                 while waiting and len(running) < count:
                     gpu = min(gpus, key=[worker.gpu for worker in running].count, default=None)
                     job = waiting.pop(0)
-                    begun, _ = progress(job, place)
+                    say(f"{'resuming' if progress(job, place)[0] else 'starting'} {job.name}")
                     options = {"threads": threads, "gpu": gpu}
                     process = spawn.Process(target=in_own_process, args=(job, place), kwargs=options)
                     process.start()
-                    running.append(_Running(job, process, gpu, begun))
-                    say(f"{'resuming' if begun else 'starting'} {job.name}")
+                    running.append(_Running(job, process, gpu))
                 wait([worker.process.sentinel for worker in running], timeout=_POLL)
                 for worker in [worker for worker in running if worker.process.exitcode is not None]:
                     running.remove(worker)
-                    ended_work += worker.job.work * (1 - worker.begun)
                     say(_end(worker, place, failed))
-                left, work, texts = sum(job.work for job in waiting), ended_work, []
-                for worker in running:
-                    share, text = progress(worker.job, place)
-                    left += worker.job.work * (1 - share)
-                    work += worker.job.work * (share - worker.begun)
-                    texts.append(f"{worker.job.name} {text}")
-                seconds = left * (time.monotonic() - start) / work if work > 0 else None
-                show(status_line(len(jobs) - len(waiting) - len(running), len(jobs), seconds, texts))
+                states = [progress(worker.job, place) for worker in running]
+                ended = len(jobs) - len(waiting) - len(running) + sum(share for share, _ in states)
+                show(
+                    ended,
+                    " | ".join(f"{worker.job.name} {text}" for worker, (_, text) in zip(running, states, strict=True)),
+                )
         finally:
             for worker in running:
                 worker.process.terminate()
@@ -168,51 +165,16 @@ def progress(job: Job, place: Place) -> tuple[float, str]:
     return share, text + (f", kNN {words['knn']:.1f} %" if "knn" in words else "")
 
 
-def status_line(done: int, total: int, seconds_left: float | None, running: Sequence[str]) -> str:
-    """``3/9 done, 41 min left | simsiam-dssl-seed0 52%, healthy, kNN 38.1 %``."""
-    left = ""
-    if seconds_left is not None:
-        minutes = seconds_left / 60
-        left = f", {minutes:.0f} min left" if minutes < 90 else f", {minutes / 60:.1f} h left"
-    return " | ".join([f"{done}/{total} done{left}", *running])
-
-
-def cluster_script(
-    jobs: Sequence[Job], place: Place, *, style: Literal["torchrun", "slurm"], gpus: int, folder: Path, again: str
-) -> str:
-    """A shell script of the pretraining; its settings go into ``folder``. ``again`` is the command that does the rest."""
+def pretraining_commands(jobs: Sequence[Job], place: Place, *, gpus: int, folder: Path) -> list[str]:
+    """A command for each pretraining, for several GPUs each; the settings go into ``folder``."""
     commands = []
     for job in jobs:
         if job.kind == "pretrained":
-            path, run = folder / f"{job.name}.json", place.runs / job.name
+            path = folder / f"{job.name}.json"
             write_text(path, json.dumps(config_io.to_dict(place.located(job)), indent=1) + "\n")
             words = ["torchrun", "--standalone", "--nproc-per-node", str(gpus), "-m", "dssl", "train"]
-            commands.append(shlex.join([*words, "--config", str(path), "--out", str(run)]))
-    after = f"# when all have ended, this runs and measures the rest and writes the tables:\n#   {again}\n"
-    if style == "torchrun":
-        head = (
-            "#!/bin/sh\n# one after the other; the same command resumes a run that was stopped\n"
-            "# a run that ends with an error or a collapse, which may be its result, does not hold up the next\n"
-            "trap 'exit 130' INT\ntrap 'exit 143' TERM\n"
-        )
-        return head + "\n".join([*commands, after])
-    cases = "\n".join(f"  {number}) exec {command} ;;" for number, command in enumerate(commands))
-    return f"""\
-#!/bin/bash
-#SBATCH --job-name=dssl
-#SBATCH --array=0-{max(0, len(commands) - 1)}
-#SBATCH --nodes=1
-#SBATCH --ntasks=1
-#SBATCH --gpus-per-node={gpus}
-#SBATCH --cpus-per-task={8 * gpus}
-#SBATCH --time=48:00:00
-#SBATCH --requeue
-#SBATCH --signal=B:TERM@120
-# a run that is out of time gets the signal in place of this shell and saves itself; the same script resumes it
-case $SLURM_ARRAY_TASK_ID in
-{cases}
-esac
-{after}"""
+            commands.append(shlex.join([*words, "--config", str(path), "--out", str(place.runs / job.name)]))
+    return commands
 
 
 def in_own_process(job: Job, place: Place, *, threads: int, gpu: str | None) -> None:
@@ -249,10 +211,10 @@ def run_job(job: Job, place: Place, *, threads: int | None = None) -> int:
     with run.with_name(f".{run.name}.lock").open("w") as lock:
         # another harness, or an orphan of a killed one, may still be at this job: wait for it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if result.is_file():
-            return 0
         versions = _versions()  # of the code that is loaded: the checkout may change before the job ends
         try:
+            if finished([job], place):
+                return 0
             measured = _pretrained(job, config, run) if job.kind == "pretrained" else _baseline(job, config, run)
         except Stopped as stopped:
             return 128 + stopped.signal
@@ -276,14 +238,14 @@ def _pretrained(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
     if ended.signal is not None:
         raise Stopped(ended.signal)
     run, about = read_run(folder), RunFolder(folder).read_config()
-    accuracies = {}
+    measured: dict[str, Any] = {"accuracies": {}, "corruptions": {} if job.corruptions else None}
     if ended.verdict.status != "diverged":
-        accuracies = _measure(_benchmark(config, open_weights(folder), labels=job.labels), job.protocols)
+        measured = _measure(_benchmark(config, open_weights(folder), labels=job.labels), job)
     return {
         "verdict": ended.verdict.status,
         "reason": run.verdict.reason,
         "spread": run.spread,
-        "accuracies": accuracies,
+        **measured,
         "steps": ended.step,
         "seconds": round(run.seconds, 1),
         "precision": about["precision"],
@@ -303,17 +265,17 @@ def _baseline(job: Job, config: RunConfig, folder: Path) -> dict[str, Any]:
         encoder = encoder.raw_pixels()
     benchmark = _benchmark(config, encoder, labels=config.limit if job.training else job.labels)
     if job.training is None:
-        accuracies = _measure(benchmark, job.protocols)
+        measured = _measure(benchmark, job)
     else:  # on the whole test set after the last epoch; a stopped training resumes in the folder
         folder.mkdir(parents=True, exist_ok=True)
         resumable = dataclasses.replace(benchmark, folder=folder)
         (result,) = supervised(resumable, network=encoder.network, training=job.training)
-        accuracies = {"supervised": _measured(result, benchmark)}
+        measured = {"accuracies": {"supervised": _measured(result, benchmark)}}
         used = result.protocol["training"]
         steps = used["epochs"] * (len(benchmark.train) // used["batch_size"])
     return {
         "verdict": job.kind,
-        "accuracies": accuracies,
+        **measured,
         "steps": steps,
         "seconds": round(time.monotonic() - start, 1),
         "precision": "fp32",
@@ -331,22 +293,45 @@ def _benchmark(config: RunConfig, encoder: Encoder, *, labels: int | None) -> Be
     return Benchmark.of(store, train, test, seed=config.seed)
 
 
-def _measure(benchmark: Benchmark, protocols: Sequence[str]) -> dict[str, Measured]:
+def _measure(benchmark: Benchmark, job: Job) -> dict[str, Any]:
     """One accuracy of each kind: of several kNN results the one with the fewest neighbours, k = 20."""
     accuracies: dict[str, Measured] = {}
-    for result in evaluate(benchmark, protocols).results:
+    for result in evaluate(benchmark, job.protocols).results:
         accuracies.setdefault(str(result.protocol["kind"]), _measured(result, benchmark))
-    return accuracies
+    return {"accuracies": accuracies, "corruptions": _corrupted(benchmark) if job.corruptions else None}
+
+
+def _corrupted(benchmark: Benchmark) -> dict[str, Corrupted]:
+    """Seen are the kinds of the policy ``corrupt``, whatever the run's own policies: the sets are the same for every run."""
+    found = robustness(benchmark, familiarity=kinds_seen("corrupt"))
+    rows = {name: found.sets()[name] for name in CORRUPTIONS}
+    return {
+        name.split()[0]: Corrupted(  # "linear probe", "knn k=20"
+            accuracies={
+                kind: [round(100 * float(right[found.row(kind, severity)].mean()), 3) for severity in SEVERITIES]
+                for kind in found.kinds
+            },
+            conditions={name: len(conditions) for name, conditions in rows.items()},
+            right={name: pack_counts(right[conditions].sum(axis=0)) for name, conditions in rows.items()},
+            protocol=_without_places(found.protocol) | {"name": name},
+        )
+        for name, right in found.right.items()
+    }
+
+
+def _without_places(protocol: dict[str, Any]) -> dict[str, Any]:
+    """A protocol as it is committed."""
+    kept = {key: value for key, value in protocol.items() if key not in _LEFT_OUT}
+    if "checkpoint" in kept:
+        kept["checkpoint"] = {key: kept["checkpoint"].get(key) for key in _OF_CHECKPOINT}
+    return kept
 
 
 def _measured(result: Result, benchmark: Benchmark) -> Measured:
     low, high = result.interval
-    protocol = {key: value for key, value in result.protocol.items() if key not in _LEFT_OUT}
-    if "checkpoint" in protocol:
-        protocol["checkpoint"] = {key: protocol["checkpoint"].get(key) for key in _OF_CHECKPOINT}
     assert result.predicted is not None
     right = pack(result.predicted.numpy() == benchmark.test_labels)
-    about = {"name": result.name, **protocol}
+    about = {"name": result.name, **_without_places(result.protocol)}
     return Measured(accuracy=result.accuracy, interval=(round(low, 3), round(high, 3)), protocol=about, right=right)
 
 

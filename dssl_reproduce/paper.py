@@ -1,4 +1,4 @@
-"""What can be reproduced: the paper's tables and figures (``paper.toml``), and two of ours."""
+"""What can be reproduced: the paper's tables and figures (``paper.toml``), and three of ours."""
 
 import tomllib
 from collections.abc import Mapping
@@ -51,6 +51,8 @@ class PaperCell:
     """Quoted from another paper."""
     experiment: Experiment | None = None
     """None where nothing can be run: reported numbers, and boxes that the text does not describe."""
+    measure: tuple[str, str] | None = None
+    """Of accuracy under corruption: linear or knn, and one of ``CORRUPTIONS``. None: the linear accuracy on the test set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,14 @@ class Target:
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(cell.column for cell in self.cells))
 
+    @property
+    def grids(self) -> dict[str, list[str]]:
+        """Columns that stand together, by the heading that is before a colon in their names: most tables have one, without."""
+        grids: dict[str, list[str]] = {}
+        for column in self.columns:
+            grids.setdefault(column.rpartition(": ")[0], []).append(column)
+        return grids
+
 
 @cache
 def targets() -> dict[str, Target]:
@@ -101,14 +111,9 @@ def _target(table: Mapping[str, Any]) -> Target:
 
 def _cell(table: Mapping[str, Any]) -> PaperCell:
     about = dict(table)
-    row, column, paper, reported = (
-        about.pop("row"),
-        about.pop("column"),
-        about.pop("paper"),
-        about.pop("reported", False),
-    )
+    entry = {key: about.pop(key) for key in ("row", "column", "paper", "reported") if key in about}
     experiment = Experiment(**about) if about else None
-    return PaperCell(row=row, column=column, paper=str(paper), reported=reported, experiment=experiment)
+    return PaperCell(**entry | {"paper": str(entry["paper"])}, experiment=experiment)
 
 
 _DSSL = Experiment(data="cifar10", method="", graph="dssl", heavy=PAPER_HEAVY)
@@ -116,28 +121,64 @@ _PAIRS = replace(_DSSL, graph="standard2", heavy="")
 _HEAVY = replace(_DSSL, graph="heavy2")
 _CROPS = replace(_PAIRS, graph="s1<->s2, l1->s1, l2->s2, l1 = crop(0.05,0.3)@16(image), l2 = crop(0.05,0.3)@16(image)")
 _GUARD = (("guard", 1.0),)
-_NAMES = {"simclr": "SimCLR", "simsiam": "SimSiam", "vicreg": "VICReg"}
+_NAMES = {"simclr": "SimCLR", "byol": "BYOL", "simsiam": "SimSiam", "vicreg": "VICReg"}
+_ADDED = ("simclr", "simsiam", "vicreg")
 _REGULARIZED = replace(_DSSL, settings=(("regularise", "all"),))  # its first name, which its results have
 _BEYOND: tuple[tuple[str, Experiment, tuple[str, ...], str], ...] = (
     # a row, the methods that have it, and the row that it is compared with
-    ("DSSL", _DSSL, tuple(_NAMES), EQUAL_COMPUTE),
-    ("mean target", replace(_DSSL, graph="s1<->s2, h1->mean(s1,s2), h2->mean(s1,s2)"), tuple(_NAMES), "DSSL"),
-    ("rising weight", replace(_DSSL, graph="s1<->s2, h1->s1:0..1, h2->s2:0..1"), tuple(_NAMES), "DSSL"),
+    ("DSSL", _DSSL, _ADDED, EQUAL_COMPUTE),
+    ("mean target", replace(_DSSL, graph="s1<->s2, h1->mean(s1,s2), h2->mean(s1,s2)"), _ADDED, "DSSL"),
+    ("rising weight", replace(_DSSL, graph="s1<->s2, h1->s1:0..1, h2->s2:0..1"), _ADDED, "DSSL"),
     ("predictor per kind", replace(_DSSL, settings=(("predictor", "per-kind"),)), ("simsiam",), "DSSL"),
     ("DSSL, guard 1", replace(_DSSL, settings=_GUARD), ("simsiam",), "DSSL"),
     ("DSSL, every view regularised", _REGULARIZED, ("vicreg",), EQUAL_COMPUTE),
     ("2 heavy pairs", _HEAVY, ("simsiam", "vicreg"), "DSSL"),
     ("2 heavy pairs, guard 1", replace(_HEAVY, settings=_GUARD), ("simsiam",), "2 heavy pairs"),
-    ("four means (FastSiam)", replace(_PAIRS, graph="fastsiam"), tuple(_NAMES), EQUAL_COMPUTE),
-    ("small crops", _CROPS, tuple(_NAMES), EQUAL_COMPUTE),
-    ("small crops, equal time", replace(_CROPS, epochs=1.5), tuple(_NAMES), EQUAL_COMPUTE),
+    ("four means (FastSiam)", replace(_PAIRS, graph="fastsiam"), _ADDED, EQUAL_COMPUTE),
+    ("small crops", _CROPS, _ADDED, EQUAL_COMPUTE),
+    ("small crops, equal time", replace(_CROPS, epochs=1.5), _ADDED, EQUAL_COMPUTE),
 )
+_THREE = ("simclr", "byol", "simsiam")
+_PLAIN, _PLAIN_CORRUPTED, _DSSL_CORRUPTED = (
+    "2 standard pairs",
+    "2 standard pairs, corruptions on every view",
+    "DSSL, corruptions",
+)
+_WEAK = ", ".join(f"w{number} = (crop(0.2,1) > flip)(image)" for number in (1, 2, 3, 4))
+_TO_WEAK = f"s1->w2[similarity], s2->w1[similarity], s3->w4[similarity], s4->w3[similarity], {_WEAK}"
+_FROM_WEAK = f"w1->s2[similarity], w2->s1[similarity], w3->s4[similarity], w4->s3[similarity], {_WEAK}"
+_REPELLED = "s1<->s2, h1->s1[similarity], h2->s2[similarity]"
+_ROBUSTNESS: tuple[tuple[str, Experiment, tuple[str, ...]], ...] = (
+    # a row, and the methods that have it: none for a baseline, which is the same run for all of them
+    (_PLAIN, _PAIRS, _THREE),
+    (_PLAIN_CORRUPTED, replace(_PAIRS, standard="standard-cifar > corrupt?0.75"), _THREE),
+    ("2 heavy pairs", _HEAVY, _THREE),
+    ("DSSL", _DSSL, _THREE),
+    ("DSSL, UA", replace(_DSSL, heavy="ua"), _THREE),
+    (_DSSL_CORRUPTED, replace(_DSSL, heavy="corrupt?0.75"), _THREE),
+    ("four means (FastSiam)", replace(_PAIRS, graph="fastsiam"), _THREE),
+    ("weak targets", replace(_PAIRS, graph=_TO_WEAK), ("byol",)),
+    ("weak sources (control)", replace(_PAIRS, graph=_FROM_WEAK), ("byol",)),
+    ("DSSL, heavy views repelled too", replace(_DSSL, graph=_REPELLED), ("simclr",)),
+    ("DSSL, falling weights", replace(_DSSL, graph="s1<->s2, h1->s1:1..0, h2->s2:1..0"), _THREE),
+    ("untrained encoder", Experiment(data="cifar10", method="untrained"), ()),
+    ("raw pixels", Experiment(data="cifar10", method="pixels"), ()),
+)
+CORRUPTIONS = {
+    "clean": "clean",
+    "seen": "5 kinds of corrupt",
+    "not seen": "10 other kinds",
+    "geometry": "geometry",
+}
+"""Sets of conditions of ``dssl.evaluation.robustness``, where "seen" is what the policy ``corrupt`` draws from."""
 _LENGTHS = {"1/4 of the steps": 0.25, "1/2 of the steps": 0.5, "all steps": 1.0, "twice the steps": 2.0}
 
 
-def our_cell(row: str, column: str, experiment: Experiment, **changes: Any) -> PaperCell:
+def our_cell(
+    row: str, column: str, experiment: Experiment, *, measure: tuple[str, str] | None = None, **changes: Any
+) -> PaperCell:
     """An entry that the paper lacks: an experiment with these changes."""
-    return PaperCell(row=row, column=column, paper=OURS, experiment=replace(experiment, **changes))
+    return PaperCell(row=row, column=column, paper=OURS, experiment=replace(experiment, **changes), measure=measure)
 
 
 BEYOND = Target(
@@ -170,11 +211,40 @@ STEPS = Target(
         for column, experiment in (("2 pairs", _PAIRS), ("DSSL", _DSSL))
     ),
 )
+ROBUSTNESS = Target(
+    name="robustness",
+    title="Accuracy under corruption, at equal compute",
+    measure="accuracy, %",
+    complete=True,
+    readings=(
+        "The probe and kNN (k = 20) learn from clean images and are measured on 2,000 test images, clean and under 15 kinds of "
+        "corruption and 3 of geometry at 5 severities (docs/evaluation.md); an entry is the mean over its kinds and severities.",
+        "The policy `corrupt` draws one of 5 of these kinds. The sets are the same for every row, whatever its own policies.",
+        "A difference is over the seeds that both rows have.",
+        "In every row four views of an image learn. Weak views are only cropped and flipped: with weak targets each standard "
+        "view learns from one, which costs four more views to make but no more passes, and the control reverses that.",
+    ),
+    compare_rows=(
+        *((row, _PLAIN) for row, _, methods in _ROBUSTNESS if methods and row != _PLAIN),
+        ("DSSL", _PLAIN_CORRUPTED),
+        (_DSSL_CORRUPTED, "DSSL"),
+        (_DSSL_CORRUPTED, _PLAIN_CORRUPTED),
+        ("weak targets", "weak sources (control)"),
+    ),
+    cells=tuple(
+        our_cell(row, f"{_NAMES[method]}, {title}: {conditions}", experiment, measure=(kind, name), **changes)
+        for row, experiment, methods in _ROBUSTNESS
+        for method in methods or _THREE
+        for changes in [{"method": method} if methods else {}]
+        for kind, title in (("linear", "linear probe"), ("knn", "kNN"))
+        for name, conditions in CORRUPTIONS.items()
+    ),
+)
 
 
 def every_target() -> dict[str, Target]:
     """By name: the paper's in its order, then ours."""
-    return targets() | {target.name: target for target in (BEYOND, STEPS)}
+    return targets() | {target.name: target for target in (BEYOND, STEPS, ROBUSTNESS)}
 
 
 def chosen_targets(name: str) -> tuple[Target, ...]:

@@ -23,7 +23,6 @@ HEAVY_WEIGHT = 0.5
 """The weight of the heavy edges in the second DSSL row: the best below 1 on held-out images (docs/results/tuning.md)."""
 WEIGHTED = f"s1<->s2, h1->s1:{HEAVY_WEIGHT:g}, h2->s2:{HEAVY_WEIGHT:g}"
 _UNDIRECTED = ("", "standard", "standard2", "heavy", "heavy2")
-_IMAGES = {"cifar10": 50_000, "imagenet": 1_281_167}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,6 @@ class Scale:
     """One setting for a whole table: what is trained on what, for how long, and how the result is measured."""
 
     name: str
-    meaning: str
     differs: tuple[str, ...]
     """Why the numbers differ from the paper's even if everything is right."""
     settings: Callable[[str, str], RunConfig]
@@ -62,17 +60,8 @@ class Job:
     protocols: tuple[str, ...]
     labels: int | None
     fingerprint: str
-
-    @property
-    def work(self) -> float:
-        """Relative compute: images through the encoder, a backward pass counted as two forward passes."""
-        images = min(self.config.limit or 10**9, _IMAGES.get(self.config.data, 10**9))
-        if self.training is not None:
-            return 3.0 * images * self.training.epochs
-        if self.kind != "pretrained":
-            return float(images)
-        passes = self.config.method.cost(named_graph(self.config.graph))
-        return float(images * self.config.epochs * (3 * passes.with_gradient + passes.without_gradient))
+    corruptions: bool = False
+    """Whether accuracy under corruption is measured, too; it changes neither name nor fingerprint."""
 
 
 def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
@@ -98,7 +87,7 @@ def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
     )  # fmt: skip
 
 
-def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
+def job_of(experiment: Experiment, scale: Scale, *, seed: int, corruptions: bool = False) -> Job:
     """The job of an experiment."""
     config = config_of(experiment, scale, seed=seed)
     kind = experiment.method if experiment.method in BASELINES else "pretrained"
@@ -118,7 +107,7 @@ def job_of(experiment: Experiment, scale: Scale, *, seed: int) -> Job:
     slug = re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
     return Job(
         name=f"{slug}-seed{seed}-{fingerprint[:6]}", scale=scale.name, kind=kind, config=config, training=training,
-        protocols=protocols, labels=scale.labels, fingerprint=fingerprint,
+        protocols=protocols, labels=scale.labels, fingerprint=fingerprint, corruptions=corruptions,
     )  # fmt: skip
 
 
@@ -132,9 +121,14 @@ def jobs_of(targets: Iterable[Target], scale: Scale, *, seeds: Sequence[int], ro
         if row not in (names := dict.fromkeys(cell.row for cell in cells)):
             raise choices("row", row, names)
     cells = [cell for cell in cells if not rows or cell.row in rows]
-    experiments = [cell.experiment for cell in cells if cell.experiment is not None]
-    jobs = [job_of(experiment, scale, seed=seed) for seed in seeds for experiment in experiments]
-    return list({job.name: job for job in jobs}.values())
+    experiments: dict[Experiment, bool] = {}
+    """With whether an entry needs its accuracy under corruption."""
+    for cell in cells:
+        if (one := cell.experiment) is not None:
+            experiments[one] = experiments.get(one, False) or cell.measure is not None
+    jobs = [job_of(one, scale, seed=seed, corruptions=needed) for seed in seeds for one, needed in experiments.items()]
+    # different experiments may be the same run
+    return list({job.name: job for job in (*jobs, *(job for job in jobs if job.corruptions))}.values())
 
 
 def with_our_rows(target: Target, scale: Scale) -> Target:
@@ -200,10 +194,9 @@ def _settings(data: str, method: str, *, encoder: str, images: int, epochs: int)
     )  # fmt: skip
 
 
-def _small_scale(name: str, meaning: str, *, images: int, epochs: int, encoder: str = "whitened") -> Scale:
+def _small_scale(name: str, *, images: int, epochs: int, encoder: str = "whitened") -> Scale:
     return Scale(
         name=name,
-        meaning=meaning,
         differs=(
             f"{images:,} images and {epochs} epochs (the paper: 50,000 and 800; ImageNet: all and 100)",
             f"the encoder `{encoder}` with narrow heads instead of ResNet-18",
@@ -230,20 +223,13 @@ def _paper_training(data: str) -> Training:
 SCALES: dict[str, Scale] = {
     scale.name: scale
     for scale in (
-        _small_scale("cpu", "all of CIFAR-10, minutes per run on two cores", images=_ALL, epochs=_EPOCHS),
-        _small_scale("cpu-few", "5,000 images, as many steps as cpu", images=_FEW, epochs=10 * _EPOCHS),
-        _small_scale("cpu-1000", "1,000 images, about as many steps as cpu", images=_FEWEST, epochs=50 * _EPOCHS),
-        _small_scale(
-            "hour", "all of CIFAR-10, up to an hour per run on two cores", images=_ALL, epochs=10 * _EPOCHS,
-            encoder="whitened-quadrants",
-        ),
-        _small_scale(
-            "hour-few", "5,000 images, as many steps as hour", images=_FEW, epochs=100 * _EPOCHS,
-            encoder="whitened-quadrants",
-        ),
+        _small_scale("cpu", images=_ALL, epochs=_EPOCHS),
+        _small_scale("cpu-few", images=_FEW, epochs=10 * _EPOCHS),
+        _small_scale("cpu-1000", images=_FEWEST, epochs=50 * _EPOCHS),
+        _small_scale("hour", images=_ALL, epochs=10 * _EPOCHS, encoder="whitened-quadrants"),
+        _small_scale("hour-few", images=_FEW, epochs=100 * _EPOCHS, encoder="whitened-quadrants"),
         Scale(
             name="paper",
-            meaning="the paper's settings, for GPUs",
             differs=(
                 "the last epoch on the whole test set; the published code picks the best epoch on the test set and "
                 "drops its last batch",

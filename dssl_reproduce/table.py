@@ -19,7 +19,7 @@ from dssl.report.page import COLORS, Colour
 from dssl.report.run_report import series
 from dssl.training.health import COLLAPSED, PARTIAL
 from dssl_reproduce import outcome
-from dssl_reproduce.outcome import Outcome
+from dssl_reproduce.outcome import Outcome, Score, mean_error
 from dssl_reproduce.paper import BASELINES, OURS, PaperCell, Target, every_target
 from dssl_reproduce.scales import Scale, job_of, named_scale, with_our_rows
 
@@ -31,7 +31,6 @@ Place = tuple[str, str]
 """A row and a column."""
 _COLOURS: dict[str, Colour] = {"collapse": "bad", "diverged": "bad", "agrees": "good", "disagrees": "bad"}
 _BROKEN = ("collapse", "diverges")
-_NORMAL_95 = 1.959963984540054
 _SPREAD = (
     "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has "
     "partially collapsed, below the lower one fully."
@@ -88,30 +87,38 @@ class ResultTable:
 def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mapping[str, Outcome]) -> ResultTable:
     """The table of a target from the results that exist, by name of their job."""
     target = with_our_rows(target, scale)
+    experiments = dict.fromkeys(cell.experiment for cell in target.cells if cell.experiment is not None)
+    found = {
+        one: [outcomes[name] for seed in seeds if (name := job_of(one, scale, seed=seed).name) in outcomes]
+        for one in experiments
+    }
     runs: dict[Place, list[Outcome]] = {}
+    by_measure: dict[tuple[str, str] | None, list[list[Outcome]]] = {}
     for cell in target.cells:
-        names = [] if cell.experiment is None else [job_of(cell.experiment, scale, seed=seed).name for seed in seeds]
-        runs[cell.row, cell.column] = [outcomes[name] for name in names if name in outcomes]
-    seed_error = _seed_error(list(runs.values()))
+        of_experiment = [] if cell.experiment is None else found[cell.experiment]
+        here = [run for run in of_experiment if cell.measure is None or run.corruptions is not None]
+        runs[cell.row, cell.column] = here
+        by_measure.setdefault(cell.measure, []).append(here)
+    seed_errors = {measure: _seed_error(measured, measure) for measure, measured in by_measure.items()}
     coco = target.name == "table4"
     cells = {
-        place: _cell(cell, runs[place], asked=len(seeds), coco=coco, seed_error=seed_error)
+        place: _cell(cell, runs[place], asked=len(seeds), coco=coco, seed_error=seed_errors[cell.measure])
         for cell in target.cells
         for place in [(cell.row, cell.column)]
     }
-    comparisons = _comparisons(target, cells, runs, seed_error=seed_error)
-    notes = _notes(target, scale, list(cells.values()), comparisons, seed_error=seed_error)
+    comparisons = _comparisons(target, cells, runs, seed_errors=seed_errors)
+    notes = _notes(target, scale, list(cells.values()), comparisons, seed_error=max(seed_errors.values(), default=0.0))
     return ResultTable(
         target=target, scale=scale.name, seeds=tuple(seeds), runs=runs, cells=cells, comparisons=comparisons, notes=notes
     )  # fmt: skip
 
 
-def _seed_error(cells: Sequence[Sequence[Outcome]]) -> float:
+def _seed_error(cells: Sequence[Sequence[Outcome]], measure: tuple[str, str] | None) -> float:
     """Half of the 95 % interval of one run by its seed alone, pooled over healthy pretraining; 0 where none has two seeds."""
     squares, freedom = 0.0, 0
     # a run may serve several cells, and counts once
     for runs in {tuple(run.name for run in runs): runs for runs in cells}.values():
-        values = [run.main.accuracy for run in runs if run.main is not None]
+        values = [score.accuracy for run in runs if (score := run.score(measure)) is not None]
         if len(values) > 1 and not any(run.collapsed or run.verdict in BASELINES for run in runs):
             squares += (len(values) - 1) * variance(values)
             freedom += len(values) - 1
@@ -125,12 +132,12 @@ def _cell(cell: PaperCell, runs: Sequence[Outcome], *, asked: int, coco: bool, s
         return TableCell(paper=cell.paper, state="open", ours="not run")
     if coco:
         return TableCell(paper=cell.paper, state="none", ours="pretrained", seeds=len(runs))
-    measured = [run.main for run in runs if run.main is not None]
+    measured = [score for run in runs if (score := run.score(cell.measure)) is not None]
     if not measured:
         return TableCell(paper=cell.paper, state="diverged", ours="diverged", seeds=len(runs))
-    values = [accuracy.accuracy for accuracy in measured]
+    values = [score.accuracy for score in measured]
     mean = fmean(values)
-    image_error = fmean([(accuracy.interval[1] - accuracy.interval[0]) / 2 for accuracy in measured])
+    image_error = fmean([score.error for score in measured])
     ours = f"{mean:.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
     collapsed = [run for run in runs if run.collapsed]
     diverged = len(runs) - len(measured)
@@ -142,7 +149,7 @@ def _cell(cell: PaperCell, runs: Sequence[Outcome], *, asked: int, coco: bool, s
         ours += f", {diverged} of {len(runs)} diverged"
     if len(runs) < asked:
         ours += f" [{len(runs)} of {asked} seeds]"
-    knns = [run.accuracies["knn"].accuracy for run in runs if "knn" in run.accuracies]
+    knns = [run.accuracies["knn"].accuracy for run in runs if "knn" in run.accuracies and cell.measure is None]
     return TableCell(
         paper=cell.paper,
         # one run of several that breaks down is a property of that run; half of them is one of the entry
@@ -176,46 +183,57 @@ def _share_within(angle: float, freedom: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def paired_error(first: Sequence[Outcome], second: Sequence[Outcome], *, seed_error: float) -> float | None:
+def paired_error(
+    first: Mapping[int, Score | None], second: Mapping[int, Score | None], *, seed_error: float
+) -> float | None:
     """Half of the 95 % interval of the difference of two means, image by image and seed by seed.
 
     The part of the test images is the standard error, over images, of the difference between the two arms averaged over the
-    seeds. The seeds' own part is that of two independent means. None unless every run of both arms has kept which images it
-    got right, with the same seeds and test images.
+    seeds. The seeds' own part is that of two independent means. An arm has a score for each seed; None unless all of them have
+    kept what each image got, with the same seeds and test images.
     """
-    arms = [{run.seed: run.main for run in runs} for runs in (first, second)]
-    images = [{main and main.protocol.get("test_fingerprint") for main in arm.values()} for arm in arms]
-    if arms[0].keys() != arms[1].keys() or images[0] != images[1] or len(images[0]) != 1:
+    images = {None if score is None else score.images for arm in (first, second) for score in arm.values()}
+    if first.keys() != second.keys() or len(images) != 1:
         return None
     differences = []
-    for seed in arms[0]:
-        right, other = (None if main is None else main.bits() for main in (arms[0][seed], arms[1][seed]))
-        if right is None or other is None or len(right) != len(other):
+    for seed in first:
+        mine, other = (None if score is None else score.by_image for score in (first[seed], second[seed]))
+        if mine is None or other is None or len(mine) != len(other):
             return None
-        differences.append(right.astype(float) - other)
-    of_images = 100 * np.mean(differences, axis=0)
-    image_error = _NORMAL_95 * float(of_images.std(ddof=1)) / math.sqrt(len(of_images))
+        differences.append(mine - other)
+    image_error = mean_error(np.mean(differences, axis=0))
     return math.hypot(image_error, math.sqrt(2) * seed_error / math.sqrt(len(differences)))
 
 
 def _comparisons(
-    target: Target, cells: Mapping[Place, TableCell], runs: Mapping[Place, Sequence[Outcome]], *, seed_error: float
-) -> tuple[PaperDifference, ...]:
+    target: Target, cells: Mapping[Place, TableCell], runs: Mapping[Place, Sequence[Outcome]], *,
+    seed_errors: Mapping[tuple[str, str] | None, float],
+) -> tuple[PaperDifference, ...]:  # fmt: skip
     pairs = [((a, name), (b, name), f"{name}: {a} over {b}") for name in target.columns for a, b in target.compare_rows]
     pairs += [((row, a), (row, b), f"{row}: {a} over {b}") for row in target.rows for a, b in target.compare_columns]
-    experiments = {(cell.row, cell.column): cell.experiment for cell in target.cells}
+    entries = {(cell.row, cell.column): cell for cell in target.cells}
     comparisons = []
     for first, second, where in pairs:
         if first not in cells or second not in cells:
             continue
-        both = [experiments[place] for place in (first, second)]
+        both, measure = [entries[place].experiment for place in (first, second)], entries[first].measure
         if both[0] is not None and both[0] == both[1]:
             continue  # the baselines that ours adds are the same runs in every column
-        views = [len(named_graph(one.graph).made) for one in both if one is not None and one.graph]
-        if len(views) == 2 and views[0] != views[1]:
+        graphs = [named_graph(one.graph) for one in both if one is not None and one.graph]
+        views = [len(graph.made) for graph in graphs]
+        learning = {len({edge.predictor for edge in graph.edges}) for graph in graphs}
+        if len(views) == 2 and views[0] != views[1] and len(learning) == 2:  # views that are only targets cost little
             where += f", {views[1] / views[0]:.2g} times the compute"
-        paired = paired_error(runs[first], runs[second], seed_error=seed_error)
-        comparisons.append(_compare(cells[first], cells[second], where, paired=paired))
+        one, other, seed_error = cells[first], cells[second], seed_errors[measure]
+        arms = [{run.seed: run for run in runs[place]} for place in (first, second)]
+        if (common := arms[0].keys() & arms[1].keys()) and arms[0].keys() != arms[1].keys():
+            arms = [{seed: run for seed, run in arm.items() if seed in common} for arm in arms]
+            one, other = (
+                _cell(entries[place], list(arm.values()), asked=len(common), coco=False, seed_error=seed_error)
+                for place, arm in zip((first, second), arms, strict=True)
+            )
+        scores = [{seed: run.score(measure) for seed, run in arm.items()} for arm in arms]
+        comparisons.append(_compare(one, other, where, paired=paired_error(*scores, seed_error=seed_error)))
     return tuple(comparisons)
 
 
@@ -305,16 +323,22 @@ def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
     else:
         about = f"`{target.name}`, not in the paper: {about}"
     show = _both if target.label else lambda cell: _escape(cell.ours)
-    lines = [f"# {target.title}", "", about, "", *_grid(table, show)]
+    lines = [f"# {target.title}", "", about]
+    for heading, columns in target.grids.items():
+        if heading and set(columns) <= set(_open_columns(table)):
+            continue
+        lines += ["", *([f"## {heading}", ""] if heading else []), *_grid(table, show, columns)]
+        if heading and (rows := _differences(table, columns)):
+            lines += ["", *text.markdown(("difference", *map(_within, columns)), rows)]
     if any(cell.knn is not None for cell in table.cells.values()):
         neighbours = {str(run.accuracies["knn"].protocol.get("k")) for run in outcomes if "knn" in run.accuracies}
         lines += ["", f"kNN accuracy (k = {' or '.join(sorted(neighbours))}, temperature 0.1), % of the same runs:", ""]
-        lines += _grid(table, lambda cell: "" if cell.knn is None else f"{cell.knn:.1f}")
+        lines += _grid(table, lambda cell: "" if cell.knn is None else f"{cell.knn:.1f}", target.columns)
     if drawn and target.name == "steps":
         lines += ["", f"![gain against steps, with 95 % intervals]({target.name}.png)"]
     elif drawn:
         lines += ["", f"![kNN accuracy and spread of each run by epoch]({target.name}.png)", "", _SPREAD]
-    if table.comparisons:
+    if table.comparisons and list(target.grids) == [""]:
         lines += ["", f"## {'What agrees with the paper, and what does not' if target.label else 'Differences'}", ""]
         measured = [one for one in table.comparisons if one.verdict != "not measured"]
         rows = [(one.where, *((one.paper,) if target.label else ()), one.ours, one.verdict) for one in measured]
@@ -335,16 +359,33 @@ def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _grid(table: ResultTable, show: Callable[[TableCell], str]) -> list[str]:
+def _grid(table: ResultTable, show: Callable[[TableCell], str], columns: Sequence[str]) -> list[str]:
     """Rows by columns, without the rows that have nothing to show and the columns in which nothing was run."""
     open_columns = _open_columns(table)
-    columns = [column for column in table.target.columns if column not in open_columns]
+    columns = [column for column in columns if column not in open_columns]
     rows = []
     for row in table.target.rows:
         texts = [show(table.cells[row, column]) if (row, column) in table.cells else "" for column in columns]
         if any(texts):
             rows.append((_escape(row), *texts))
-    return text.markdown(("", *map(_escape, columns)), rows)
+    return text.markdown(("", *(_escape(_within(column)) for column in columns)), rows)
+
+
+def _within(column: str) -> str:
+    """A column's name under the heading of its grid."""
+    return column.rpartition(": ")[2]
+
+
+def _differences(table: ResultTable, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """The differences of a grid, a row for each pair of rows that was measured."""
+    found = {one.where: one for one in table.comparisons if one.verdict != "not measured"}
+    rows = []
+    for first, second in table.target.compare_rows:
+        ones = [found.get(f"{column}: {first} over {second}") for column in columns]
+        if any(ones):
+            texts = ["" if one is None else f"{one.ours}, {one.verdict}" for one in ones]
+            rows.append((f"{first} over {second}", *texts))
+    return rows
 
 
 def _open_columns(table: ResultTable) -> list[str]:
@@ -367,14 +408,24 @@ def _escape(words: str) -> str:
 def terminal(table: ResultTable) -> str:
     """Rows and columns for a terminal; one line per entry where a row does not fit on a line."""
     target = table.target
-    grid = [["", *target.columns]]
-    for row in target.rows:
-        cells = (table.cells.get((row, column)) for column in target.columns)
-        grid.append([row, *("" if cell is None else f"{cell.paper} -> {cell.ours}" for cell in cells)])
-    body = text.columns(grid)
+    body: list[str] = []
+    for heading, columns in target.grids.items():
+        if heading and set(columns) <= set(_open_columns(table)):
+            continue
+        grid: list[Sequence[str]] = [(heading, *map(_within, columns))]
+        for row in target.rows:
+            cells = [table.cells.get((row, column)) for column in columns]
+            if not heading or any(cell is not None and cell.state != "open" for cell in cells):
+                entries = [cell and (cell.ours if heading else f"{cell.paper} -> {cell.ours}") for cell in cells]
+                grid.append((row, *(entry or "" for entry in entries)))
+        body += text.columns(grid)
+        if heading:
+            body += [*text.columns(_differences(table, columns)), ""]
+    if list(target.grids) != [""]:
+        return "\n".join([f"{target.title} ({target.name}, {target.measure}, scale {table.scale})", *body])
     if max(map(len, body)) > 118:
-        entries = table.cells.items()
-        body = text.columns([(", ".join(place), f"{cell.paper:>9} -> {cell.ours}") for place, cell in entries])
+        lines = [(", ".join(place), f"{cell.paper:>9} -> {cell.ours}") for place, cell in table.cells.items()]
+        body = text.columns(lines)
     compared = [
         f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
         for one in table.comparisons
@@ -396,18 +447,20 @@ def plain(table: ResultTable) -> dict[str, object]:
     }
 
 
-def for_page(table: ResultTable) -> dict[str, object]:
-    """What the page of a report shows of a table."""
-    target = table.target
+def for_page(table: ResultTable, *, heading: str = "") -> dict[str, object]:
+    """What the page of a report shows of a table, or of the grid of it that has this heading."""
+    target, columns = table.target, table.target.grids[heading]
+    rows = [row for row in target.rows if any((row, column) in table.cells for column in columns)]
     cells = {place: (cell.paper, cell.ours, _COLOURS.get(cell.state, "neutral")) for place, cell in table.cells.items()}
     return {
-        "title": target.title,
+        "title": f"{target.title}: {heading}" if heading else target.title,
         "about": f"{target.name}{f' ({target.label})' if target.label else ''}, {target.measure}, scale {table.scale}",
-        "columns": target.columns,
-        "rows": [(row, [cells.get((row, column)) for column in target.columns]) for row in target.rows],
+        "columns": tuple(map(_within, columns)),
+        "rows": [(row, [cells.get((row, column)) for column in columns]) for row in rows],
         "comparisons": [
             (one.where, one.paper, one.ours, one.verdict, _COLOURS.get(one.verdict, "neutral"))
             for one in table.comparisons
+            if not heading or one.where.startswith(f"{heading}: ")
         ],
         "notes": table.notes,
     }
@@ -427,7 +480,8 @@ def tables_in(folder: Path) -> list[dict[str, object]]:
                 raise DsslError(
                     f"{path} is not a table of dssl reproduce ({error}): delete it and run dssl reproduce again"
                 ) from None
-            tables.append(for_page(build(target, scale, seeds=seeds, outcomes=outcomes)))
+            made = build(target, scale, seeds=seeds, outcomes=outcomes)
+            tables += [for_page(made, heading=heading) for heading in made.target.grids]
     if not tables:
         raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
     return tables
@@ -435,6 +489,8 @@ def tables_in(folder: Path) -> list[dict[str, object]]:
 
 def picture(table: ResultTable) -> bytes | None:
     """A PNG of the table's runs, or of its gains against steps; None where there is nothing to draw."""
+    if list(table.target.grids) != [""]:
+        return None  # its columns are the same runs, measured differently
     with page.styled():
         figure = _gains(table) if table.target.name == "steps" else _curves(table)
         if figure is None:

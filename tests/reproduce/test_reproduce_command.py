@@ -18,7 +18,6 @@ from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.report.page import SERIES
 from dssl_reproduce.command import Arguments, run
-from dssl_reproduce.harness import status_line
 from dssl_reproduce.outcome import Measured, Outcome
 from dssl_reproduce.paper import targets
 from dssl_reproduce.scales import SCALES, Job, jobs_of, with_our_rows
@@ -112,12 +111,11 @@ def _colours(picture: bytes) -> int:
     return len(found & {ImageColor.getrgb(colour) for colour in SERIES})
 
 
-def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
+def test_commands_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
     out = tmp_path / "results"
     arguments = {"target": "table2", "scale": "paper", "cifar10": cifar10, "imagenet": tmp_path, "out": out, "gpus": 4}
-    assert run(Arguments(**arguments, emit="torchrun")) == 0
-    script = capsys.readouterr().out
-    commands = [shlex.split(line) for line in script.splitlines() if line.startswith("torchrun")]
+    assert run(Arguments(**arguments, emit=True)) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert len(commands) == 18  # the supervised run is left to the command that measures
     for words in commands:
         assert words[:7] == ["torchrun", "--standalone", "--nproc-per-node", "4", "-m", "dssl", "train"]
@@ -125,76 +123,32 @@ def test_scripts_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
         config = config_io.load(Path(words[words.index("--config") + 1]))
         assert config.data in (f"cifar10:{cifar10}", str(tmp_path))
         assert config.epochs in (800, 100)
-    # a collapse, which may be what is expected, does not hold up the runs behind it; Ctrl-C does
-    for end, made in (("false", 18), ("kill -INT $$", 1)):
-        stand_in = f"torchrun() {{ echo run; {end}; }}\n"
-        done = subprocess.run(
-            ["sh", "-c", stand_in + script], capture_output=True, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
-        )  # fmt: skip
-        assert done.stdout.split() == ["run"] * made
-    assert run(Arguments(**arguments, emit="slurm")) == 0
-    script = capsys.readouterr().out
-    assert "#SBATCH --array=0-17" in script
-    assert "#SBATCH --gpus-per-node=4" in script
-    path = tmp_path / "job.sh"
-    path.write_text(script)
-    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
-    # the case of an array's task really becomes its command
-    echo = script.replace("exec torchrun", 'exec printf "%s\\n" torchrun')
-    done = subprocess.run(["bash", "-c", echo], env={"SLURM_ARRAY_TASK_ID": "3"}, capture_output=True, text=True)
-    assert done.stdout.strip().split("\n") == commands[3]
+        assert Path(words[words.index("--out") + 1]).parent == out / "paper" / "runs"
 
 
-def test_the_script_ends_with_the_command_that_finds_its_runs(tmp_path: Path, cifar10: Path, capsys) -> None:
-    asked = [
-        "table5",
-        "--scale",
-        "cpu",
-        "--seeds",
-        "0",
-        "1",
-        "--cifar10",
-        str(cifar10),
-        "--out",
-        str(tmp_path / "big out"),
-    ]
-    asked += ["--runs", str(tmp_path / "scratch")]
-    assert main(["reproduce", *asked, "--emit", "slurm"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#   dssl reproduce")]
-    words = shlex.split(line.removeprefix("#   "))
-    assert sorted(words) == sorted(["dssl", "reproduce", *asked])
-
-
-def test_the_slurm_script_hands_the_signal_to_the_run(tmp_path: Path, cifar10: Path, capsys) -> None:
+def test_the_documented_slurm_script_hands_the_signal_to_the_run(tmp_path: Path, cifar10: Path, capsys) -> None:
     """Slurm signals the shell of the script and ends the job when that shell ends: the run takes its place."""
-    run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit="slurm"))
-    script = tmp_path / "job.sh"
-    script.write_text(capsys.readouterr().out)
+    run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit=True))
+    (tmp_path / "table2.txt").write_text(capsys.readouterr().out)
+    (script,) = re.findall(r"```\n(#!/bin/bash\n.*?)```", (RESULTS.parent / "reproduce.md").read_text(), re.DOTALL)
     # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
     stand_in = tmp_path / "torchrun"
     stand_in.write_text(
-        "#!/bin/bash\ntrap 'sleep 0.5; echo saved; exit 143' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
+        "#!/bin/bash\ntrap 'sleep 0.5; echo saved; exit 143' TERM\necho begun \"$@\"\nwhile :; do sleep 0.05; done\n"
     )
     stand_in.chmod(0o755)
     job = subprocess.Popen(
-        ["bash", str(script)],
-        env=os.environ | {"SLURM_ARRAY_TASK_ID": "0", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        ["bash", "-c", script], cwd=tmp_path,
+        env=os.environ | {"SLURM_ARRAY_TASK_ID": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert job.stdout is not None
     with job.stdout as said:
-        assert said.readline() == "begun\n"
+        _, *words = shlex.split((tmp_path / "table2.txt").read_text().splitlines()[1])
+        assert said.readline() == " ".join(["begun", *words]) + "\n"
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 143
         assert said.read() == "saved\n"
-
-
-def test_the_line_of_progress() -> None:
-    running = ["a 25%, healthy, kNN 38.1 %", "b starts"]
-    assert status_line(3, 9, 2460, running) == "3/9 done, 41 min left | a 25%, healthy, kNN 38.1 % | b starts"
-    assert status_line(0, 9, 4 * 3600, []) == "0/9 done, 4.0 h left"
-    assert status_line(0, 9, None, []) == "0/9 done"
 
 
 def test_one_row_and_one_part(tmp_path: Path, cifar10: Path, capsys) -> None:

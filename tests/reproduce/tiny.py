@@ -34,7 +34,6 @@ def settings(data: str, method: str) -> RunConfig:
 
 SCALE = Scale(
     name="tiny",
-    meaning="seconds",
     differs=("everything",),
     settings=settings,
     training=lambda data: dataclasses.replace(SUPERVISED, epochs=1, batch_size=16),
