@@ -10,10 +10,10 @@ import json
 import os
 import stat
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +29,11 @@ RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
 ends; it begins where that of the record before it ends."""
 _DIGEST = 16
-_LOOKED_AT = 1000
-"""Files of a folder whose sizes are compared with those of its kept index."""
-YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
+_CHECKED = 1000  # files of a folder whose sizes are compared with those of its kept index
+_YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
-UNSEEN = -2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -61,8 +57,6 @@ class Index:
     """False where a container changed so shortly before the scan that its time stamp proves nothing."""
     lengths: list[int] = field(default_factory=list)
     """The bytes of each shard; empty for folders."""
-    stats: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    """Size and time (ns) of each file of a folder that has been looked at, so that none is twice; else UNSEEN."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -115,35 +109,20 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
     return () if photos else (b"values",)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
-    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible).
-
-    Without `sizes`, for its classes alone, one that is open already will do, and no image is looked at again.
-    """
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
     root = os.path.realpath(os.fsencode(root))
-    index = None if sizes else _open.get((root, photos))
-    if index is None or not index.reusable or not _is_current(index, sizes=False):
-        options = kind_option(photos=photos)
-        index = _open[root, photos] = kept_index(root, lambda: scan(root, photos=photos), options=options, sizes=sizes)
-    return index
-
-
-_open: weakref.WeakValueDictionary[tuple[bytes, bool], Index] = weakref.WeakValueDictionary()
+    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
 
 
 def kept_index(
-    root: bytes,
-    make: Callable[[], Index],
-    *,
-    shards: tuple[bytes, ...] = (),
-    options: tuple[bytes, ...] = (),
-    sizes: bool = True,
+    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...] = ()
 ) -> Index:
     """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
     place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept, sizes=sizes):
+        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):
             return kept
     index = make()
     if place is not None and index.reusable:
@@ -152,52 +131,79 @@ def kept_index(
     return index
 
 
-def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
-    """Walk a folder, level by level, with threads; links are followed, but no folder is entered twice."""
-    started, endings = time.time_ns(), endings_of(photos=photos)
-    seen: set[tuple[int, int]] = set()
-    results: list[_Folder] = []
-    level = [b""]
-    with thread_pool(threads, "dssl-scan") as pool:
-        while level:
-            found = list(pool.map(lambda folder: _scan_folder(root, folder, endings), level))
-            level = []
-            for folder in found:  # in order of their paths, so that the result does not depend on the threads
-                if folder.identity not in seen:
-                    seen.add(folder.identity)
-                    results.append(folder)
-                    level += folder.subfolders
-    results.sort(key=lambda folder: folder.path.split(b"/"))
-    counts, files = [len(folder.files) for folder in results], np.concatenate([folder.files for folder in results])
-    tops = [folder.path.partition(b"/")[0] for folder in results]
-    classes = sorted({top for top, count in zip(tops, counts, strict=True) if top and count})
-    number = {name: place for place, name in enumerate(classes)}
+@dataclass(slots=True, kw_only=True)
+class Container:
+    """What the scan of one folder or shard found."""
+
+    path: bytes = b""
+    time: int
+    length: int = 0
+    names: list[bytes] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    labels: list[bytes | None] = field(default_factory=list)
+    skipped: list[tuple[bytes, str]] = field(default_factory=list)
+    ignored: int = 0
+
+
+def build_index(
+    root: bytes, containers: list[Container], *, classes: list[bytes], marks: list[bytes | None], started: int
+) -> Index:
+    """The index of what was scanned, from the time `started` on.
+
+    The fingerprint knows the containers by their `marks`; one without a mark and without images is not part of it.
+    """
+    counts = [len(container.names) for container in containers]
+    label: dict[bytes | None, int] = {name: number for number, name in enumerate(classes)}
     records = np.zeros(sum(counts), RECORD)
-    records["container"] = np.repeat(np.arange(len(results)), counts)
-    records["label"] = np.repeat([number.get(top, -1) for top in tops], counts)
-    records["name_end"], records["size"] = np.cumsum(files[:, 0]), files[:, 1]
-    containers, names = [folder.path for folder in results], b"".join(folder.names for folder in results)
-    # a folder that leads to no image may come and go
-    leading = {b""}
-    for path in (path for path, count in zip(containers, counts, strict=True) if count):
-        parts = path.split(b"/")
-        leading |= {b"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
-    numbers = np.cumsum([path in leading for path in containers]) - 1
+    records["container"] = np.repeat(np.arange(len(containers)), counts)
+    records["label"] = [label.get(name, -1) for container in containers for name in container.labels]
+    records["offset"] = [*chain.from_iterable(container.offsets for container in containers)]
+    records["size"] = [*chain.from_iterable(container.sizes for container in containers)]
+    names = [*chain.from_iterable(container.names for container in containers)]
+    records["name_end"] = np.cumsum([len(name) for name in names])
+    text = b"".join(names)
+    numbers = np.cumsum([mark is not None for mark in marks]) - 1
     renumbered = records.copy()
     renumbered["container"] = numbers[records["container"]]
     return Index(
         root=root,
-        containers=containers,
-        times=[folder.time for folder in results],
+        containers=[container.path for container in containers],
+        times=[container.time for container in containers],
         classes=classes,
         records=records,
-        names=np.frombuffer(names, np.uint8),
-        skipped=[entry for folder in results for entry in folder.skipped],
-        ignored=sum(folder.ignored for folder in results),
-        fingerprint=fingerprint([path for path in containers if path in leading], names, renumbered),
-        reusable=not any(folder.time >= started - YOUNG for folder in results),
-        stats=files[:, 1:],
+        names=np.frombuffer(text, np.uint8),
+        skipped=[entry for container in containers for entry in container.skipped],
+        ignored=sum(container.ignored for container in containers),
+        fingerprint=fingerprint([mark for mark in marks if mark is not None], text, renumbered),
+        reusable=not any(container.time >= started - _YOUNG for container in containers),
+        lengths=[container.length for container in containers if container.length],
     )
+
+
+def scan(root: bytes, *, photos: bool = True) -> Index:
+    """Walk a folder, level by level, with threads; links are followed, but no folder is entered twice."""
+    started, endings = time.time_ns(), endings_of(photos=photos)
+    folders: dict[tuple[int, int], Container] = {}
+    level = [b""]
+    with thread_pool(8, "dssl-scan") as pool:
+        while level:
+            results = list(pool.map(lambda path: _scan_folder(root, path, endings), level))
+            level = []
+            for identity, folder, below in results:  # in order of their paths, whatever the threads do
+                if identity not in folders:
+                    folders[identity] = folder
+                    level += below
+    containers = sorted(folders.values(), key=lambda folder: folder.path.split(b"/"))
+    classes, leading = set(), {b""}
+    for folder in containers:
+        parts = folder.path.split(b"/")
+        if folder.names:  # a folder that leads to no image may come and go
+            leading |= {b"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+            classes |= {parts[0]} - {b""}
+        folder.labels = [parts[0] or None] * len(folder.names)
+    marks = [folder.path if folder.path in leading else None for folder in containers]
+    return build_index(root, containers, classes=sorted(classes), marks=marks, started=started)
 
 
 def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]) -> str:
@@ -214,30 +220,18 @@ def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]
     return digest.hexdigest()
 
 
-@dataclass(slots=True)
-class _Folder:
-    path: bytes
-    time: int
-    identity: tuple[int, int]
-    names: bytes
-    files: NDArray[np.int64]
-    """Of each image: the length of its name, its size and its time."""
-    subfolders: list[bytes]
-    skipped: list[tuple[bytes, str]]
-    ignored: int
-
-
-def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Folder:
-    """One folder's images and subfolders."""
+def _scan_folder(
+    root: bytes, folder: bytes, endings: frozenset[bytes]
+) -> tuple[tuple[int, int], Container, list[bytes]]:
+    """The device and inode of a folder, its images, and its subfolders."""
     full = os.path.join(root, folder) if folder else root  # noqa: PTH118 (bytes)
     prefix = folder + b"/" if folder else b""
-    files: list[tuple[bytes, int, int]] = []
+    files: list[tuple[bytes, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
     ignored = 0
     try:
         before = os.stat(full)  # noqa: PTH116 (bytes)  # before reading, so that the next start notices a later change
-        modified, identity = before.st_mtime_ns, (before.st_dev, before.st_ino)
         with os.scandir(full) as entries:
             for entry in entries:
                 name = entry.name
@@ -248,7 +242,7 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
                     if image:
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode):
-                            files.append((name, status.st_size, status.st_mtime_ns))
+                            files.append((name, status.st_size))
                             continue
                         if not stat.S_ISDIR(status.st_mode):
                             skipped.append((prefix + name, kind_of(status.st_mode)))
@@ -267,15 +261,15 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
             f"{printable(full)}: the folder cannot be read: {error.strerror}; make it readable, or move it out of the data"
         ) from error
     files.sort()
-    return _Folder(
-        path=folder, time=modified, identity=identity, names=b"".join(name for name, _, _ in files),
-        files=np.array([(len(name), size, time) for name, size, time in files], np.int64).reshape(-1, 3),
-        subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored,
+    container = Container(
+        path=folder, time=before.st_mtime_ns, names=[name for name, _ in files], sizes=[size for _, size in files],
+        offsets=[0] * len(files), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
+    return (before.st_dev, before.st_ino), container, sorted(subfolders)
 
 
-def _is_current(index: Index, *, sizes: bool) -> bool:
-    """True if every container has the time stamp, every shard the length, and some images the `sizes` of the scan."""
+def _is_current(index: Index) -> bool:
+    """True if every container has the time stamp, every shard the length, and some images the sizes of the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -283,12 +277,10 @@ def _is_current(index: Index, *, sizes: bool) -> bool:
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
-        rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
-        for row in rows if sizes and not index.lengths else ():
-            status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
-            if status.st_size != index.records["size"][row]:
+        rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _CHECKED)).astype(int)
+        for row in rows if not index.lengths else ():
+            if os.stat(index.path(row)).st_size != index.records["size"][row]:  # noqa: PTH116 (bytes)
                 return False
-            index.stats[row] = status.st_size, status.st_mtime_ns
     except OSError:
         return False
     # what a broken link leads to may be back
@@ -355,7 +347,6 @@ def _load(place: Path, root: bytes) -> Index | None:
             fingerprint=about["images"],
             reusable=True,
             lengths=about["lengths"],
-            stats=np.full((count, 2), UNSEEN, np.int64),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

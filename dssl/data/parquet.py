@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length
-from dssl.data.index import Index
+from dssl.data.index import Container, Index
 from dssl.data.scale import Range
-from dssl.data.shards import Found, Recent, Scanned, Shards, check_unchanged
+from dssl.data.shards import Found, Recent, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -107,7 +107,7 @@ def _open(path: bytes, metadata: Any = None) -> Any:
     )
 
 
-def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
+def _scan(path: bytes, *, columns: dict[str, str]) -> Container:
     """The rows of one file; their sizes are not known until they are read."""
     try:
         status = os.stat(path)  # noqa: PTH116 (bytes)
@@ -131,7 +131,7 @@ def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
             f"{printable(path)}: not a readable Parquet file: {' '.join(str(error).split())[:200]}"
         ) from error
     counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    return Scanned(
+    return Container(
         time=status.st_mtime_ns,
         length=status.st_size,
         names=[str(name).encode() if name else b"row %d" % row for row, name in enumerate(paths)],

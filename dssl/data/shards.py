@@ -15,16 +15,14 @@ import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.folder import TEST, Splits, visible
-from dssl.data.index import RECORD, YOUNG, Index, classes_of, fingerprint, kept_index
+from dssl.data.index import Container, Index, build_index, classes_of, kept_index
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, stamp_of
@@ -222,7 +220,7 @@ class Shards(Source):
     """The images of shards, in the order of their index; the kinds of shards differ in how they find the bytes of one."""
 
     def __init__(
-        self, shards: Found, scan: Callable[[bytes], Scanned], *, version: tuple[bytes, ...], sized: bool,
+        self, shards: Found, scan: Callable[[bytes], Container], *, version: tuple[bytes, ...], sized: bool,
         channels: int, value_range: Range | None,
     ) -> None:  # fmt: skip
         opened = partial(_open_shards, scan=scan, version=version, sized=sized)
@@ -293,22 +291,8 @@ def check_unchanged(status: os.stat_result, index: Index, container: int) -> Non
         raise ValueError("its shard has changed since it was indexed: restart the run to index it again")
 
 
-@dataclass(slots=True, kw_only=True)
-class Scanned:
-    """What the scan of one shard found."""
-
-    time: int
-    length: int
-    names: list[bytes] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    labels: list[bytes | None] = field(default_factory=list)
-    skipped: list[tuple[bytes, str]] = field(default_factory=list)
-    ignored: int = 0
-
-
 def _open_shards(
-    paths: tuple[bytes, ...], *, scan: Callable[[bytes], Scanned], version: tuple[bytes, ...], sized: bool
+    paths: tuple[bytes, ...], *, scan: Callable[[bytes], Container], version: tuple[bytes, ...], sized: bool
 ) -> Index:
     """The index of shards, from the cache or by scanning several at a time.
 
@@ -320,40 +304,24 @@ def _open_shards(
     if len(set(shards)) < len(shards):
         twice = next(path for path in shards if shards.count(path) > 1)
         raise DsslError(f"{printable(twice)}: the shard is given twice")
-    return kept_index(root, lambda: _scan_all(root, shards, scan, sized=sized), shards=shards, options=version)
 
+    def scan_all() -> Index:
+        started = time.time_ns()
+        with thread_pool(8, "dssl-scan") as pool:
+            containers = [*pool.map(scan, paths)]
+        labels = {label for container in containers for label in container.labels if label is not None}
+        # numbers in the order of numbers, anything else in that of bytes
+        numbered = all(map(bytes.isdigit, labels))
+        classes = sorted(labels, key=lambda name: (int(name), name)) if numbered else sorted(labels)
+        for path, container in zip(shards, containers, strict=True):
+            container.path = path
+            container.skipped = [(b"%s/%s" % (path, name), reason) for name, reason in container.skipped]
+        marks: list[bytes | None] = [
+            container.path if sized else b"%s\0%d" % (container.path, container.length) for container in containers
+        ]
+        return build_index(root, containers, classes=classes, marks=marks, started=started)
 
-def _scan_all(root: bytes, shards: tuple[bytes, ...], scan: Callable[[bytes], Scanned], *, sized: bool) -> Index:
-    started = time.time_ns()
-    with thread_pool(8, "dssl-scan") as pool:
-        found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
-    named = [*zip(shards, found, strict=True)]
-    counts = [len(shard.names) for shard in found]
-    labels = {label for shard in found for label in shard.labels if label is not None}
-    # numbers in the order of numbers, anything else in that of bytes
-    classes = sorted(labels, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, labels)) else sorted(labels)
-    number: dict[bytes | None, int] = {name: place for place, name in enumerate(classes)}
-    records = np.zeros(sum(counts), RECORD)
-    records["container"] = np.repeat(np.arange(len(shards)), counts)
-    records["label"] = [number.get(label, -1) for shard in found for label in shard.labels]
-    records["offset"] = np.concatenate([np.array(shard.offsets, np.int64) for shard in found])
-    records["size"] = np.concatenate([np.array(shard.sizes, np.int64) for shard in found])
-    records["name_end"] = np.cumsum([len(name) for shard in found for name in shard.names])
-    names = b"".join(itertools.chain.from_iterable(shard.names for shard in found))
-    marks = [path if sized else b"%s\0%d" % (path, shard.length) for path, shard in named]
-    return Index(
-        root=root,
-        containers=[*shards],
-        times=[shard.time for shard in found],
-        lengths=[shard.length for shard in found],
-        classes=classes,
-        records=records,
-        names=np.frombuffer(names, np.uint8),
-        skipped=[(b"%s/%s" % (path, name), why) for path, shard in named for name, why in shard.skipped],
-        ignored=sum(shard.ignored for shard in found),
-        fingerprint=fingerprint(marks, names, records),
-        reusable=not any(shard.time >= started - YOUNG for shard in found),
-    )
+    return kept_index(root, scan_all, shards=shards, options=version)
 
 
 def _why_empty(shards: Found, index: Index) -> str:

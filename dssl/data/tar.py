@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, open_regular
-from dssl.data.index import endings_of, kind_option
+from dssl.data.index import Container, endings_of, kind_option
 from dssl.data.scale import Range
-from dssl.data.shards import COMPRESSED, Found, Recent, Scanned, Shards, check_unchanged
+from dssl.data.shards import COMPRESSED, Found, Recent, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -94,12 +94,12 @@ class _File:
             os.close(self.descriptor)
 
 
-def _scan(path: bytes, *, endings: frozenset[bytes]) -> Scanned:
+def _scan(path: bytes, *, endings: frozenset[bytes]) -> Container:
     """The images of one shard and their labels, whichever come first."""
     try:
         descriptor, size = open_regular(path)
-        with open(descriptor, "rb") as file:
-            shard = Scanned(time=os.fstat(descriptor).st_mtime_ns, length=size)
+        with os.fdopen(descriptor, "rb") as file:
+            shard = Container(time=os.fstat(descriptor).st_mtime_ns, length=size)
             labels: dict[bytes, dict[bytes, bytes]] = {b"cls": {}, b"json": {}}
             stems: list[bytes] = []
             for member, problem in _members(file, path=path, size=size):
