@@ -20,7 +20,7 @@ import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from PIL import (
@@ -40,6 +40,7 @@ from dssl.errors import DsslError, one_line
 from dssl.files import printable
 from dssl.types import Image
 
+T = TypeVar("T")
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
 GROUP = 1 << 23  # bytes of pixels; images are decoded and made into views together up to here
@@ -124,13 +125,9 @@ def _in_groups(images: Iterable[tuple[str | bytes, Callable[[], Image | Jpeg]]])
     group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]] = []
     held = 0
     for name, read in images:
-        one: Image | Jpeg | UnreadableImage
-        try:
-            one = read()
-            held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
-        except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
-            one = _named(name, error)
-        group.append((name, one))
+        image = _attempt(name, read)
+        held += 0 if isinstance(image, UnreadableImage) else image.nbytes
+        group.append((name, image))
         if held >= GROUP:
             yield from _finish(group)
             group, held = [], 0
@@ -179,19 +176,21 @@ def naming(path: str | bytes) -> Iterator[None]:
 
 def _finish(group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]]) -> Iterator[Image | UnreadableImage]:
     """The group with its JPEGs decoded."""
-    images = iter(decode_together([one for _, one in group if isinstance(one, Jpeg)]))
-    for path, one in group:
-        if not isinstance(one, Jpeg):
-            yield one
-            continue
-        image = next(images)
-        if image is None:
-            try:
-                image = decode(io.BytesIO(one.content))
-            except Exception as error:
-                yield _named(path, error)
-                continue
-        yield image
+    decoded = iter(decode_together([image for _, image in group if isinstance(image, Jpeg)]))
+    for name, image in group:
+        if isinstance(image, Jpeg):
+            pixels = next(decoded)
+            by_pillow = functools.partial(decode, io.BytesIO(image.content))
+            yield _attempt(name, by_pillow) if pixels is None else pixels
+        else:
+            yield image
+
+
+def _attempt(name: str | bytes, read: Callable[[], T]) -> T | UnreadableImage:
+    try:
+        return read()
+    except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
+        return _named(name, error)
 
 
 def _named(path: str | bytes, error: Exception) -> UnreadableImage:

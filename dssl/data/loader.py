@@ -337,15 +337,12 @@ class EvaluationBatches(Piped):
         batch_size: int = 256,
         channels: int = 3,
         normalization: Normalization | None = None,
-        crop_ratio: float = CROP_RATIO,
         indices: NDArray[np.int64] | None = None,
         threads: int | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
         if batch_size < 1:
             raise DsslError(f"batch size {batch_size}: expected at least 1")
-        if not 0 < crop_ratio <= 1:
-            raise DsslError(f"crop ratio {crop_ratio}: expected more than 0 and at most 1")
         chosen = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
         if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(source):
             raise DsslError(f"indices from {chosen.min()} to {chosen.max()}: the source has {len(source):,} images")
@@ -380,7 +377,7 @@ class EvaluationBatches(Piped):
                 if image.shape[2] != channels:
                     raise DsslError(f"{source.label_of(index)}: {image.shape[2]} channels, expected {channels}")
                 content.cropped[row] = image.shape[:2] != (size, size)
-                image = centre_crop(image, size=size, crop_ratio=crop_ratio)
+                image = centre_crop(image, size=size)
                 content.images[row] = image if scales is None else image * scales[0] + scales[1]
 
         threads = thread_count(threads)
@@ -403,15 +400,15 @@ class EvaluationBatches(Piped):
                 yield EvaluationBatch(indices=indices, images=torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
-def centre_crop(image: Image, *, size: int, crop_ratio: float = CROP_RATIO) -> Image:
-    """The centre of an image at size x size: the shorter side is resized to size / crop_ratio, bilinearly, then cropped.
+def centre_crop(image: Image, *, size: int) -> Image:
+    """The centre of an image at size x size: the shorter side is resized to size / CROP_RATIO, bilinearly, then cropped.
 
     An image that already has the size is returned as it is: small benchmark images are evaluated whole.
     """
     height, width = image.shape[:2]
     if height == size and width == size:
         return image
-    target = round(size / crop_ratio)
+    target = round(size / CROP_RATIO)
     whole = [int(target * length / min(height, width)) for length in (width, height)]
     first = [round((length - size) / 2) for length in whole]
     if max(whole) <= _LONG * target:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import codecs
 import glob
-import itertools
 import json
 import os
 import re
@@ -99,27 +98,31 @@ def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | Non
     here = _listed(root)
     if here is None:
         return None
-    first: list[str] | None = None
+    train: list[str] | None = None  # whose classes count, where these are others
     if root != splits.place:
-        first = here if root == splits.train else _listed(splits.train)
+        train = _listed(splits.train) if split == "test" else None
     else:
-        first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
-        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in TEST) if some), [])
-        if first and held:
-            here = first if split == "train" else held
+        named = {word: [name for name in here if re.match(rf"{word}[-_.]", name)] for word in ("train(ing)?", *TEST)}
+        first = named.pop("train(ing)?")
+        held_out = next(filter(None, named.values()), [])
+        if first and held_out:
+            here, train = (first, None) if split == "train" else (held_out, first)
         elif split == "test":
             raise NoSplitError(
                 f"{printable(root)}: no test split: expected the folders train and val (or test) in it, or shards "
                 "whose names begin with train- and test-"
             )
-        else:
-            first = None
     _check_complete(root, here)
-    paths = tuple(os.path.realpath(os.fsencode(root / name)) for name in here)
-    others = None
-    if split == "test" and first is not None:
-        others = tuple(os.path.realpath(os.fsencode(splits.train / name)) for name in first)
-    return Found(name=printable(root), paths=paths, train=others, columns=columns)
+    return Found(
+        name=printable(root),
+        paths=_real_paths(root, here),
+        train=None if train is None else _real_paths(splits.train, train),
+        columns=columns,
+    )
+
+
+def _real_paths(folder: Path, names: list[str]) -> tuple[bytes, ...]:
+    return tuple(os.path.realpath(os.fsencode(folder / name)) for name in names)
 
 
 def _listed(folder: Path) -> list[str] | None:
@@ -155,13 +158,14 @@ def check_copy(folder: Path) -> None:
 
 def _check_complete(folder: Path, names: list[str]) -> None:
     """Where names count themselves, as in train-00003-of-00012.tar, all of them must be there."""
-    found = [match for name in names if (match := _COUNTED.search(name))]
-    if len(found) != len(names) or len({match[2] for match in found}) != 1:
+    matches = [match for name in names if (match := _COUNTED.search(name))]
+    if len(matches) != len(names) or len({match[2] for match in matches}) != 1:
         return
-    missing = sorted(set(range(int(found[0][2]))) - {int(match[1]) for match in found})
+    count = int(matches[0][2])
+    missing = sorted(set(range(count)) - {int(match[1]) for match in matches})
     if missing:
         raise DsslError(
-            f"{printable(folder)}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
+            f"{printable(folder)}: {len(missing):,} of {count:,} shards are missing, the first is number "
             f"{missing[0]}; to use the others alone, name them: '{printable(folder)}/*{Path(names[0]).suffix}'"
         )
 
@@ -188,11 +192,11 @@ def _matching(text: str) -> list[str]:
     if not re.search(r"[{*?[]", text):
         return []
     paths: list[str] = []
-    for one in _braces(text):
-        found = sorted(glob.glob(one)) if glob.has_magic(one) else [one]  # noqa: PTH207 (a text, perhaps absolute)
-        if not found:
-            raise DsslError(f"data {printable(one)!r}: no file matches this pattern")
-        paths += found
+    for pattern in _braces(text):
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207 (a text, perhaps absolute)
+        if not matches:
+            raise DsslError(f"data {printable(pattern)!r}: no file matches this pattern")
+        paths += matches
     return paths
 
 
@@ -211,9 +215,8 @@ def _braces(text: str) -> list[str]:
         parts = [f"{number:0{width}d}" for number in range(first, last + step, step)]
     else:
         parts = match[1].split(",")
-    return [
-        *itertools.chain.from_iterable(_braces(text[: match.start()] + part + text[match.end() :]) for part in parts)
-    ]
+    begin, end = text[: match.start()], text[match.end() :]
+    return [path for part in parts for path in _braces(begin + part + end)]
 
 
 class Shards(Source):
