@@ -15,6 +15,7 @@ import errno
 import functools
 import io
 import os
+import re
 import stat
 import struct
 import warnings
@@ -35,7 +36,7 @@ from PIL import (
 from PIL import Image as Pillow
 
 from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
-from dssl.data.scale import NPY, PNG, TIFF, Range, read_values, scaled
+from dssl.data.scale import PNG, TIFF, Range, read_values, scaled
 from dssl.errors import DsslError, one_line
 from dssl.files import printable
 from dssl.types import Image
@@ -226,18 +227,9 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     """The decoder for these first bytes; not Pillow's open(), whose warning about size cannot be handled per thread."""
     head = file.read(16)
     file.seek(0)
-    if head[:3] == b"\xff\xd8\xff":
-        return JpegImagePlugin.JpegImageFile(file)
-    if head[:8] == PNG:
-        return PngImagePlugin.PngImageFile(file)
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile(file)
-    if head[:2] == b"BM":
-        return BmpImagePlugin.BmpImageFile(file)
-    if head[:4] in TIFF:
-        return _tiff(file)
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return GifImagePlugin.GifImageFile(file)
+    for start, decoder, _ in _FORMATS:
+        if re.match(start, head, re.DOTALL):
+            return decoder(file)
     raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
 
 
@@ -253,14 +245,20 @@ def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
     return picture
 
 
+_FORMATS: tuple[tuple[bytes, Callable[[IO[bytes]], ImageFile.ImageFile], str], ...] = (
+    (rb"\xff\xd8\xff", JpegImagePlugin.JpegImageFile, "jpg"),
+    (re.escape(PNG), PngImagePlugin.PngImageFile, "png"),
+    (rb"RIFF....WEBP", WebPImagePlugin.WebPImageFile, "webp"),
+    (rb"BM", BmpImagePlugin.BmpImageFile, "bmp"),
+    (b"|".join(map(re.escape, TIFF)), _tiff, "tif"),
+    (rb"GIF8[79]a", GifImagePlugin.GifImageFile, "gif"),
+)
+"""How a file begins, what decodes it, and the usual extension."""
+
+
 def ending_of(content: bytes | bytearray) -> str:
-    """The usual extension for these bytes; raises ValueError where they are not an image."""
-    if content.startswith(NPY):
-        return "npy"
-    if bytes(content[:4]) in TIFF:  # Pillow opens only some of them
-        return "tif"
-    kind = str(_identify(io.BytesIO(content)).format)
-    return {"JPEG": "jpg"}.get(kind, kind.lower())
+    """The usual extension for the bytes of an image; that of NumPy for anything that is no photograph."""
+    return next((ending for start, _, ending in _FORMATS if re.match(start, content, re.DOTALL)), "npy")
 
 
 def _orientation(picture: Pillow.Image) -> int:

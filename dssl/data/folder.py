@@ -150,10 +150,10 @@ def splits_of(place: Path) -> Splits:
 
 def _is_lone_split(train: Path) -> bool:
     """Whether train, without a test split beside it, is a split (class folders with all the images) and not a class."""
-    try:
-        (classes, loose), (folders, images) = visible(train), visible(train.parent)
-    except OSError:
+    inside, beside = visible(train), visible(train.parent)
+    if inside is None or beside is None:
         return False
+    (classes, loose, _), (folders, images, _) = inside, beside
     if images or loose or not classes or train.name not in folders:
         return False
     return not any(_holds_images(train.parent / name) for name in folders - {train.name})
@@ -174,22 +174,13 @@ def _is_image(name: str) -> bool:
     return name.rpartition(".")[2].lower() in EXTENSIONS and "." in name
 
 
-def visible(place: Path) -> tuple[set[str], set[str]]:
-    """The names of the folders and of the images in a folder, without those that the scan skips."""
-    folders, images = set(), set()
-    with os.scandir(place) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            try:
-                is_folder = entry.is_dir()
-            except OSError:  # a loop of links
-                is_folder = False
-            if is_folder:
-                folders.add(entry.name)
-            elif _is_image(entry.name):
-                images.add(entry.name)
-    return folders, images
+def visible(place: Path) -> tuple[set[str], set[str], set[str]] | None:
+    """The names of the folders, images and other files in a folder, without hidden ones; None for one that cannot be read."""
+    for _, folders, files in os.walk(place):
+        names = {name for name in files if not name.startswith(".")}
+        images = {name for name in names if _is_image(name)}
+        return {name for name in folders if not name.startswith(".")}, images, names - images
+    return None
 
 
 def holds(place: str, path: Path) -> bool:

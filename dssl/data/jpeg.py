@@ -48,10 +48,10 @@ def read_header(content: bytes | bytearray) -> tuple[int, int, int]:
         if kind == _SCAN:
             break
         if 0xE0 <= kind <= 0xEF:
-            found, hides = _read_application(kind, content[begin:end])
-            if found is not None and orientation is not None:
+            another, hides = _read_application(kind, content[begin:end])
+            if another is not None and orientation is not None:
                 raise Doubt  # Pillow joins them
-            orientation, hidden = orientation or found, hidden or hides
+            orientation, hidden = orientation or another, hidden or hides
         elif kind in _FRAMES:
             bits, height, width, layers = struct.unpack_from(">BHHB", content, begin)
             layer = bytes(content[begin + 6 : end])

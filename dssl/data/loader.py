@@ -72,16 +72,16 @@ class Pool:
 
     def take(self) -> Any:
         """Free buffers, or new ones."""
-        free, found = self._free, None
+        free, reused = self._free, None
         for _ in range(len(free)):
             buffers, readers = free.popleft()
             if not all(event.query() for event in readers):
                 free.append((buffers, readers))  # no waiting: the consumer may be asking for a batch right now
-            elif found is None:
-                found = buffers
+            elif reused is None:
+                reused = buffers
             elif len(free) < self._keep:
                 free.append((buffers, []))
-        return self._allocate() if found is None else found
+        return self._allocate() if reused is None else reused
 
     def lend(self, buffers: Any) -> tuple[dict[str, Tensor], list[Event]]:
         """The buffers as tensors, without a copy, and the list for the events of their readers."""
@@ -277,12 +277,12 @@ def _fill(reader: Reader, maker: BaseViewMaker, content: _Content, rows: range, 
             content.plan = maker.plan(content.indices, epoch=content.epoch)
     pending: list[Image] = []
     held, first = 0, rows.start  # of the pending images: their bytes, and the row of the first
-    found = reader.images(content.indices[rows.start : rows.stop].tolist())
+    images = reader.images(content.indices[rows.start : rows.stop].tolist())
     for row in rows:
         if is_stopped():
             return
         try:
-            image = next(found)
+            image = next(images)
         except Exception as error:  # whatever it is, it goes on, with the name of the image
             error.add_note(f"while reading {reader.source.label_of(int(content.indices[row]))}")
             raise

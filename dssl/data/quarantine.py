@@ -193,19 +193,19 @@ def measure(
         # exact: from the counts of each value, so that the order of additions within an image does not matter
         counts = np.stack([np.bincount(pixels[:, :, c].ravel(), minlength=256) for c in range(pixels.shape[2])])
         values = np.arange(256) / 255
-        both: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
-        return both
+        powers: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
+        return powers
 
-    found = [both for _, both in readable(chosen.tolist(), moments, quarantine=quarantine, threads=threads)]
-    if not found:
+    images = [powers for _, powers in readable(chosen.tolist(), moments, quarantine=quarantine, threads=threads)]
+    if not images:
         raise DsslError(f"{source.name}: no readable image to measure")
-    first, second = np.mean(found, axis=0)
-    std = np.maximum(np.sqrt(np.maximum(second - first**2, 0)), _SMALLEST)
-    return Normalization(tuple(first.tolist()), tuple(std.tolist())), len(found)
+    mean, square = np.mean(images, axis=0)
+    std = np.maximum(np.sqrt(np.maximum(square - mean**2, 0)), _SMALLEST)
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist())), len(images)
 
 
-def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
-    """The values at the percentiles of a range, channel by channel, over a sample of the images; each has the same weight."""
+def measure_range(source: Source, percentiles: Range, *, channels: int) -> Range:
+    """The values at the percentiles, channel by channel, over a sample of the images; each has the same weight."""
     chosen = rng.sample(rng.key(0, "range"), len(source), _RANGE_IMAGES)
     most = max(64, _VALUES // (len(chosen) * channels))
 
@@ -214,20 +214,20 @@ def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
             values = read_values(bytearray(source.content(index) or b""), channels=channels).reshape(-1, channels)
         # at random places, because a regular grid may fall on the lines of a sensor
         shares = rng.uniforms(rng.key(0, "range", "pixels"), np.array([index]), min(most, len(values)))[0]
-        found: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)
-        return found
+        pixels: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)
+        return pixels
 
     quarantine = Quarantine(source, max_share=1.0)  # a run has its own, and names what is unreadable
-    found = [values for _, values in readable(chosen.tolist(), some_values, quarantine=quarantine)]
-    if not found:
+    images = [values for _, values in readable(chosen.tolist(), some_values, quarantine=quarantine)]
+    if not images:
         name, reason = next(iter(quarantine.reasons.items()))
         raise DsslError(f"{source.name}: no readable image to measure the range of; the first is {name}: {reason}")
     bounds = []
-    for channel, values in enumerate(np.concatenate(found).T):
+    for channel, values in enumerate(np.concatenate(images).T):
         values = values[np.isfinite(values)]
         if not len(values):
             raise DsslError(f"{source.name}: channel {channel + 1} has no finite values to measure the range of")
-        low, high = np.percentile(values, wanted.of_channel(channel)).tolist()
+        low, high = np.percentile(values, percentiles.of_channel(channel)).tolist()
         bounds.append((low, high if high > low else low + 1.0))  # a constant channel becomes 0
     return Range(tuple(bounds))
 

@@ -127,14 +127,11 @@ def _real_paths(folder: Path, names: list[str]) -> tuple[bytes, ...]:
 
 def _listed(folder: Path) -> list[str] | None:
     """The names of the shards in a folder, sorted; None where it holds images or other folders, or no shard."""
-    try:
-        folders, images = visible(folder)
-        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except OSError:
-        return None
-    if folders or images:
+    content = visible(folder)
+    if content is None or content[0] or content[1]:
         return None
     check_copy(folder)
+    names = content[2]
     for name in names:
         if name.lower().endswith(_COMPRESSED):
             _check_ending(str(folder / name))

@@ -205,11 +205,13 @@ def _members(file: io.BufferedReader, *, path: bytes, size: int) -> Iterator[tup
                 raise ValueError("a size that no member can have")  # tarfile would read the same header for ever
         except OSError:
             raise
-        except tarfile.EOFHeaderError:  # the end, unless a hole or a second archive follows
-            place, ended = place + tarfile.BLOCKSIZE, damage is None
-            continue
         except Exception:  # a damaged header fails in any way
-            damage = place if damage is None and not ended else damage
+            if damage is None and not ended:
+                file.seek(place)
+                ended = file.read(tarfile.BLOCKSIZE) == bytes(
+                    tarfile.BLOCKSIZE
+                )  # unless a hole or a second archive follows
+                damage = None if ended else place
             place += tarfile.BLOCKSIZE
             continue
         if damage is not None:
