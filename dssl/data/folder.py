@@ -150,10 +150,10 @@ def splits_of(place: Path) -> Splits:
 
 def _is_lone_split(train: Path) -> bool:
     """Whether train, without a test split beside it, is a split (class folders with all the images) and not a class."""
-    inside, beside = visible(train), visible(train.parent)
-    if inside is None or beside is None:
+    inside, around = visible(train), visible(train.parent)
+    if inside is None or around is None:
         return False
-    (classes, loose, _), (folders, images, _) = inside, beside
+    (classes, loose, _), (folders, images, _) = inside, around
     if images or loose or not classes or train.name not in folders:
         return False
     return not any(_holds_images(train.parent / name) for name in folders - {train.name})

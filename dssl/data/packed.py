@@ -116,8 +116,6 @@ def pack(
     source: Source, path: Path, *, side: int, quarantine: Quarantine, progress: Callable[[int], object] | None = None
 ) -> int:
     """Write a packed copy with no shorter side above `side`; returns its bytes. Unreadable files are left out and recorded."""
-    if side < 1:
-        raise DsslError(f"side {side}: expected at least 1 pixel")
     done = written = 0
 
     def shrunk(index: int) -> Image:
@@ -270,8 +268,6 @@ def write_shards(
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, int]:
     """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
-    if shard < 1:
-        raise DsslError(f"a shard of {shard} images: expected at least 1")
     count = -(-len(source) // shard)
     paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
     # a random order would read a row group of Parquet for each image
