@@ -189,7 +189,7 @@ def _members(file: io.BufferedReader, *, path: bytes, size: int) -> Iterator[tup
     """Every member but folders, and the reason why its bytes cannot be used; damage is a member whose name says where."""
     if size == 0:
         raise DsslError(f"{printable(path)}: the file is empty; expected a tar file")
-    start = file.peek(8)
+    start = file.peek(tarfile.BLOCKSIZE)
     for magic, kind in _COMPRESSED.items():
         if start.startswith(magic):
             raise DsslError(f"{printable(path)}: compressed with {kind}: {COMPRESSED}")
@@ -224,7 +224,7 @@ def _members(file: io.BufferedReader, *, path: bytes, size: int) -> Iterator[tup
             problem, ended = "the shard is truncated within it", True  # one line is enough
         if problem is not None or member.isreg():
             yield member, problem
-    if damage == 0:
+    if damage == 0 and start[257:262] != b"ustar":
         raise DsslError(f"{printable(path)}: not a tar file")
     if damage is not None:
         yield tarfile.TarInfo(f"byte {damage}"), "damaged header: the rest of the shard is lost"
