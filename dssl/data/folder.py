@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
-from dssl.data.index import Index, classes_of, endings_of, open_index
+from dssl.data.index import UNSEEN, Index, classes_of, endings_of, open_index
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, expanded, size_and_time, stamp_of
 from dssl.errors import DsslError
@@ -20,7 +21,6 @@ from dssl.files import printable
 from dssl.types import Image
 
 TEST = ("val", "valid", "validation", "test")
-_UNSEEN = -2
 _RUN = {"config.json", "checkpoints"}  # what every folder of a run holds
 _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its train and val
 
@@ -28,10 +28,8 @@ _BELOW = ("", "ILSVRC/Data/CLS-LOC")  # where ImageNet's own archive keeps its t
 class Files(Source):
     """Images that are files of their own."""
 
-    def __init__(self, count: int, *, channels: int, value_range: Range | None) -> None:
-        self._channels, self.value_range = channels, value_range
-        self._stats = np.full((count, 2), _UNSEEN)
-        """Size and time (ns) of each file that has been looked at, so that none is twice."""
+    def __init__(self, stats: NDArray[np.int64], *, channels: int, value_range: Range | None) -> None:
+        self._channels, self.value_range, self._stats = channels, value_range, stats
 
     @abstractmethod
     def path(self, index: int) -> bytes:
@@ -52,7 +50,7 @@ class Files(Source):
     def stamp(self, indices: Sequence[int] | None = None) -> str:
         """Of the files of these images, as they were when they were first looked at."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
-        for index in chosen[self._stats[chosen, 0] == _UNSEEN].tolist():
+        for index in chosen[self._stats[chosen, 0] == UNSEEN].tolist():
             self._stats[index] = size_and_time(self.path(index))
         return stamp_of(self._stats[chosen].tolist())
 
@@ -65,14 +63,14 @@ class Folder(Files):
     ) -> None:
         photos, root = value_range is None, splits.folder(split)
         self.index: Index = open_index(root, photos=photos)
-        super().__init__(len(self.index), channels=channels, value_range=value_range)
+        super().__init__(self.index.stats, channels=channels, value_range=value_range)
         if len(self.index) == 0:
             kind = NoSplitError if split == "test" and not self.index.skipped else DsslError
             raise kind(_why_empty(root, self.index, photos=photos))
         self.name = f"{printable(root)} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
         # whose classes the labels count
-        first = self.index if root == splits.train else open_index(splits.train, photos=photos)
+        first = self.index if root == splits.train else open_index(splits.train, photos=photos, sizes=False)
         problem = f"has no image in {printable(first.root)}"
         self.classes, self.labels = classes_of(self.index, first, printable(self.index.root), problem)
         self.fingerprint = self.index.fingerprint
@@ -99,7 +97,7 @@ class ListFile(Files):
 
     def __init__(self, place: str, *, channels: int = 3, value_range: Range | None = None) -> None:
         self._paths, names = _read_list(Path(place))
-        super().__init__(len(self._paths), channels=channels, value_range=value_range)
+        super().__init__(np.full((len(self._paths), 2), UNSEEN), channels=channels, value_range=value_range)
         self._base = os.fsencode(Path(place).parent.absolute())
         self.name = f"{printable(place)} ({len(self._paths):,} images)"
         if names is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,11 +30,12 @@ RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
 ends; it begins where that of the record before it ends."""
 _DIGEST = 16
+UNSEEN = -2
 _CHECKED = 1000  # files of a folder whose sizes are compared with those of its kept index
 _YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -57,6 +59,8 @@ class Index:
     """False where a container changed so shortly before the scan that its time stamp proves nothing."""
     lengths: list[int] = field(default_factory=list)
     """The bytes of each shard; empty for folders."""
+    stats: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    """Size and time (ns) of each file of a folder that has been looked at, so that none is twice; else UNSEEN."""
 
     def __len__(self) -> int:
         """The number of images."""
@@ -109,20 +113,35 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
     return () if photos else (b"values",)
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
-    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible).
+
+    Without `sizes`, for its classes alone, one that is open already will do, and no image is looked at again.
+    """
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
+    index = None if sizes else _open.get((root, photos))
+    if index is None or not index.reusable or not _is_current(index, sizes=False):
+        options = kind_option(photos=photos)
+        index = _open[root, photos] = kept_index(root, lambda: scan(root, photos=photos), options=options, sizes=sizes)
+    return index
+
+
+_open: weakref.WeakValueDictionary[tuple[bytes, bool], Index] = weakref.WeakValueDictionary()
 
 
 def kept_index(
-    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...] = ()
+    root: bytes,
+    make: Callable[[], Index],
+    *,
+    shards: tuple[bytes, ...] = (),
+    options: tuple[bytes, ...] = (),
+    sizes: bool = True,
 ) -> Index:
     """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
     place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept):
+        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept, sizes=sizes):
             return kept
     index = make()
     if place is not None and index.reusable:
@@ -141,6 +160,8 @@ class Container:
     names: list[bytes] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    """Of the files of a folder, in ns."""
     labels: list[bytes | None] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
     ignored: int = 0
@@ -163,6 +184,7 @@ def build_index(
     names = [*chain.from_iterable(container.names for container in containers)]
     records["name_end"] = np.cumsum([len(name) for name in names])
     text = b"".join(names)
+    times = [*chain.from_iterable(container.times for container in containers)]
     numbers = np.cumsum([mark is not None for mark in marks]) - 1
     renumbered = records.copy()
     renumbered["container"] = numbers[records["container"]]
@@ -178,6 +200,7 @@ def build_index(
         fingerprint=fingerprint([mark for mark in marks if mark is not None], text, renumbered),
         reusable=not any(container.time >= started - _YOUNG for container in containers),
         lengths=[container.length for container in containers if container.length],
+        stats=np.stack([records["size"], times], axis=1).astype(np.int64) if times else np.empty((0, 2), np.int64),
     )
 
 
@@ -226,7 +249,7 @@ def _scan_folder(
     """The device and inode of a folder, its images, and its subfolders."""
     full = os.path.join(root, folder) if folder else root  # noqa: PTH118 (bytes)
     prefix = folder + b"/" if folder else b""
-    files: list[tuple[bytes, int]] = []
+    files: list[tuple[bytes, int, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
     ignored = 0
@@ -242,7 +265,7 @@ def _scan_folder(
                     if image:
                         status = entry.stat()
                         if stat.S_ISREG(status.st_mode):
-                            files.append((name, status.st_size))
+                            files.append((name, status.st_size, status.st_mtime_ns))
                             continue
                         if not stat.S_ISDIR(status.st_mode):
                             skipped.append((prefix + name, kind_of(status.st_mode)))
@@ -262,14 +285,14 @@ def _scan_folder(
         ) from error
     files.sort()
     container = Container(
-        path=folder, time=before.st_mtime_ns, names=[name for name, _ in files], sizes=[size for _, size in files],
-        offsets=[0] * len(files), skipped=sorted(skipped), ignored=ignored,
+        path=folder, time=before.st_mtime_ns, names=[name for name, _, _ in files], sizes=[size for _, size, _ in files],
+        times=[time for _, _, time in files], offsets=[0] * len(files), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
     return (before.st_dev, before.st_ino), container, sorted(subfolders)
 
 
-def _is_current(index: Index) -> bool:
-    """True if every container has the time stamp, every shard the length, and some images the sizes of the scan."""
+def _is_current(index: Index, *, sizes: bool) -> bool:
+    """True if every container has the time stamp, every shard the length, and some images the `sizes` of the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -278,9 +301,11 @@ def _is_current(index: Index) -> bool:
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
         rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _CHECKED)).astype(int)
-        for row in rows if not index.lengths else ():
-            if os.stat(index.path(row)).st_size != index.records["size"][row]:  # noqa: PTH116 (bytes)
+        for row in rows if sizes and not index.lengths else ():
+            status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
+            if status.st_size != index.records["size"][row]:
                 return False
+            index.stats[row] = status.st_size, status.st_mtime_ns
     except OSError:
         return False
     # what a broken link leads to may be back
@@ -347,6 +372,7 @@ def _load(place: Path, root: bytes) -> Index | None:
             fingerprint=about["images"],
             reusable=True,
             lengths=about["lengths"],
+            stats=np.full((count, 2), UNSEEN, np.int64),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

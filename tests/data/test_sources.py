@@ -265,6 +265,7 @@ def test_several_images_at_once_are_those_read_alone(tmp_path):
 
 @pytest.mark.parametrize("place", ["data", "list.txt"])
 def test_a_stamp_looks_at_each_file_once(tmp_path, monkeypatch, place):
+    """And at none that the scan of a folder has looked at."""
     for value in range(6):
         picture(tmp_path / "data" / f"{value}.png", value)
     (tmp_path / "list.txt").write_text("".join(f"data/{value}.png\n" for value in range(6)))
@@ -281,10 +282,11 @@ def test_a_stamp_looks_at_each_file_once(tmp_path, monkeypatch, place):
         patch.setattr(os, "stat", counted)
         stamps = {half.stamp(), source.stamp([2, 0]), Subset(source, np.array([2, 0])).stamp()}
         assert len(stamps) == 1
-        assert sorted(looked) == [str(tmp_path / "data" / f"{value}.png") for value in (0, 2)]
+        again = (0, 2) if place == "list.txt" else ()
+        assert sorted(looked) == sorted(str(tmp_path / "data" / f"{value}.png") for value in again)
         whole = source.stamp()
         assert source.stamp() == whole not in stamps
-        assert len(looked) == len(set(looked)) == 6
+        assert len(looked) == len(set(looked)) == (6 if place == "list.txt" else 0)
     (tmp_path / "data" / "2.png").unlink()
     assert source.stamp() == whole
     assert open_source(str(tmp_path / place)).stamp() != whole
