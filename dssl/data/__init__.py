@@ -56,13 +56,12 @@ def open_source(
         return Cifar10(rest, split=split)
     if kind == "packed" and rest:
         return _open_packed(rest, split=split, channels=channels, value_range=value_range)
-    wanted = parse_range(value_range, channels=channels)
-    source = _open_path(text, split=split, channels=channels, value_range=wanted)
-    if wanted is not None and wanted.percent and split == "train":
-        source.value_range = measure_range(source, wanted, channels=channels)
-    elif wanted is not None and wanted.percent:
+    bounds = parse_range(value_range, channels=channels)
+    source = _open_path(text, split=split, channels=channels, value_range=bounds)
+    if bounds is not None and bounds.percent:
         # the test images are scaled as those that an encoder is trained on
-        source.value_range = open_source(text, channels=channels, value_range=wanted).value_range
+        train = open_source(text, channels=channels, value_range=bounds) if split == "test" else None
+        source.value_range = measure_range(source, bounds, channels=channels) if train is None else train.value_range
     return source
 
 

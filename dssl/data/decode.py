@@ -15,12 +15,13 @@ import errno
 import functools
 import io
 import os
+import re
 import stat
 import struct
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from PIL import (
@@ -35,11 +36,12 @@ from PIL import (
 from PIL import Image as Pillow
 
 from dssl.data.jpeg import Jpeg, check_size, decode_together, recognise, upright
-from dssl.data.scale import NPY, PNG, TIFF, Range, read_values, scaled
+from dssl.data.scale import PNG, TIFF, Range, read_values, scaled
 from dssl.errors import DsslError, one_line
 from dssl.files import printable
 from dssl.types import Image
 
+T = TypeVar("T")
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
 GROUP = 1 << 23  # bytes of pixels; images are decoded and made into views together up to here
@@ -124,13 +126,9 @@ def _in_groups(images: Iterable[tuple[str | bytes, Callable[[], Image | Jpeg]]])
     group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]] = []
     held = 0
     for name, read in images:
-        one: Image | Jpeg | UnreadableImage
-        try:
-            one = read()
-            held += max(len(one.content), one.height * one.width * 3) if isinstance(one, Jpeg) else one.nbytes
-        except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
-            one = _named(name, error)
-        group.append((name, one))
+        image = _attempt(name, read)
+        held += 0 if isinstance(image, UnreadableImage) else image.nbytes
+        group.append((name, image))
         if held >= GROUP:
             yield from _finish(group)
             group, held = [], 0
@@ -179,19 +177,21 @@ def naming(path: str | bytes) -> Iterator[None]:
 
 def _finish(group: list[tuple[str | bytes, Image | Jpeg | UnreadableImage]]) -> Iterator[Image | UnreadableImage]:
     """The group with its JPEGs decoded."""
-    images = iter(decode_together([one for _, one in group if isinstance(one, Jpeg)]))
-    for path, one in group:
-        if not isinstance(one, Jpeg):
-            yield one
-            continue
-        image = next(images)
-        if image is None:
-            try:
-                image = decode(io.BytesIO(one.content))
-            except Exception as error:
-                yield _named(path, error)
-                continue
-        yield image
+    decoded = iter(decode_together([image for _, image in group if isinstance(image, Jpeg)]))
+    for name, image in group:
+        if isinstance(image, Jpeg):
+            pixels = next(decoded)
+            by_pillow = functools.partial(decode, io.BytesIO(image.content))
+            yield _attempt(name, by_pillow) if pixels is None else pixels
+        else:
+            yield image
+
+
+def _attempt(name: str | bytes, read: Callable[[], T]) -> T | UnreadableImage:
+    try:
+        return read()
+    except Exception as error:  # decoders raise anything from SyntaxError to struct.error on damaged files
+        return _named(name, error)
 
 
 def _named(path: str | bytes, error: Exception) -> UnreadableImage:
@@ -227,18 +227,9 @@ def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     """The decoder for these first bytes; not Pillow's open(), whose warning about size cannot be handled per thread."""
     head = file.read(16)
     file.seek(0)
-    if head[:3] == b"\xff\xd8\xff":
-        return JpegImagePlugin.JpegImageFile(file)
-    if head[:8] == PNG:
-        return PngImagePlugin.PngImageFile(file)
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile(file)
-    if head[:2] == b"BM":
-        return BmpImagePlugin.BmpImageFile(file)
-    if head[:4] in TIFF:
-        return _tiff(file)
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return GifImagePlugin.GifImageFile(file)
+    for start, decoder, _ in _FORMATS:
+        if re.match(start, head, re.DOTALL):
+            return decoder(file)
     raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
 
 
@@ -254,14 +245,20 @@ def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
     return picture
 
 
+_FORMATS: tuple[tuple[bytes, Callable[[IO[bytes]], ImageFile.ImageFile], str], ...] = (
+    (rb"\xff\xd8\xff", JpegImagePlugin.JpegImageFile, "jpg"),
+    (re.escape(PNG), PngImagePlugin.PngImageFile, "png"),
+    (rb"RIFF....WEBP", WebPImagePlugin.WebPImageFile, "webp"),
+    (rb"BM", BmpImagePlugin.BmpImageFile, "bmp"),
+    (b"|".join(map(re.escape, TIFF)), _tiff, "tif"),
+    (rb"GIF8[79]a", GifImagePlugin.GifImageFile, "gif"),
+)
+"""How a file begins, what decodes it, and the usual extension."""
+
+
 def ending_of(content: bytes | bytearray) -> str:
-    """The usual extension for these bytes; raises ValueError where they are not an image."""
-    if content.startswith(NPY):
-        return "npy"
-    if bytes(content[:4]) in TIFF:  # Pillow opens only some of them
-        return "tif"
-    kind = str(_identify(io.BytesIO(content)).format)
-    return {"JPEG": "jpg"}.get(kind, kind.lower())
+    """The usual extension for the bytes of an image; that of NumPy for anything that is no photograph."""
+    return next((ending for start, _, ending in _FORMATS if re.match(start, content, re.DOTALL)), "npy")
 
 
 def _orientation(picture: Pillow.Image) -> int:

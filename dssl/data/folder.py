@@ -30,7 +30,6 @@ class Files(Source):
 
     def __init__(self, stats: NDArray[np.int64], *, channels: int, value_range: Range | None) -> None:
         self._channels, self.value_range, self._stats = channels, value_range, stats
-        self._stamp: str | None = None
 
     @abstractmethod
     def path(self, index: int) -> bytes:
@@ -50,14 +49,10 @@ class Files(Source):
 
     def stamp(self, indices: Sequence[int] | None = None) -> str:
         """Of the files of these images, as they were when they were first looked at."""
-        if indices is None and self._stamp is not None:
-            return self._stamp
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, np.int64)
         for index in chosen[self._stats[chosen, 0] == UNSEEN].tolist():
             self._stats[index] = size_and_time(self.path(index))
-        stamp = stamp_of(self._stats[chosen].tolist())
-        self._stamp = stamp if indices is None else self._stamp
-        return stamp
+        return stamp_of(self._stats[chosen].tolist())
 
 
 class Folder(Files):
@@ -153,10 +148,10 @@ def splits_of(place: Path) -> Splits:
 
 def _is_lone_split(train: Path) -> bool:
     """Whether train, without a test split beside it, is a split (class folders with all the images) and not a class."""
-    try:
-        (classes, loose), (folders, images) = visible(train), visible(train.parent)
-    except OSError:
+    inside, around = visible(train), visible(train.parent)
+    if inside is None or around is None:
         return False
+    (classes, loose, _), (folders, images, _) = inside, around
     if images or loose or not classes or train.name not in folders:
         return False
     return not any(_holds_images(train.parent / name) for name in folders - {train.name})
@@ -177,22 +172,13 @@ def _is_image(name: str) -> bool:
     return name.rpartition(".")[2].lower() in EXTENSIONS and "." in name
 
 
-def visible(place: Path) -> tuple[set[str], set[str]]:
-    """The names of the folders and of the images in a folder, without those that the scan skips."""
-    folders, images = set(), set()
-    with os.scandir(place) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            try:
-                is_folder = entry.is_dir()
-            except OSError:  # a loop of links
-                is_folder = False
-            if is_folder:
-                folders.add(entry.name)
-            elif _is_image(entry.name):
-                images.add(entry.name)
-    return folders, images
+def visible(place: Path) -> tuple[set[str], set[str], set[str]] | None:
+    """The names of the folders, images and other files in a folder, without hidden ones; None for one that cannot be read."""
+    for _, folders, files in os.walk(place):
+        names = {name for name in files if not name.startswith(".")}
+        images = {name for name in names if _is_image(name)}
+        return {name for name in folders if not name.startswith(".")}, images, names - images
+    return None
 
 
 def holds(place: str, path: Path) -> bool:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,9 @@ RECORD = np.dtype([("container", "<i4"), ("label", "<i4"), ("offset", "<i8"), ("
 """Which container holds the image, its class (-1: none), where its bytes begin there and how many there are, and where its name
 ends; it begins where that of the record before it ends."""
 _DIGEST = 16
-_LOOKED_AT = 1000
-"""Files of a folder whose sizes are compared with those of its kept index."""
-YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
-
-
 UNSEEN = -2
+_CHECKED = 1000  # files of a folder whose sizes are compared with those of its kept index
+_YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
@@ -152,52 +150,83 @@ def kept_index(
     return index
 
 
-def scan(root: bytes, *, photos: bool = True, threads: int = 8) -> Index:
-    """Walk a folder, level by level, with threads; links are followed, but no folder is entered twice."""
-    started, endings = time.time_ns(), endings_of(photos=photos)
-    seen: set[tuple[int, int]] = set()
-    results: list[_Folder] = []
-    level = [b""]
-    with thread_pool(threads, "dssl-scan") as pool:
-        while level:
-            found = list(pool.map(lambda folder: _scan_folder(root, folder, endings), level))
-            level = []
-            for folder in found:  # in order of their paths, so that the result does not depend on the threads
-                if folder.identity not in seen:
-                    seen.add(folder.identity)
-                    results.append(folder)
-                    level += folder.subfolders
-    results.sort(key=lambda folder: folder.path.split(b"/"))
-    counts, files = [len(folder.files) for folder in results], np.concatenate([folder.files for folder in results])
-    tops = [folder.path.partition(b"/")[0] for folder in results]
-    classes = sorted({top for top, count in zip(tops, counts, strict=True) if top and count})
-    number = {name: place for place, name in enumerate(classes)}
+@dataclass(slots=True, kw_only=True)
+class Container:
+    """What the scan of one folder or shard found."""
+
+    path: bytes = b""
+    time: int
+    length: int = 0
+    names: list[bytes] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    """Of the files of a folder, in ns."""
+    labels: list[bytes | None] = field(default_factory=list)
+    skipped: list[tuple[bytes, str]] = field(default_factory=list)
+    ignored: int = 0
+
+
+def build_index(
+    root: bytes, containers: list[Container], *, classes: list[bytes], marks: list[bytes | None], started: int
+) -> Index:
+    """The index of what was scanned, from the time `started` on.
+
+    The fingerprint knows the containers by their `marks`; one without a mark and without images is not part of it.
+    """
+    counts = [len(container.names) for container in containers]
+    label: dict[bytes | None, int] = {name: number for number, name in enumerate(classes)}
     records = np.zeros(sum(counts), RECORD)
-    records["container"] = np.repeat(np.arange(len(results)), counts)
-    records["label"] = np.repeat([number.get(top, -1) for top in tops], counts)
-    records["name_end"], records["size"] = np.cumsum(files[:, 0]), files[:, 1]
-    containers, names = [folder.path for folder in results], b"".join(folder.names for folder in results)
-    # a folder that leads to no image may come and go
-    leading = {b""}
-    for path in (path for path, count in zip(containers, counts, strict=True) if count):
-        parts = path.split(b"/")
-        leading |= {b"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
-    numbers = np.cumsum([path in leading for path in containers]) - 1
+    records["container"] = np.repeat(np.arange(len(containers)), counts)
+    records["label"] = [label.get(name, -1) for container in containers for name in container.labels]
+    records["offset"] = [*chain.from_iterable(container.offsets for container in containers)]
+    records["size"] = [*chain.from_iterable(container.sizes for container in containers)]
+    names = [*chain.from_iterable(container.names for container in containers)]
+    records["name_end"] = np.cumsum([len(name) for name in names])
+    text = b"".join(names)
+    times = [*chain.from_iterable(container.times for container in containers)]
+    numbers = np.cumsum([mark is not None for mark in marks]) - 1
     renumbered = records.copy()
     renumbered["container"] = numbers[records["container"]]
     return Index(
         root=root,
-        containers=containers,
-        times=[folder.time for folder in results],
+        containers=[container.path for container in containers],
+        times=[container.time for container in containers],
         classes=classes,
         records=records,
-        names=np.frombuffer(names, np.uint8),
-        skipped=[entry for folder in results for entry in folder.skipped],
-        ignored=sum(folder.ignored for folder in results),
-        fingerprint=fingerprint([path for path in containers if path in leading], names, renumbered),
-        reusable=not any(folder.time >= started - YOUNG for folder in results),
-        stats=files[:, 1:],
+        names=np.frombuffer(text, np.uint8),
+        skipped=[entry for container in containers for entry in container.skipped],
+        ignored=sum(container.ignored for container in containers),
+        fingerprint=fingerprint([mark for mark in marks if mark is not None], text, renumbered),
+        reusable=not any(container.time >= started - _YOUNG for container in containers),
+        lengths=[container.length for container in containers if container.length],
+        stats=np.stack([records["size"], times], axis=1).astype(np.int64) if times else np.empty((0, 2), np.int64),
     )
+
+
+def scan(root: bytes, *, photos: bool = True) -> Index:
+    """Walk a folder, level by level, with threads; links are followed, but no folder is entered twice."""
+    started, endings = time.time_ns(), endings_of(photos=photos)
+    folders: dict[tuple[int, int], Container] = {}
+    level = [b""]
+    with thread_pool(8, "dssl-scan") as pool:
+        while level:
+            results = list(pool.map(lambda path: _scan_folder(root, path, endings), level))
+            level = []
+            for identity, folder, below in results:  # in order of their paths, whatever the threads do
+                if identity not in folders:
+                    folders[identity] = folder
+                    level += below
+    containers = sorted(folders.values(), key=lambda folder: folder.path.split(b"/"))
+    classes, leading = set(), {b""}
+    for folder in containers:
+        parts = folder.path.split(b"/")
+        if folder.names:  # a folder that leads to no image may come and go
+            leading |= {b"/".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+            classes |= {parts[0]} - {b""}
+        folder.labels = [parts[0] or None] * len(folder.names)
+    marks = [folder.path if folder.path in leading else None for folder in containers]
+    return build_index(root, containers, classes=sorted(classes), marks=marks, started=started)
 
 
 def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]) -> str:
@@ -214,21 +243,10 @@ def fingerprint(containers: list[bytes], names: bytes, records: NDArray[np.void]
     return digest.hexdigest()
 
 
-@dataclass(slots=True)
-class _Folder:
-    path: bytes
-    time: int
-    identity: tuple[int, int]
-    names: bytes
-    files: NDArray[np.int64]
-    """Of each image: the length of its name, its size and its time."""
-    subfolders: list[bytes]
-    skipped: list[tuple[bytes, str]]
-    ignored: int
-
-
-def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Folder:
-    """One folder's images and subfolders."""
+def _scan_folder(
+    root: bytes, folder: bytes, endings: frozenset[bytes]
+) -> tuple[tuple[int, int], Container, list[bytes]]:
+    """The device and inode of a folder, its images, and its subfolders."""
     full = os.path.join(root, folder) if folder else root  # noqa: PTH118 (bytes)
     prefix = folder + b"/" if folder else b""
     files: list[tuple[bytes, int, int]] = []
@@ -237,7 +255,6 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
     ignored = 0
     try:
         before = os.stat(full)  # noqa: PTH116 (bytes)  # before reading, so that the next start notices a later change
-        modified, identity = before.st_mtime_ns, (before.st_dev, before.st_ino)
         with os.scandir(full) as entries:
             for entry in entries:
                 name = entry.name
@@ -267,11 +284,11 @@ def _scan_folder(root: bytes, folder: bytes, endings: frozenset[bytes]) -> _Fold
             f"{printable(full)}: the folder cannot be read: {error.strerror}; make it readable, or move it out of the data"
         ) from error
     files.sort()
-    return _Folder(
-        path=folder, time=modified, identity=identity, names=b"".join(name for name, _, _ in files),
-        files=np.array([(len(name), size, time) for name, size, time in files], np.int64).reshape(-1, 3),
-        subfolders=sorted(subfolders), skipped=sorted(skipped), ignored=ignored,
+    container = Container(
+        path=folder, time=before.st_mtime_ns, names=[name for name, _, _ in files], sizes=[size for _, size, _ in files],
+        times=[time for _, _, time in files], offsets=[0] * len(files), skipped=sorted(skipped), ignored=ignored,
     )  # fmt: skip
+    return (before.st_dev, before.st_ino), container, sorted(subfolders)
 
 
 def _is_current(index: Index, *, sizes: bool) -> bool:
@@ -283,7 +300,7 @@ def _is_current(index: Index, *, sizes: bool) -> bool:
             if status.st_mtime_ns != modified or length not in (None, status.st_size):
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
-        rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _LOOKED_AT)).astype(int)
+        rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _CHECKED)).astype(int)
         for row in rows if sizes and not index.lengths else ():
             status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
             if status.st_size != index.records["size"][row]:

@@ -48,10 +48,10 @@ def read_header(content: bytes | bytearray) -> tuple[int, int, int]:
         if kind == _SCAN:
             break
         if 0xE0 <= kind <= 0xEF:
-            found, hides = _read_application(kind, content[begin:end])
-            if found is not None and orientation is not None:
+            another, hides = _read_application(kind, content[begin:end])
+            if another is not None and orientation is not None:
                 raise Doubt  # Pillow joins them
-            orientation, hidden = orientation or found, hidden or hides
+            orientation, hidden = orientation or another, hidden or hides
         elif kind in _FRAMES:
             bits, height, width, layers = struct.unpack_from(">BHHB", content, begin)
             layer = bytes(content[begin + 6 : end])
@@ -129,6 +129,11 @@ class Jpeg(NamedTuple):
     height: int
     orientation: int
 
+    @property
+    def nbytes(self) -> int:
+        """Of the file or of its pixels, whichever are more."""
+        return max(len(self.content), self.height * self.width * 3)
+
 
 def recognise(content: bytearray) -> Jpeg | None:
     """The JPEG in a whole file; None where Pillow has to decide. Raises ValueError for one that is too large."""
@@ -148,12 +153,12 @@ def decode_together(jpegs: list[Jpeg]) -> list[Image | None]:
     if decoder is None:
         return [None] * len(jpegs)
     try:
-        found = decoder([jpeg.content for jpeg in jpegs])
+        images = decoder([jpeg.content for jpeg in jpegs])
     except RuntimeError:  # it does not say which of them it refuses
         return [None] if len(jpegs) == 1 else [image for jpeg in jpegs for image in decode_together([jpeg])]
     return [
         upright(pixels, jpeg.orientation) if pixels.shape == (jpeg.height, jpeg.width, 3) else None
-        for pixels, jpeg in zip(found, jpegs, strict=True)
+        for pixels, jpeg in zip(images, jpegs, strict=True)
     ]
 
 

@@ -72,16 +72,16 @@ class Pool:
 
     def take(self) -> Any:
         """Free buffers, or new ones."""
-        free, found = self._free, None
+        free, reused = self._free, None
         for _ in range(len(free)):
             buffers, readers = free.popleft()
             if not all(event.query() for event in readers):
                 free.append((buffers, readers))  # no waiting: the consumer may be asking for a batch right now
-            elif found is None:
-                found = buffers
+            elif reused is None:
+                reused = buffers
             elif len(free) < self._keep:
                 free.append((buffers, []))
-        return self._allocate() if found is None else found
+        return self._allocate() if reused is None else reused
 
     def lend(self, buffers: Any) -> tuple[dict[str, Tensor], list[Event]]:
         """The buffers as tensors, without a copy, and the list for the events of their readers."""
@@ -277,12 +277,12 @@ def _fill(reader: Reader, maker: BaseViewMaker, content: _Content, rows: range, 
             content.plan = maker.plan(content.indices, epoch=content.epoch)
     pending: list[Image] = []
     held, first = 0, rows.start  # of the pending images: their bytes, and the row of the first
-    found = reader.images(content.indices[rows.start : rows.stop].tolist())
+    images = reader.images(content.indices[rows.start : rows.stop].tolist())
     for row in rows:
         if is_stopped():
             return
         try:
-            image = next(found)
+            image = next(images)
         except Exception as error:  # whatever it is, it goes on, with the name of the image
             error.add_note(f"while reading {reader.source.label_of(int(content.indices[row]))}")
             raise
@@ -337,15 +337,12 @@ class EvaluationBatches(Piped):
         batch_size: int = 256,
         channels: int = 3,
         normalization: Normalization | None = None,
-        crop_ratio: float = CROP_RATIO,
         indices: NDArray[np.int64] | None = None,
         threads: int | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
         if batch_size < 1:
             raise DsslError(f"batch size {batch_size}: expected at least 1")
-        if not 0 < crop_ratio <= 1:
-            raise DsslError(f"crop ratio {crop_ratio}: expected more than 0 and at most 1")
         chosen = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
         if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(source):
             raise DsslError(f"indices from {chosen.min()} to {chosen.max()}: the source has {len(source):,} images")
@@ -380,7 +377,7 @@ class EvaluationBatches(Piped):
                 if image.shape[2] != channels:
                     raise DsslError(f"{source.label_of(index)}: {image.shape[2]} channels, expected {channels}")
                 content.cropped[row] = image.shape[:2] != (size, size)
-                image = centre_crop(image, size=size, crop_ratio=crop_ratio)
+                image = centre_crop(image, size=size)
                 content.images[row] = image if scales is None else image * scales[0] + scales[1]
 
         threads = thread_count(threads)
@@ -403,15 +400,15 @@ class EvaluationBatches(Piped):
                 yield EvaluationBatch(indices=indices, images=torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
-def centre_crop(image: Image, *, size: int, crop_ratio: float = CROP_RATIO) -> Image:
-    """The centre of an image at size x size: the shorter side is resized to size / crop_ratio, bilinearly, then cropped.
+def centre_crop(image: Image, *, size: int) -> Image:
+    """The centre of an image at size x size: the shorter side is resized to size / CROP_RATIO, bilinearly, then cropped.
 
     An image that already has the size is returned as it is: small benchmark images are evaluated whole.
     """
     height, width = image.shape[:2]
     if height == size and width == size:
         return image
-    target = round(size / crop_ratio)
+    target = round(size / CROP_RATIO)
     whole = [int(target * length / min(height, width)) for length in (width, height)]
     first = [round((length - size) / 2) for length in whole]
     if max(whole) <= _LONG * target:

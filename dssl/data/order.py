@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,8 +42,11 @@ class Order:
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed
         self.steps_per_epoch = count // batch_size
-        self._shuffles: dict[int, NDArray[np.int64]] = {}
         self._lock = threading.Lock()
+        # two epochs, since threads work ahead
+        self._shuffled = functools.lru_cache(maxsize=2)(
+            lambda epoch: rng.permutation(rng.key(seed, "order", epoch), count)
+        )
 
     def at(self, step: int) -> Position:
         """The indices of one global step, counted from 0 over all epochs."""
@@ -52,10 +56,7 @@ class Order:
 
     def _slice(self, epoch: int, begin: int, end: int) -> NDArray[np.int64]:
         """Part of the order of an epoch."""
-        if epoch not in self._shuffles:
-            self._shuffles = {near: order for near, order in self._shuffles.items() if abs(near - epoch) <= 1}
-            self._shuffles[epoch] = rng.permutation(rng.key(self.seed, "order", epoch), self.count)
-        return self._shuffles[epoch][begin:end]
+        return self._shuffled(epoch)[begin:end]
 
 
 class ShardOrder(Order):
@@ -88,8 +89,8 @@ class ShardOrder(Order):
     def _slice(self, epoch: int, begin: int, end: int) -> NDArray[np.int64]:
         _, starts = self._layout(epoch)
         first, last = np.searchsorted(starts, [begin, end - 1], side="right") - 1
-        found = [self._mix(epoch, number) for number in range(first, last + 1)]
-        return np.concatenate(found)[begin - starts[first] : end - starts[first]]
+        windows = [self._mix(epoch, number) for number in range(first, last + 1)]
+        return np.concatenate(windows)[begin - starts[first] : end - starts[first]]
 
     def shards_of(self, epoch: int, number: int) -> NDArray[np.int64]:
         """The shards of a window."""
@@ -110,9 +111,9 @@ class ShardOrder(Order):
         key = (epoch, number)
         if key not in self._mixed:
             previous = (epoch, number - 1) if number else (epoch - 1, self.windows - 1)
-            self._mixed = {known: mixed for known, mixed in self._mixed.items() if known == previous}
+            self._mixed = {window: images for window, images in self._mixed.items() if window == previous}
             shards = self.shards_of(epoch, number)
-            images = np.concatenate([np.arange(self._sizes[one]) + self._first[one] for one in shards])
+            images = np.concatenate([np.arange(self._sizes[shard]) + self._first[shard] for shard in shards])
             self._mixed[key] = images[rng.permutation(rng.key(self.seed, "window", epoch, number), len(images))]
             if self._ahead is not None:
                 following = (epoch, number + 1) if number + 1 < self.windows else (epoch + 1, 0)
@@ -130,15 +131,15 @@ def order_of(
             raise DsslError(f"window {window}: only --shuffle shards has one")
         return Order(len(source), batch_size=batch_size, seed=seed)
     bounds = require_shards(source)
-    kept = np.flatnonzero(np.diff(bounds))  # of a part of the data, some shards may have no image
+    filled = np.flatnonzero(np.diff(bounds))  # of a part of the data, some shards may have no image
 
     def ahead(shards: NDArray[np.int64]) -> None:
         # the loader's lock is held here, and a system may take its time to accept what it is told
-        thread = threading.Thread(target=source.read_ahead, args=(kept[shards],), name="dssl-ahead", daemon=True)
+        thread = threading.Thread(target=source.read_ahead, args=(filled[shards],), name="dssl-ahead", daemon=True)
         with within_limits():
             thread.start()
 
-    bounds = np.append(bounds[kept], bounds[-1])
+    bounds = np.append(bounds[filled], bounds[-1])
     return ShardOrder(bounds, batch_size=batch_size, seed=seed, window=window or source.window, ahead=ahead)
 
 

@@ -22,9 +22,8 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,8 +116,6 @@ def pack(
     source: Source, path: Path, *, side: int, quarantine: Quarantine, progress: Callable[[int], object] | None = None
 ) -> int:
     """Write a packed copy with no shorter side above `side`; returns its bytes. Unreadable files are left out and recorded."""
-    if side < 1:
-        raise DsslError(f"side {side}: expected at least 1 pixel")
     done = written = 0
 
     def shrunk(index: int) -> Image:
@@ -144,8 +141,14 @@ def pack(
         write_atomically(path.with_suffix(".json"), [text])
         return begin + written + len(text)
     except OSError as error:
-        needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if done else ""
-        raise DsslError(f"{path}: {error.strerror} after {done:,} of {len(source):,} images{needed}") from error
+        raise _failed(path, error, done, len(source), written) from error
+
+
+def _failed(place: Path, error: OSError, done: int, count: int, written: int) -> DsslError:
+    needed = f", about {written * count / done / 1e9:.2f} GB are needed" if written else ""
+    return DsslError(
+        f"{printable(place)}: {error.strerror or error} after {done:,} of {count:,} images{needed}; the same command starts over"
+    )
 
 
 def shrink_to(image: Image, *, side: int) -> Image:
@@ -216,8 +219,7 @@ def _read_earlier(path: Path) -> dict[str, Any]:
     return about | tables | {"names": names, "begin": 16, "end": position}
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
+class _Sample(NamedTuple):
     number: int
     path: str
     content: bytes
@@ -266,8 +268,6 @@ def write_shards(
     progress: Callable[[int], object] | None = None,
 ) -> tuple[int, int]:
     """Write the shards of a split; returns their number and bytes. Unreadable images are left out and recorded."""
-    if shard < 1:
-        raise DsslError(f"a shard of {shard} images: expected at least 1")
     count = -(-len(source) // shard)
     paths = [folder / f"{split}-{number:05d}-of-{count:05d}.{form}" for number in range(count)]
     # a random order would read a row group of Parquet for each image
@@ -288,11 +288,7 @@ def write_shards(
                         progress(done)
             written += path.stat().st_size
     except OSError as error:
-        needed = f", about {written * len(source) / done / 1e9:.2f} GB are needed" if written else ""
-        raise DsslError(
-            f"{printable(folder)}: {error.strerror or error} after {done:,} of {len(source):,} images{needed}; the same "
-            "command starts over"
-        ) from error
+        raise _failed(folder, error, done, len(source), written) from error
     if not done:
         for path in paths:
             path.unlink()
@@ -305,17 +301,15 @@ def _samples(source: Source, indices: list[int], first: int, quarantine: Quarant
     numbers = {index: number for number, index in enumerate(indices, first)}
 
     def sample(index: int) -> _Sample:
-        name, image = (
-            source.label_of(index),
-            source.image(index),
-        )  # decoded: a damaged one is found now and not in a run
+        name = source.label_of(index)
+        image = source.image(index)  # decoded: a damaged one is found now and not in a run
         with naming(name):
             stored = source.content(index)
         content, ending = _encoded(image) if stored is None else (bytes(stored), ending_of(stored))
         label = None if source.labels is None else int(source.labels[index])
         return _Sample(numbers[index], name, content, ending, label)
 
-    yield from (sample for _, sample in readable(indices, sample, quarantine=quarantine))
+    return (sample for _, sample in readable(indices, sample, quarantine=quarantine))
 
 
 def _encoded(image: Image) -> tuple[bytes, str]:
@@ -361,8 +355,10 @@ def _write_parquet(file: BinaryIO, samples: Iterator[_Sample], classes: tuple[st
         file, schema, compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
     ) as writer:
         while group := list(itertools.islice(samples, _ROWS)):
-            columns: dict[str, list[object]] = {"image": [{"bytes": one.content, "path": one.path} for one in group]}
+            columns: dict[str, list[object]] = {
+                "image": [{"bytes": sample.content, "path": sample.path} for sample in group]
+            }
             if classes is not None:
-                columns["label"] = [one.label for one in group]
+                columns["label"] = [sample.label for sample in group]
             writer.write_table(arrow.table(columns, schema=schema), row_group_size=_ROWS)
             yield from group

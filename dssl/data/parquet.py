@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length
-from dssl.data.index import Index
+from dssl.data.index import Container, Index
 from dssl.data.scale import Range
-from dssl.data.shards import Found, Recent, Scanned, Shards, check_unchanged
+from dssl.data.shards import Found, Recent, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
@@ -34,10 +34,8 @@ class Parquet(Shards):
         if not set(columns) <= set(_NAMES) or "" in columns.values():
             raise DsslError(f"columns {shards.columns!r}: expected such as #image=img,label=fine_label")
         self.options = tuple(f"{key}={value}".encode() for key, value in sorted(columns.items()))
-        scan, version = (
-            partial(_scan, columns=columns),
-            (*self.options, b"labels"),
-        )  # earlier ones lack those of some columns
+        version = (*self.options, b"labels")  # an earlier index lacks those of some columns
+        scan = partial(_scan, columns=columns)
         super().__init__(shards, scan, version=version, sized=False, channels=channels, value_range=value_range)
         records = self.index.records
         new = (np.diff(records["container"]) != 0) | (np.diff(records["offset"]) != 0)
@@ -107,7 +105,7 @@ def _open(path: bytes, metadata: Any = None) -> Any:
     )
 
 
-def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
+def _scan(path: bytes, *, columns: dict[str, str]) -> Container:
     """The rows of one file; their sizes are not known until they are read."""
     try:
         status = os.stat(path)  # noqa: PTH116 (bytes)
@@ -131,7 +129,7 @@ def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
             f"{printable(path)}: not a readable Parquet file: {' '.join(str(error).split())[:200]}"
         ) from error
     counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    return Scanned(
+    return Container(
         time=status.st_mtime_ns,
         length=status.st_size,
         names=[str(name).encode() if name else b"row %d" % row for row, name in enumerate(paths)],
@@ -144,11 +142,11 @@ def _scan(path: bytes, *, columns: dict[str, str]) -> Scanned:
 def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[str, bool]:
     """The name of the column of images, and whether their bytes are a field in it."""
     kinds, inner = pyarrow_module().types, {}
-    for one in schema:
-        nested = kinds.is_struct(one.type) and one.type.get_field_index("bytes") >= 0
-        kind = one.type.field("bytes").type if nested else one.type
+    for column in schema:
+        nested = kinds.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+        kind = column.type.field("bytes").type if nested else column.type
         if kinds.is_binary(kind) or kinds.is_large_binary(kind):
-            inner[one.name] = nested
+            inner[column.name] = nested
     usual = [*inner] if len(inner) == 1 else [name for name in _NAMES["image"] if name in inner]
     name = columns.get("image") or next(iter(usual), None)
     if name is None or name not in inner:
@@ -159,14 +157,14 @@ def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[st
 
 def _label_column(schema: Any, columns: dict[str, str], path: bytes) -> str | None:
     kinds, fit = pyarrow_module().types, []
-    for one in schema:
-        kind = one.type.value_type if kinds.is_dictionary(one.type) else one.type
+    for column in schema:
+        kind = column.type.value_type if kinds.is_dictionary(column.type) else column.type
         if kinds.is_integer(kind) or kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_large_string(kind):
-            fit.append(one.name)
+            fit.append(column.name)
     name = columns.get("label")
     if name is not None and name not in fit:
         raise DsslError(f"{printable(path)}: no column {name!r} of numbers or texts among {', '.join(schema.names)}")
-    return name or next((one for one in _NAMES["label"] if one in fit), None)
+    return name or next((usual for usual in _NAMES["label"] if usual in fit), None)
 
 
 def _class_names(schema: Any, column: str) -> list[str]:

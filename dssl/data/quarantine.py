@@ -44,14 +44,13 @@ class Quarantine:
         self._names: set[bytes] = set()
         self._position = 0
         """The names in the file, up to a position in it: what other processes add comes behind."""
-        self._listed = 0
-        """How many names all processes of this run have added to the file."""
         if path is not None:
             with suppress(OSError), path.open("rb") as file:
                 self._read_names(file)
+        self._earlier = len(self._names)
+        """How many names are of earlier sessions."""
         self.total = len(source) + len(source.skipped)
         """Everything in the source that looks like an image, readable or not."""
-        self._skipped = len(source.skipped)
         self._add(dict(source.skipped))
         self._check()
 
@@ -61,7 +60,7 @@ class Quarantine:
 
     def __len__(self) -> int:
         """How many of the ``total`` are known to be unreadable."""
-        return self._skipped + len(self._bad_indices)
+        return len(self.source.skipped) + len(self._bad_indices)
 
     def record(self, index: int, error: UnreadableImage) -> None:
         """Record an unreadable image; raises an error when there are too many."""
@@ -86,28 +85,24 @@ class Quarantine:
         with path.open("a+b") as file:
             with suppress(OSError):  # some network disks have no locks, and a line may be repeated there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            self._listed += self._read_names(file)
-            lines = {name.encode(): f"{name}\t{reason}\n".encode() for name, reason in reasons.items()}
-            new = lines.keys() - self._names
-            file.write(b"".join(line for name, line in lines.items() if name in new))
-            self._names |= new
-            self._listed += len(new)
+            self._read_names(file)
+            for name, reason in reasons.items():
+                if name.encode() not in self._names:
+                    file.write(f"{name}\t{reason}\n".encode())
+            self._names |= {name.encode() for name in reasons}
 
-    def _read_names(self, file: BinaryIO) -> int:
-        """Read what has been added to the file since; returns how many names are new."""
+    def _read_names(self, file: BinaryIO) -> None:
+        """Read what has been added to the file since."""
         file.seek(self._position)
-        lines = file.read()
-        lines = lines[: lines.rfind(b"\n") + 1]
-        self._position += len(lines)
-        before = len(self._names)
-        self._names |= {line.partition(b"\t")[0] for line in lines.split(b"\n")} - {b""}
-        return len(self._names) - before
+        lines = file.read().split(b"\n")[:-1]  # without what another process is writing
+        self._position += sum(len(line) + 1 for line in lines)
+        self._names |= {line.partition(b"\t")[0] for line in lines}
 
     def _check(self) -> None:
         """Stop the run when the known bad files alone are too many."""
-        found = max(len(self), self._listed)
-        if found > self.max_share * self.total:
-            raise self.too_many(found, self.total)
+        bad = max(len(self), len(self._names) - self._earlier)
+        if bad > self.max_share * self.total:
+            raise self.too_many(bad, self.total)
 
     def too_many(self, bad: int, of: int) -> DsslError:
         """The one line for a data set with too many unreadable files."""
@@ -133,18 +128,18 @@ class Reader:
 
     def images(self, indices: list[int]) -> Iterator[Image]:
         """The images, or their replacements, in order."""
-        known = [index in self.quarantine for index in indices]  # as it is now: other threads add to it
-        found = self.source.read([index for index, bad in zip(indices, known, strict=True) if not bad])
-        for index, bad in zip(indices, known, strict=True):
-            image = None if bad else self._checked(index, next(found))
+        good = [index not in self.quarantine for index in indices]  # as it is now: other threads add to it
+        images = self.source.read([index for index, is_good in zip(indices, good, strict=True) if is_good])
+        for index, is_good in zip(indices, good, strict=True):
+            image = self._checked(index, next(images)) if is_good else None
             yield self._replacement(index) if image is None else image
 
     def _replacement(self, index: int) -> Image:
-        alike: Sequence[int] = range(len(self.source))
+        candidates: Sequence[int] = range(len(self.source))
         if self.labels is not None:
-            alike = np.flatnonzero(self.labels == self.labels[index]).tolist()
+            candidates = np.flatnonzero(self.labels == self.labels[index]).tolist()
         for draw in rng.bits(self._stream, np.array([index], np.int64), _ATTEMPTS)[0].tolist():
-            other = alike[draw % len(alike)]
+            other = candidates[draw % len(candidates)]
             if other not in self.quarantine:
                 image = self._checked(other, next(self.source.read([other])))
                 if image is not None:
@@ -198,19 +193,19 @@ def measure(
         # exact: from the counts of each value, so that the order of additions within an image does not matter
         counts = np.stack([np.bincount(pixels[:, :, c].ravel(), minlength=256) for c in range(pixels.shape[2])])
         values = np.arange(256) / 255
-        both: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
-        return both
+        powers: NDArray[np.float64] = np.stack([counts @ values, counts @ values**2]) / counts[0].sum()
+        return powers
 
-    found = [both for _, both in readable(chosen.tolist(), moments, quarantine=quarantine, threads=threads)]
-    if not found:
+    images = [powers for _, powers in readable(chosen.tolist(), moments, quarantine=quarantine, threads=threads)]
+    if not images:
         raise DsslError(f"{source.name}: no readable image to measure")
-    first, second = np.mean(found, axis=0)
-    std = np.maximum(np.sqrt(np.maximum(second - first**2, 0)), _SMALLEST)
-    return Normalization(tuple(first.tolist()), tuple(std.tolist())), len(found)
+    mean, square = np.mean(images, axis=0)
+    std = np.maximum(np.sqrt(np.maximum(square - mean**2, 0)), _SMALLEST)
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist())), len(images)
 
 
-def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
-    """The values at the percentiles of a range, channel by channel, over a sample of the images; each has the same weight."""
+def measure_range(source: Source, percentiles: Range, *, channels: int) -> Range:
+    """The values at the percentiles, channel by channel, over a sample of the images; each has the same weight."""
     chosen = rng.sample(rng.key(0, "range"), len(source), _RANGE_IMAGES)
     most = max(64, _VALUES // (len(chosen) * channels))
 
@@ -219,20 +214,20 @@ def measure_range(source: Source, wanted: Range, *, channels: int) -> Range:
             values = read_values(bytearray(source.content(index) or b""), channels=channels).reshape(-1, channels)
         # at random places, because a regular grid may fall on the lines of a sensor
         shares = rng.uniforms(rng.key(0, "range", "pixels"), np.array([index]), min(most, len(values)))[0]
-        found: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)
-        return found
+        pixels: NDArray[np.float64] = values[(shares * len(values)).astype(np.int64)].astype(np.float64)
+        return pixels
 
     quarantine = Quarantine(source, max_share=1.0)  # a run has its own, and names what is unreadable
-    found = [values for _, values in readable(chosen.tolist(), some_values, quarantine=quarantine)]
-    if not found:
+    images = [values for _, values in readable(chosen.tolist(), some_values, quarantine=quarantine)]
+    if not images:
         name, reason = next(iter(quarantine.reasons.items()))
         raise DsslError(f"{source.name}: no readable image to measure the range of; the first is {name}: {reason}")
     bounds = []
-    for channel, values in enumerate(np.concatenate(found).T):
+    for channel, values in enumerate(np.concatenate(images).T):
         values = values[np.isfinite(values)]
         if not len(values):
             raise DsslError(f"{source.name}: channel {channel + 1} has no finite values to measure the range of")
-        low, high = np.percentile(values, wanted.of_channel(channel)).tolist()
+        low, high = np.percentile(values, percentiles.of_channel(channel)).tolist()
         bounds.append((low, high if high > low else low + 1.0))  # a constant channel becomes 0
     return Range(tuple(bounds))
 

@@ -70,29 +70,26 @@ def parse_range(text: str | Range | None, *, channels: int) -> Range | None:
     """The range that a user asks for; None for photographs: 1 or 3 channels and no range."""
     if text is None:
         return None if channels in (1, 3) else DEFAULT
-    found = text if isinstance(text, Range) else _parse(text)
-    if len(found.bounds) not in (1, channels):
-        raise DsslError(f"range {found.text()}: {len(found.bounds)} pairs for {channels} channels; {_EXPECTED}")
-    return found
+    value_range = text if isinstance(text, Range) else _parse(text)
+    pairs = len(value_range.bounds)
+    if pairs not in (1, channels):
+        raise DsslError(f"range {value_range.text()}: {pairs} pairs for {channels} channels; {_EXPECTED}")
+    return value_range
 
 
 def _parse(text: str) -> Range:
-    pairs, signs = [], set()
-    for pair in text.split(";"):
-        numbers = []
-        for part in pair.split(","):
-            part = part.strip()
-            signs.add(part.endswith("%"))
-            try:
-                numbers.append(float(part.removesuffix("%")))
-            except ValueError:
-                raise DsslError(f"range {text!r}: {part!r} is not a number; {_EXPECTED}") from None
-        if len(numbers) != 2:
-            raise DsslError(f"range {text!r}: {_EXPECTED}")
-        pairs.append((numbers[0], numbers[1]))
-    if len(signs) > 1:
+    pairs = [pair.split(",") for pair in text.split(";")]
+    parts = [part.strip() for pair in pairs for part in pair]
+    percent = parts[0].endswith("%")
+    if any(len(pair) != 2 for pair in pairs):
+        raise DsslError(f"range {text!r}: {_EXPECTED}")
+    if any(part.endswith("%") != percent for part in parts):
         raise DsslError(f"range {text!r}: values and percentiles cannot be mixed; {_EXPECTED}")
-    return Range(tuple(pairs), percent=signs.pop())
+    try:
+        numbers = [float(part.removesuffix("%")) for part in parts]
+    except ValueError as error:
+        raise DsslError(f"range {text!r}: {error}; {_EXPECTED}") from None
+    return Range(tuple(zip(numbers[::2], numbers[1::2], strict=True)), percent=percent)
 
 
 def scaled(values: NDArray[Any], value_range: Range) -> Image:
@@ -100,25 +97,21 @@ def scaled(values: NDArray[Any], value_range: Range) -> Image:
 
     What is not a number, as satellites mark pixels without data, becomes 0.
     """
-    # a table of all values that 8 or 16 bits can have is exact and several times faster
-    table = _table(value_range, values.dtype.name) if values.dtype.kind in "ui" and values.dtype.itemsize <= 2 else None
     out = np.empty(values.shape, np.uint8)
     for channel in range(values.shape[2]):
-        plane = values[:, :, channel]
-        if table is None:
-            out[:, :, channel] = _bytes(plane, *value_range.of_channel(channel))
+        plane, bounds = values[:, :, channel], value_range.of_channel(channel)
+        if values.dtype.kind in "ui" and values.dtype.itemsize <= 2:
+            out[:, :, channel] = _table(*bounds, values.dtype.name)[plane.astype(np.int32)]
         else:
-            lowest = int(np.iinfo(plane.dtype).min)
-            out[:, :, channel] = table[channel % len(table)][plane.astype(np.int32) - lowest]
+            out[:, :, channel] = _bytes(plane, *bounds)
     return out
 
 
-@functools.lru_cache(maxsize=4)
-def _table(value_range: Range, kind: str) -> NDArray[np.uint8]:
-    """The byte of each value that a short integer can have, for each pair of bounds."""
+@functools.lru_cache(maxsize=4 * MAX_CHANNELS)
+def _table(low: float, high: float, kind: str) -> NDArray[np.uint8]:
+    """The byte of each value that a short integer can have, negative ones from the end: exact, and several times faster."""
     limits = np.iinfo(kind)
-    every = np.arange(limits.min, limits.max + 1)
-    return np.stack([_bytes(every, low, high) for low, high in value_range.bounds])
+    return _bytes(np.concatenate([np.arange(limits.max + 1), np.arange(limits.min, 0)]), low, high)
 
 
 def _bytes(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
@@ -162,10 +155,8 @@ def _check(shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
 def _npy(content: bytearray, channels: int) -> NDArray[Any]:
     """NumPy's own format, never a pickle: height x width (x channels) or, where that does not fit, channels first."""
     file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"NPY version {version[0]}.{version[1]}: expected 1.0 to 3.0")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    first = np.lib.format.read_magic(file) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, by_columns, kind = read(file)
     _check(shape, kind)
     if len(shape) not in (2, 3):
@@ -191,8 +182,9 @@ def _png(content: bytearray) -> NDArray[Any]:
     check_size(*picture.size)
     bits, kind = content[24], content[25]
     if kind == 3 or bits < 8:
-        what = "a palette" if kind == 3 else f"{bits} bits"
-        raise ValueError(f"a PNG with {what}: expected 8 or 16 bits of gray or colour, with or without alpha")
+        raise ValueError(
+            "a PNG with a palette or few bits: expected 8 or 16 bits of gray or colour, with or without alpha"
+        )
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
     if bits == 16 and channels == 2:  # the bytes of one pixel are laid out as those of 8-bit RGBA
         values: NDArray[Any] = _unpacked(content, "RGBA", "RGBA").view(">u2")

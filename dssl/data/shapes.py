@@ -36,6 +36,7 @@ VERSIONS: dict[Drawing, int] = {"shapes": 2, "figures": 1}
 _TEST_START = 1 << 40  # the index of the first test image of the same generator; no training count reaches it
 _CLUTTER, _FIGURES, _DRAWS = 6, 9, 20
 _GROUND = 128.0
+_NOISE: dict[Drawing, float] = {"shapes": 0.06, "figures": 0.15}
 # by class: all figures cover the same area on average, or the visible share of background would give the class away
 _SCALE = np.array([0.87, 0.95, 0.91, 1.13, 1.05, 1.03, 1.13, 1.01, 1.26, 1.04])
 _BLOCK = 500
@@ -80,16 +81,15 @@ def draw(indices: NDArray[np.int64], drawing: Drawing = "shapes") -> NDArray[np.
         part = indices[start : start + _BLOCK]
         noise_bits = rng.bits(rng.key(0, drawing, VERSIONS[drawing], "noise"), part, SIDE * SIDE * 3 // 8)
         noise = noise_bits.astype("<u8").view(np.uint8).reshape(len(part), SIDE, SIDE, 3)
-        objects, strength = _plan(part, drawing)
-        paint(objects, noise, strength, images[start : start + _BLOCK])
+        paint(_plan(part, drawing), noise, _NOISE[drawing], images[start : start + _BLOCK])
 
     with thread_pool(4, "dssl-shapes") as pool:
         list(pool.map(block, range(0, len(indices), _BLOCK)))
     return images
 
 
-def _plan(indices: NDArray[np.int64], drawing: Drawing) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Everything that is painted, as arrays: N x objects x FIELDS, and the strength of the noise of each image."""
+def _plan(indices: NDArray[np.int64], drawing: Drawing) -> NDArray[np.float64]:
+    """Everything that is painted, as an array: N x objects x FIELDS."""
     count, total = len(indices), 1 + _CLUTTER + _FIGURES
     draws = rng.uniforms(rng.key(0, drawing, VERSIONS[drawing], "plan"), indices, total * _DRAWS).reshape(
         count, total, _DRAWS
@@ -128,7 +128,7 @@ def _plan(indices: NDArray[np.int64], drawing: Drawing) -> tuple[NDArray[np.floa
     objects[:, 0, TEXTURE] = SOLID
     if drawing == "figures":
         objects[:, figures, TEXTURE] = SOLID
-    return objects, np.full(count, {"shapes": 0.06, "figures": 0.15}[drawing])
+    return objects
 
 
 def _lattice(place: NDArray[np.float64], jitter: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -184,8 +184,7 @@ _STAR = np.array([[0.0, 1.0], [0.95105652, 0.30901699], [0.58778525, -0.80901699
                   [-0.95105652, 0.30901699]])  # fmt: skip
 
 
-def _paint(objects: NDArray[np.float64], noise: NDArray[np.uint8], strength: NDArray[np.float64],
-           out: NDArray[np.uint8]) -> None:  # fmt: skip
+def _paint(objects: NDArray[np.float64], noise: NDArray[np.uint8], strength: float, out: NDArray[np.uint8]) -> None:
     """Draw images: objects is N x K x FIELDS (the first one is the background), noise N x H x W x 3 bytes."""
     size = out.shape[1]
     canvas = np.zeros((size, size, 3))
@@ -193,8 +192,6 @@ def _paint(objects: NDArray[np.float64], noise: NDArray[np.uint8], strength: NDA
         for item in range(objects.shape[1]):
             shape = objects[image, item]
             kind = int(shape[KIND])
-            if kind < -1:
-                continue
             texture = int(shape[TEXTURE])
             reach = 1.3 * shape[SIZE] + 1.0
             top, bottom, left, right = 0, size, 0, size
@@ -228,9 +225,7 @@ def _paint(objects: NDArray[np.float64], noise: NDArray[np.uint8], strength: NDA
         for row in range(size):
             for column in range(size):
                 for channel in range(3):
-                    value = canvas[row, column, channel] + strength[image] * (
-                        noise[image, row, column, channel] - 127.5
-                    )
+                    value = canvas[row, column, channel] + strength * (noise[image, row, column, channel] - 127.5)
                     out[image, row, column, channel] = np.uint8(min(255.0, max(0.0, value + 0.5)))
 
 
@@ -250,7 +245,7 @@ def load_painter() -> Callable[..., None]:
             _figure, painter = compiled(_field), compiled(_paint)
             nothing = np.zeros((0, 1, 1, 3), np.uint8)
             try:
-                painter(np.zeros((0, 1, FIELDS)), nothing, np.zeros(0), nothing.copy())
+                painter(np.zeros((0, 1, FIELDS)), nothing, 0.0, nothing.copy())
             except Exception:  # a damaged cache can fail in any way; a real error comes back without it
                 forget_kernels(painter.stats.cache_path, module=Path(__file__).stem)
                 _figure, painter = compiled(_field), compiled(_paint)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import codecs
 import glob
-import itertools
 import json
 import os
 import re
@@ -15,16 +14,14 @@ import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.folder import TEST, Splits, visible
-from dssl.data.index import RECORD, YOUNG, Index, classes_of, fingerprint, kept_index
+from dssl.data.index import Container, Index, build_index, classes_of, kept_index
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, stamp_of
@@ -101,39 +98,40 @@ def shards_in(splits: Splits, split: Split, *, columns: str = "") -> Found | Non
     here = _listed(root)
     if here is None:
         return None
-    first: list[str] | None = None
+    train: list[str] | None = None  # whose classes count, where these are others
     if root != splits.place:
-        first = here if root == splits.train else _listed(splits.train)
+        train = _listed(splits.train) if split == "test" else None
     else:
-        first = [name for name in here if re.match(r"train(ing)?[-_.]", name)]
-        held = next((some for some in ([n for n in here if re.match(rf"{w}[-_.]", n)] for w in TEST) if some), [])
-        if first and held:
-            here = first if split == "train" else held
+        named = {word: [name for name in here if re.match(rf"{word}[-_.]", name)] for word in ("train(ing)?", *TEST)}
+        first = named.pop("train(ing)?")
+        held_out = next(filter(None, named.values()), [])
+        if first and held_out:
+            here, train = (first, None) if split == "train" else (held_out, first)
         elif split == "test":
             raise NoSplitError(
                 f"{printable(root)}: no test split: expected the folders train and val (or test) in it, or shards "
                 "whose names begin with train- and test-"
             )
-        else:
-            first = None
     _check_complete(root, here)
-    paths = tuple(os.path.realpath(os.fsencode(root / name)) for name in here)
-    others = None
-    if split == "test" and first is not None:
-        others = tuple(os.path.realpath(os.fsencode(splits.train / name)) for name in first)
-    return Found(name=printable(root), paths=paths, train=others, columns=columns)
+    return Found(
+        name=printable(root),
+        paths=_real_paths(root, here),
+        train=None if train is None else _real_paths(splits.train, train),
+        columns=columns,
+    )
+
+
+def _real_paths(folder: Path, names: list[str]) -> tuple[bytes, ...]:
+    return tuple(os.path.realpath(os.fsencode(folder / name)) for name in names)
 
 
 def _listed(folder: Path) -> list[str] | None:
     """The names of the shards in a folder, sorted; None where it holds images or other folders, or no shard."""
-    try:
-        folders, images = visible(folder)
-        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except OSError:
-        return None
-    if folders or images:
+    content = visible(folder)
+    if content is None or content[0] or content[1]:
         return None
     check_copy(folder)
+    names = content[2]
     for name in names:
         if name.lower().endswith(_COMPRESSED):
             _check_ending(str(folder / name))
@@ -157,13 +155,14 @@ def check_copy(folder: Path) -> None:
 
 def _check_complete(folder: Path, names: list[str]) -> None:
     """Where names count themselves, as in train-00003-of-00012.tar, all of them must be there."""
-    found = [match for name in names if (match := _COUNTED.search(name))]
-    if len(found) != len(names) or len({match[2] for match in found}) != 1:
+    matches = [match for name in names if (match := _COUNTED.search(name))]
+    if len(matches) != len(names) or len({match[2] for match in matches}) != 1:
         return
-    missing = sorted(set(range(int(found[0][2]))) - {int(match[1]) for match in found})
+    count = int(matches[0][2])
+    missing = sorted(set(range(count)) - {int(match[1]) for match in matches})
     if missing:
         raise DsslError(
-            f"{printable(folder)}: {len(missing):,} of {int(found[0][2]):,} shards are missing, the first is number "
+            f"{printable(folder)}: {len(missing):,} of {count:,} shards are missing, the first is number "
             f"{missing[0]}; to use the others alone, name them: '{printable(folder)}/*{Path(names[0]).suffix}'"
         )
 
@@ -190,11 +189,11 @@ def _matching(text: str) -> list[str]:
     if not re.search(r"[{*?[]", text):
         return []
     paths: list[str] = []
-    for one in _braces(text):
-        found = sorted(glob.glob(one)) if glob.has_magic(one) else [one]  # noqa: PTH207 (a text, perhaps absolute)
-        if not found:
-            raise DsslError(f"data {printable(one)!r}: no file matches this pattern")
-        paths += found
+    for pattern in _braces(text):
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207 (a text, perhaps absolute)
+        if not matches:
+            raise DsslError(f"data {printable(pattern)!r}: no file matches this pattern")
+        paths += matches
     return paths
 
 
@@ -213,16 +212,15 @@ def _braces(text: str) -> list[str]:
         parts = [f"{number:0{width}d}" for number in range(first, last + step, step)]
     else:
         parts = match[1].split(",")
-    return [
-        *itertools.chain.from_iterable(_braces(text[: match.start()] + part + text[match.end() :]) for part in parts)
-    ]
+    begin, end = text[: match.start()], text[match.end() :]
+    return [path for part in parts for path in _braces(begin + part + end)]
 
 
 class Shards(Source):
     """The images of shards, in the order of their index; the kinds of shards differ in how they find the bytes of one."""
 
     def __init__(
-        self, shards: Found, scan: Callable[[bytes], Scanned], *, version: tuple[bytes, ...], sized: bool,
+        self, shards: Found, scan: Callable[[bytes], Container], *, version: tuple[bytes, ...], sized: bool,
         channels: int, value_range: Range | None,
     ) -> None:  # fmt: skip
         opened = partial(_open_shards, scan=scan, version=version, sized=sized)
@@ -293,22 +291,8 @@ def check_unchanged(status: os.stat_result, index: Index, container: int) -> Non
         raise ValueError("its shard has changed since it was indexed: restart the run to index it again")
 
 
-@dataclass(slots=True, kw_only=True)
-class Scanned:
-    """What the scan of one shard found."""
-
-    time: int
-    length: int
-    names: list[bytes] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    labels: list[bytes | None] = field(default_factory=list)
-    skipped: list[tuple[bytes, str]] = field(default_factory=list)
-    ignored: int = 0
-
-
 def _open_shards(
-    paths: tuple[bytes, ...], *, scan: Callable[[bytes], Scanned], version: tuple[bytes, ...], sized: bool
+    paths: tuple[bytes, ...], *, scan: Callable[[bytes], Container], version: tuple[bytes, ...], sized: bool
 ) -> Index:
     """The index of shards, from the cache or by scanning several at a time.
 
@@ -320,40 +304,24 @@ def _open_shards(
     if len(set(shards)) < len(shards):
         twice = next(path for path in shards if shards.count(path) > 1)
         raise DsslError(f"{printable(twice)}: the shard is given twice")
-    return kept_index(root, lambda: _scan_all(root, shards, scan, sized=sized), shards=shards, options=version)
 
+    def scan_all() -> Index:
+        started = time.time_ns()
+        with thread_pool(8, "dssl-scan") as pool:
+            containers = [*pool.map(scan, paths)]
+        labels = {label for container in containers for label in container.labels if label is not None}
+        # numbers in the order of numbers, anything else in that of bytes
+        numbered = all(map(bytes.isdigit, labels))
+        classes = sorted(labels, key=lambda name: (int(name), name)) if numbered else sorted(labels)
+        for path, container in zip(shards, containers, strict=True):
+            container.path = path
+            container.skipped = [(b"%s/%s" % (path, name), reason) for name, reason in container.skipped]
+        marks: list[bytes | None] = [
+            container.path if sized else b"%s\0%d" % (container.path, container.length) for container in containers
+        ]
+        return build_index(root, containers, classes=classes, marks=marks, started=started)
 
-def _scan_all(root: bytes, shards: tuple[bytes, ...], scan: Callable[[bytes], Scanned], *, sized: bool) -> Index:
-    started = time.time_ns()
-    with thread_pool(8, "dssl-scan") as pool:
-        found = [*pool.map(scan, (os.path.join(root, shard) for shard in shards))]  # noqa: PTH118 (bytes)
-    named = [*zip(shards, found, strict=True)]
-    counts = [len(shard.names) for shard in found]
-    labels = {label for shard in found for label in shard.labels if label is not None}
-    # numbers in the order of numbers, anything else in that of bytes
-    classes = sorted(labels, key=lambda name: (int(name), name)) if all(map(bytes.isdigit, labels)) else sorted(labels)
-    number: dict[bytes | None, int] = {name: place for place, name in enumerate(classes)}
-    records = np.zeros(sum(counts), RECORD)
-    records["container"] = np.repeat(np.arange(len(shards)), counts)
-    records["label"] = [number.get(label, -1) for shard in found for label in shard.labels]
-    records["offset"] = np.concatenate([np.array(shard.offsets, np.int64) for shard in found])
-    records["size"] = np.concatenate([np.array(shard.sizes, np.int64) for shard in found])
-    records["name_end"] = np.cumsum([len(name) for shard in found for name in shard.names])
-    names = b"".join(itertools.chain.from_iterable(shard.names for shard in found))
-    marks = [path if sized else b"%s\0%d" % (path, shard.length) for path, shard in named]
-    return Index(
-        root=root,
-        containers=[*shards],
-        times=[shard.time for shard in found],
-        lengths=[shard.length for shard in found],
-        classes=classes,
-        records=records,
-        names=np.frombuffer(names, np.uint8),
-        skipped=[(b"%s/%s" % (path, name), why) for path, shard in named for name, why in shard.skipped],
-        ignored=sum(shard.ignored for shard in found),
-        fingerprint=fingerprint(marks, names, records),
-        reusable=not any(shard.time >= started - YOUNG for shard in found),
-    )
+    return kept_index(root, scan_all, shards=shards, options=version)
 
 
 def _why_empty(shards: Found, index: Index) -> str:
