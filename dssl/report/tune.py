@@ -120,4 +120,4 @@ def _beside(trial: Trial, search: Search) -> str:
 
 
 def _score(trial: Trial) -> str:
-    return f"{100 * trial.score:.1f} ± {100 * trial.error:.1f}"
+    return f"{100 * trial.retrieval:.1f} ± {100 * trial.error:.1f}"
