@@ -219,13 +219,15 @@ def main() -> None:
     parser.add_argument("--photos", nargs=2, metavar=("TRAIN", "TEST"))
     parser.add_argument("--elpv", metavar="FOLDER")
     parser.add_argument("--weights", required=True, help="torchvision's MobileNetV2, IMAGENET1K_V1")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     places = {"OUT": str(options.out), "WEIGHTS": options.weights}
     places |= dict(zip(("TRAIN", "TEST"), options.photos, strict=True)) if options.photos else {}
     places |= {"ELPV": options.elpv} if options.elpv else {}
     for cell in cells():
-        if not {"photos": options.photos, "elpv": options.elpv}[cell.data] or cell.name in kept():
+        wanted = {"photos": options.photos, "elpv": options.elpv}[cell.data] and cell.arm in options.arms
+        if not wanted or cell.name in kept():
             continue
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         if ARMS[cell.arm][1]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from dssl import Objective, ViewGraph
 from dssl.methods.match import Match
-from dssl.training.stability import stability
+from dssl.training.stability import corrupted_features, stability
 from tests.evaluate.test_features import run
 
 
@@ -64,7 +64,8 @@ class _Mean(nn.Module):
 def test_stability_is_one_for_features_that_do_not_move_and_falls_with_what_moves_them() -> None:
     colors = np.random.default_rng(0).integers(40, 215, (40, 1, 1, 3))
     images = np.broadcast_to(colors, (40, 16, 16, 3)).astype(np.uint8).copy()
-    values = stability(run(_Mean(), image_size=16, threads=1), images, ["gaussian-noise", "gaussian-blur", "contrast"])
+    encoder = run(_Mean(), image_size=16, threads=1)
+    values = stability(dict(corrupted_features(encoder, images, ["gaussian-noise", "gaussian-blur", "contrast"])))
     assert values["gaussian-blur"] > 0.999  # one color, however blurred
     assert 0.9 < values["gaussian-noise"] < 1
     assert values["contrast"] > 0.999  # of one color there is none to lose

@@ -1,7 +1,8 @@
 """How far corruptions move the features of a user's own images: before a run and at its end, without labels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from dssl.run import Run
 from dssl.state import Verdict
 from dssl.training.health import HealthMonitor
 from dssl.training.prepare import TrainingData, encoder_of
+from dssl.weights import load
 from dssl.weights.encoder import Encoder
 
 IMAGES, SEVERITY = 100, 3
@@ -36,23 +38,46 @@ def squares(encoder: Encoder, source: Source, *, seed: int) -> NDArray[np.uint8]
         return np.concatenate([batch.images.permute(0, 2, 3, 1).numpy() for batch in batches])
 
 
-def stability(encoder: Encoder, images: NDArray[np.uint8], kinds: Iterable[str]) -> dict[str, float]:
-    """By kind of corruption: 1 if it leaves features as they are, 0 if it takes them as far as those of another image."""
+def corrupted_features(
+    encoder: Encoder, images: NDArray[np.uint8], kinds: Iterable[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The features of the images as they are, under the name "clean", and of the same images under each kind of corruption."""
 
     def features(pixels: NDArray[np.uint8]) -> Tensor:
         source = InMemory(
             pixels, labels=np.zeros(len(pixels), np.int64), classes=("",), name="", caption="", fingerprint=""
         )
-        return F.normalize(encoder.features(source).values, dim=1)
+        return encoder.features(source).values
 
-    clean, count, threads = features(images), len(images), thread_count(encoder.threads)
-    between = (float(clean.sum(dim=0).square().sum()) - count) / (count * (count - 1))
-    result = {}
+    yield "clean", features(images)
+    indices, threads = np.arange(len(images)), thread_count(encoder.threads)
     for kind in kinds:
-        pixels = corrupt_images(images, kind, SEVERITY, seed=0, indices=np.arange(count), threads=threads)
-        own = float((clean * features(pixels)).sum(dim=1).mean())
-        result[kind] = (own - between) / max(1e-6, 1 - between)
-    return result
+        yield kind, features(corrupt_images(images, kind, SEVERITY, seed=0, indices=indices, threads=threads))
+
+
+def stability(features: Mapping[str, Tensor]) -> dict[str, float]:
+    """By kind of corruption: 1 if it leaves features as they are, 0 if it takes them as far as those of another image."""
+    units = {kind: F.normalize(values, dim=1) for kind, values in features.items()}
+    clean = units.pop("clean")
+    count = len(clean)
+    between = (float(clean.sum(dim=0).square().sum()) - count) / (count * (count - 1))
+    own = {kind: float((clean * unit).sum(dim=1).mean()) for kind, unit in units.items()}
+    return {kind: (cosine - between) / max(1e-6, 1 - between) for kind, cosine in own.items()}
+
+
+def head_agreement(head: nn.Linear, after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, float]:
+    """Shares of images that a classifier gives the class that it gave the clean image before: clean ones and corrupted ones."""
+
+    def agrees(features: Tensor) -> float:
+        return float((head(features).argmax(dim=1) == classes).float().mean())
+
+    classes = head(before["clean"]).argmax(dim=1)
+    kinds = [kind for kind in before if kind != "clean"]
+    return {
+        "clean": agrees(after["clean"]),
+        "corrupted": float(np.mean([agrees(after[kind]) for kind in kinds])),
+        "corrupted_before": float(np.mean([agrees(before[kind]) for kind in kinds])),
+    }
 
 
 class Stability(Hook):
@@ -84,18 +109,19 @@ class Stability(Hook):
         if step == self.total and (verdict := self.run.world.from_first(lambda: self._compare(step, log))) is not None:
             self.monitor.compare_with_start(verdict)
 
-    def _measure(self, step: int, log: Log) -> dict[str, float]:
+    def _measure(self, step: int, log: Log) -> tuple[dict[str, Tensor], dict[str, float]]:
         assert self.images is not None
-        values = stability(self.encoder, self.images, self.kinds)
+        features = dict(corrupted_features(self.encoder, self.images, self.kinds))
+        values = stability(features)
         log.write({"step": step, "stability": values})
-        return values
+        return features, values
 
     def _compare(self, step: int, log: Log) -> Verdict | None:
         """What became of the features under corruptions that the run has not seen; a verdict if they are less stable."""
         if self.images is None or self.run.folder is None:
             return None
         records = [record["stability"] for record in self.run.folder.metrics() if "stability" in record]
-        after = self._measure(step, log)
+        features, after = self._measure(step, log)
         if not records:
             return None
         before, now = (float(np.mean([values[kind] for kind in self.new_kinds])) for values in (records[0], after))
@@ -107,6 +133,7 @@ class Stability(Hook):
         if seen:
             first, last = (float(np.mean([values[kind] for kind in seen])) for values in (records[0], after))
             log.say(f"under the {len(seen)} that it has seen: {first:.0%} before, {last:.0%} after")
+        self._compare_head(features, step, log)
         if now > before:
             return None
         reason = f"features are no more stable under corruptions than at the start ({before:.0%}, now {now:.0%})"
@@ -116,3 +143,19 @@ class Stability(Hook):
             f"take the weights of the start: {self.run.folder.start_file}",
         )
         return Verdict("below where it started", step, reason=reason, remedies=remedies)
+
+    def _compare_head(self, features: Mapping[str, Tensor], step: int, log: Log) -> None:
+        """If the weights came with a classifier: how often it gives an image the class that it gave the clean one before."""
+        folder, init, width = self.run.folder, self.config.init, features["clean"].shape[1]
+        head = None if init is None else load.linear_head(init, self.config.encoder, width=width)
+        if head is None or folder is None or self.images is None:
+            return
+        start = replace(self.encoder, network=load.open_weights(folder.start_file).network.to(self.encoder.device))
+        before = dict(corrupted_features(start, self.images, self.new_kinds))
+        agreement = head_agreement(head, features, before)
+        log.write({"step": step, "head": agreement})
+        log.say(
+            f"the classifier that came with the weights gives {agreement['clean']:.0%} of the clean images the class that it "
+            f"gave them before; under corruptions not seen, {agreement['corrupted']:.0%} of the images keep the class of the "
+            f"clean one ({agreement['corrupted_before']:.0%} before)"
+        )

@@ -350,6 +350,23 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int)
     return f"{known.hf_hub_id or url}: timm's weights {known.tag or model} loaded{gray}"
 
 
+def linear_head(init: Path, name: str, *, width: int) -> nn.Linear | None:
+    """The classifier on features of this width that lies beside the encoder in a file of weights; None if there is not one."""
+    if is_imagenet(init) and name.startswith("timm:"):  # they are loaded without it
+        return None
+    tensors = _content(torchvision_file(name) if is_imagenet(init) else init)[0]
+    heads = [
+        (value, tensors[bias])
+        for key, value in tensors.items()
+        if value.ndim == 2 and value.shape[1] == width and (bias := key.removesuffix("weight") + "bias") in tensors
+    ]
+    if len(heads) != 1 or heads[0][1].shape != heads[0][0].shape[:1]:
+        return None
+    head = nn.Linear(width, len(heads[0][0]))
+    head.load_state_dict({"weight": heads[0][0], "bias": heads[0][1]})
+    return head.requires_grad_(False)
+
+
 def _reason(error: Exception) -> str:
     """What a network error says is in its reason."""
     return one_line(getattr(error, "reason", None) or error, longest=120)
