@@ -25,6 +25,7 @@ import torch
 
 from dssl import config_io
 from dssl.augment import SEVERITIES, kinds_seen
+from dssl.cli import keep_freed_memory
 from dssl.config import RunConfig
 from dssl.data.pipeline import default_threads
 from dssl.distributed import pick_device
@@ -183,6 +184,7 @@ def in_own_process(job: Job, place: Place, *, threads: int, gpu: str | None) -> 
     SIGTERM from the harness stops the job, and so does the end of the harness, even by SIGKILL: a run saves itself and can be
     resumed.
     """
+    keep_freed_memory()
     os.setsid()  # Ctrl-C reaches the harness alone, which passes it on
     log = os.open(place.log(job), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     os.dup2(log, 1)
