@@ -139,8 +139,11 @@ def counts(measured: Robustness) -> dict[str, Any]:
 
 def scores(run: Mapping[str, Any], protocol: str) -> NDArray[np.float64]:
     """Images x sets, in percent."""
-    right = {name: np.frombuffer(base64.b64decode(text), np.uint8) for name, text in run["right"][protocol].items()}
-    return np.stack([100 * right[name] / run["conditions"][name] for name in SETS], axis=1)
+    right = {
+        name: np.frombuffer(base64.b64decode(text), np.uint8).astype(float)
+        for name, text in run["right"][protocol].items()
+    }
+    return np.stack([100.0 * right[name] / run["conditions"][name] for name in SETS], axis=1)
 
 
 def page(runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -220,6 +223,7 @@ def main() -> None:
     parser.add_argument("--elpv", metavar="FOLDER")
     parser.add_argument("--weights", required=True, help="torchvision's MobileNetV2, IMAGENET1K_V1")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=list(SEEDS))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     places = {"OUT": str(options.out), "WEIGHTS": options.weights}
@@ -227,7 +231,7 @@ def main() -> None:
     places |= {"ELPV": options.elpv} if options.elpv else {}
     for cell in cells():
         wanted = {"photos": options.photos, "elpv": options.elpv}[cell.data] and cell.arm in options.arms
-        if not wanted or cell.name in kept():
+        if not wanted or cell.seed not in options.seeds or cell.name in kept():
             continue
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         if ARMS[cell.arm][1]:
