@@ -27,7 +27,7 @@ class Arguments:
 
     Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
     adapt (your own images, starting from ImageNet weights or --init FILE), robust (the same weights, made to survive noise,
-    blur and bad light).
+    blur and bad light; with --keep-head so gently that a classifier on the old features stays in use).
     --method simsiam, byol, simclr, vicreg, barlowtwins or match picks the method and the settings under method.*; --guard 1 is
     short for --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
     """
@@ -57,7 +57,9 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         out = Path("runs") / name
         if method is None:
             method = _method_in(Path(expanded(_take([*rest], "--out") or str(out))))
-        config = recipe(name, method=method, **_channels(rest))
+        keep_head = "--keep-head" in rest
+        rest = [word for word in rest if word != "--keep-head"]
+        config = recipe(name, method=method, keep_head=keep_head, **_channels(rest))
     elif {"-h", "--help"} & set(rest):
         config, out = recipe("shapes", method=method), Path("runs/shapes")
     else:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from dssl import cli, config_io
 from dssl.config import RunConfig
+from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.run import RunFolder
@@ -75,3 +77,15 @@ def test_agreement_is_counted_against_the_class_of_the_clean_image_before() -> N
     after = {"clean": torch.tensor([one, one, one, two]), "fog": torch.tensor([one, one, two, one])}
     shares = head_agreement(head, after, before)
     assert shares == pytest.approx({"clean": 0.75, "corrupted": 0.75, "corrupted_before": 0.5})
+
+
+def test_keep_head_is_a_gentler_robust_and_of_no_other_recipe(weights: Path, tmp_path: Path) -> None:
+    usual, gentle = recipe("robust"), recipe("robust", keep_head=True)
+    assert gentle.optimizer.rate < usual.optimizer.rate
+    assert gentle.adapt is not None
+    assert gentle.adapt.max_drift is not None
+    target = tmp_path / "config.json"
+    assert cli.main(["train", "robust", "--keep-head", "--data", "shapes:8", "--write-config", str(target)]) == 0
+    assert config_io.load(target) == recipe("robust", keep_head=True, data="shapes:8")
+    with pytest.raises(DsslError, match="adapt"):
+        recipe("adapt", keep_head=True)
