@@ -24,16 +24,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dssl.augment import kinds_seen
+from dssl.augment import KINDS, SEVERITIES, corrupt_images, kinds_seen
 from dssl.data import open_source
-from dssl.data.loader import Batches
+from dssl.data.loader import Batches, EvaluationBatches
 from dssl.evaluation.robustness import Robustness, resampled
 from dssl.files import write_text
+from dssl.models import feature_dim
 from dssl.recipes import recipe
 from dssl.text import markdown
 from dssl.training.prepare import view_maker
 from dssl.weights import checkpoint
-from dssl.weights.load import open_weights
+from dssl.weights.load import linear_head, open_weights
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "robust.md"
 KEPT = PAGE.with_suffix(".json")
@@ -129,9 +130,7 @@ def counts(measured: Robustness) -> dict[str, Any]:
     familiarity = kinds_seen(["corrupt"])
     sets = replace(measured, familiarity={kind: familiarity[kind] for kind in measured.kinds}).sets()
     right = {
-        protocol: {
-            name: base64.b64encode(right[sets[name]].sum(axis=0).astype(np.uint8).tobytes()).decode() for name in SETS
-        }
+        protocol: {name: _text(right[sets[name]].sum(axis=0).astype(np.uint8)) for name in SETS}
         for protocol, right in measured.right.items()
     }
     return {"right": right, "conditions": {name: len(sets[name]) for name in SETS}}
@@ -139,10 +138,7 @@ def counts(measured: Robustness) -> dict[str, Any]:
 
 def scores(run: Mapping[str, Any], protocol: str) -> NDArray[np.float64]:
     """Images x sets, in percent."""
-    right = {
-        name: np.frombuffer(base64.b64decode(text), np.uint8).astype(float)
-        for name, text in run["right"][protocol].items()
-    }
+    right = {name: _counts(text) for name, text in run["right"][protocol].items()}
     return np.stack([100.0 * right[name] / run["conditions"][name] for name in SETS], axis=1)
 
 
@@ -168,6 +164,8 @@ def page(runs: Mapping[str, Mapping[str, Any]]) -> str:
                 if found and arm not in (other, "start", "batchnorm")
             ]
             lines += markdown(["", *SETS], rows)
+        if data == "photos":
+            lines += _heads(runs)
     missing = [cell.name for cell in cells() if cell.name not in runs]
     lines += ["", f"Not measured yet: {', '.join(missing)}."] if missing else []
     lines += ["", "## Commands", "", "```"]
@@ -196,6 +194,79 @@ def _differences(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str
         mark = "**" if low[column] > 0 or high[column] < 0 else ""
         texts.append(f"{mark}{difference:+.1f} ({low[column]:+.1f} to {high[column]:+.1f}){mark}")
     return texts
+
+
+def head_counts(run: Path, weights: Path, photos: str) -> dict[str, Any]:
+    """Under how many corruptions not seen the weights' own classifier gives each photo the class that it gave the clean one.
+
+    The first count is with the encoder of the start, the second with that of the run; with them the clean photos that keep it.
+    """
+    encoders = [open_weights(path) for path in (run / "start.safetensors", run)]
+    source = open_source(photos)
+    with EvaluationBatches(source, size=encoders[0].image_size, channels=encoders[0].channels) as batches:
+        images = np.concatenate([batch.images.permute(0, 2, 3, 1).numpy() for batch in batches])
+    familiarity = kinds_seen(["corrupt"])
+    kinds = [kind for kind, about in KINDS.items() if about.group != "geometry" and familiarity[kind] != "seen"]
+    normalization, indices = encoders[0].normalization, np.arange(len(images))
+    scale, offset = normalization.scale_and_offset()
+
+    width = feature_dim(encoders[0].network, image_size=encoders[0].image_size)
+    found = linear_head(weights, encoders[0].name, width=width)
+    assert found is not None
+    head: nn.Linear = found
+
+    def classes(network: nn.Module, pixels: NDArray[np.uint8]) -> NDArray[np.int64]:
+        batches = [
+            torch.from_numpy(pixels[first : first + 64] * scale + offset).permute(0, 3, 1, 2)
+            for first in range(0, len(pixels), 64)
+        ]
+        with torch.no_grad():
+            numbers: NDArray[np.int64] = torch.cat([head(network(batch)).argmax(dim=1) for batch in batches]).numpy()
+        return numbers
+
+    before = classes(encoders[0].network, images)
+    kept = [np.zeros(len(images), np.uint8) for _ in encoders]
+    for kind in kinds:
+        for severity in SEVERITIES:
+            pixels = corrupt_images(images, kind, severity, seed=0, indices=indices, threads=1)
+            for count, encoder in zip(kept, encoders, strict=True):
+                count += classes(encoder.network, pixels) == before
+    clean = (classes(encoders[1].network, images) == before).astype(np.uint8)
+    names = ("start", "run", "clean")
+    return {
+        "conditions": len(kinds) * len(SEVERITIES),
+        **{name: _text(count) for name, count in zip(names, (*kept, clean), strict=True)},
+    }
+
+
+def _text(counts: NDArray[np.uint8]) -> str:
+    return base64.b64encode(counts.tobytes()).decode()
+
+
+def _counts(text: str) -> NDArray[np.float64]:
+    return np.frombuffer(base64.b64decode(text), np.uint8).astype(float)
+
+
+def _heads(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What became of the classifier that came with the weights, on the test photos."""
+    rows = []
+    for arm in ("directed", "keep-head"):
+        heads = [run["head"] for name, run in runs.items() if name.startswith(f"photos-{arm}-") and "head" in run]
+        if heads:
+            clean = np.mean([_counts(head["clean"]).mean() for head in heads])
+            start, after = (np.mean([_counts(head[key]) for head in heads], axis=0) for key in ("start", "run"))
+            start, after = 100 * start / heads[0]["conditions"], 100 * after / heads[0]["conditions"]
+            low, high = np.quantile(resampled((after - start)[:, None]), [0.025, 0.975])
+            difference = f"{(after - start).mean():+.1f} ({low:+.1f} to {high:+.1f})"
+            share = f"{100 * clean:.1f} ({len(heads)})"
+            rows.append([ARMS[arm][0], share, f"{start.mean():.1f}", f"{after.mean():.1f}", difference])
+    if not rows:
+        return []
+    return [
+        "", "The ImageNet classifier that came with the weights, on the test photos, in %: how often it gives a clean photo the",
+        "class that it gave it before, and a photo under corruptions not seen the class of the clean photo before.", "",
+        *markdown(["", "clean", "corrupted, start", "corrupted, after", "difference"], rows),
+    ]  # fmt: skip
 
 
 def re_estimate(start: Path, data: str, out: Path) -> None:
@@ -245,7 +316,10 @@ def main() -> None:
         path = options.out / f"{cell.name}-evaluation" / "robustness.json"
         measured = Robustness.of(json.loads(path.read_text(encoding="utf-8")))
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        runs = kept() | {cell.name: counts(measured) | {"seconds": round(seconds)}}
+        run = counts(measured) | {"seconds": round(seconds)}
+        if cell.data == "photos" and cell.arm in ("directed", "keep-head"):
+            run["head"] = head_counts(options.out / cell.name, Path(options.weights), places["TEST"])
+        runs = kept() | {cell.name: run}
         write_text(KEPT, json.dumps(runs, indent=1, sort_keys=True) + "\n")
         write_text(PAGE, page(runs))
 
