@@ -116,8 +116,11 @@ def read_embeddings(path: Path, source: Source) -> Features:
         raise DsslError(f"{path}: {one_line(error)}; expected a .npz that dssl embed has written") from error
     if values.ndim != 2:
         raise DsslError(f"{path}: holds feature maps; expected vectors, which dssl embed writes without --dense")
-    if about["source"] not in (source.fingerprint, *source.earlier_fingerprints()):
-        raise DsslError(f"{path}: holds embeddings of other images than {source.name}; run dssl embed again")
+    images = (about["source"], about["reading"])
+    if images not in [(text, source.reading) for text in (source.fingerprint, *source.earlier_fingerprints())]:
+        raise DsslError(
+            f"{path}: holds embeddings of other images than {source.name}, or of images read otherwise; name the weights instead"
+        )
     # in the order of the source, without those that could not be read
     wanted = iter(range(len(source)))
     rows = [next((index for index in wanted if source.label_of(index) == name), -1) for name in names]

@@ -22,7 +22,7 @@ from dssl.report.pictures import Picture, Positions, embedded, layouts, map_pict
 from dssl.text import columns
 from dssl.weights.encoder import Features
 
-MAPPED, COLUMNS, CLUSTERS, QUERIES, GROUPS, OUTLIERS = 1_500, 8, 50, 20, 20, 24
+MAPPED, COLUMNS, MEDOIDS, CLUSTERS, QUERIES, GROUPS, OUTLIERS = 1_500, 8, 200, 16, 20, 24, 24
 """How many are on the page at most, which is so bounded to a few megabytes; the CSV files have all."""
 
 
@@ -137,12 +137,16 @@ def html(report: Report, *, command: str) -> str:
         pictures = [thumbnail(row, f"{value:.3f}") for row, value in asked.nearest[:COLUMNS]]
         return picture(image, description=asked.name, caption="query", photo=True), pictures
 
-    def cluster(members: NDArray[np.int64]) -> tuple[Picture, str, list[Picture]]:
+    def cluster(members: NDArray[np.int64]) -> tuple[Picture, int, list[Picture]]:
         others = members[1:]
         # from the centre to the rim, so that a cluster that is not one shows it
         shown = others[np.linspace(0, len(others) - 1, min(COLUMNS, len(others))).round().astype(np.int64)]
-        share = f"stands for {page.exact(len(members))} ({percent(len(members) / len(found.cluster))})"
-        return thumbnail(members[0]), share, [thumbnail(row) for row in shown]
+        return thumbnail(members[0]), len(members), [thumbnail(row) for row in shown]
+
+    def lines(rows: Sequence[int], captions: Sequence[str]) -> list[tuple[int, list[Picture]]]:
+        """Pictures one after the other, each line with the number of its first."""
+        pictures = [thumbnail(row, caption) for row, caption in zip(rows, captions, strict=True)]
+        return [(begin + 1, pictures[begin : begin + COLUMNS]) for begin in range(0, len(pictures), COLUMNS)]
 
     def group(rows: NDArray[np.int64]) -> tuple[int, list[Picture]]:
         return len(rows), [thumbnail(row, f"{found.similarity[row, 0]:.3f}") for row in rows[:COLUMNS]]
@@ -151,9 +155,10 @@ def html(report: Report, *, command: str) -> str:
     drawn = map_picture(
         points, lambda place: map_thumbnail(report.source.image(int(report.features.rows[rows[place]])))
     )
-    shown = report.outliers[:OUTLIERS]
+    shown = report.outliers[:OUTLIERS].tolist()
     context = {
         "report": report,
+        "found": found,
         "facts": [
             ("images", page.exact(len(found.cluster))),
             ("unreadable", page.exact(report.features.unreadable)),
@@ -165,13 +170,13 @@ def html(report: Report, *, command: str) -> str:
         "map": embedded(drawn, description=f"Map of the images by {kind}", photo=True),
         "kind": kind,
         "mapped": len(rows),
+        "medoids": lines(
+            found.medoids[:MEDOIDS].tolist(), [f"for {page.exact(len(rows))}" for rows in found.members[:MEDOIDS]]
+        ),
         "clusters": [cluster(members) for members in found.members[:CLUSTERS]],
         "queries": [query(asked) for asked in report.queries[:QUERIES]],
         "groups": [group(rows) for rows in found.duplicates[:GROUPS]],
-        "outliers": [
-            (begin, [thumbnail(row, f"{isolation[row]:.3f}") for row in shown[begin : begin + COLUMNS]])
-            for begin in range(0, len(shown), COLUMNS)
-        ],
+        "outliers": lines(shown, [f"{isolation[row]:.3f}" for row in shown]),
         "command": command,
     }
     return page.render("explore.html", title=f"Exploring {report.source.name}", context=context)
