@@ -16,7 +16,7 @@ from dssl.evaluation.knn import neighbours
 NEAREST = 10
 """Neighbours of each image, at most."""
 CLOSE = 0.2
-"""Near-duplicates are closer than this share of the median distance to the nearest neighbour."""
+"""Near-duplicates are closer than this share of the median distance to the last of these neighbours."""
 _SAME = 1e-5
 """Cosine distance within which two features are equal, up to rounding."""
 _ITERATIONS, _SEEDING, _BLOCK = 25, 20_000, 8_192
@@ -67,8 +67,8 @@ def explore(
     unit = F.normalize(features.float(), dim=1)
     similarity, nearest = nearest_others(unit, k=min(NEAREST, len(unit) - 1), progress=progress)
     if threshold is None:
-        # neighbours are at a distance that depends on the encoder and the images: copies are far below it
-        threshold = 1 - max(CLOSE * float(np.median(1 - similarity[:, 0])), _SAME)
+        # how far apart neighbours are depends on the encoder and the images; the last one is no copy even if all have some
+        threshold = 1 - max(CLOSE * float(np.median(1 - similarity[:, -1])), _SAME)
     close = similarity >= threshold
     pairs = np.stack([np.nonzero(close)[0], nearest[close]])
     members = k_means(unit, clusters, seed=seed)

@@ -47,6 +47,8 @@ def test_planted_duplicates_and_the_planted_outlier_are_found(clustered: Tensor)
     found = explore(clustered, clusters=5, seed=0)
     assert [group.tolist() for group in found.duplicates] == [[7, 201, 202, 203]]
     assert int(found.isolation.argmax()) == 200
+    twice = explore(torch.cat([clustered[:200], clustered[:200] * 1.001]), clusters=5, seed=0)
+    assert [group.tolist() for group in twice.duplicates] == [[row, row + 200] for row in range(200)]
     nothing = explore(clustered[:200], clusters=5, seed=0)
     assert nothing.duplicates == ()
     everything = explore(clustered[:200], clusters=5, seed=0, threshold=-1.0)
