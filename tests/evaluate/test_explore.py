@@ -19,9 +19,9 @@ from dssl.evaluation.explore import connected, explore, k_means, nearest_others
 def clustered() -> Tensor:
     """Forty rows around each of five directions; row 200 is far from all, and 201 to 203 are nearly row 7."""
     draw = np.random.default_rng(3)
-    centres = draw.normal(size=(5, 16)) * 4
-    rows = np.repeat(centres, 40, axis=0) + draw.normal(size=(200, 16))
-    copies = rows[7] + 0.01 * draw.normal(size=(3, 16))
+    centres = draw.normal(size=(5, 64)) * 4
+    rows = np.repeat(centres, 40, axis=0) + draw.normal(size=(200, 64))
+    copies = rows[7] + 0.01 * draw.normal(size=(3, 64))
     return torch.tensor(np.concatenate([rows, -5 * centres.sum(axis=0, keepdims=True), copies]), dtype=torch.float32)
 
 
