@@ -7,6 +7,7 @@ COMMANDS: dict[str, str] = {
     "evaluate-coco": "fine-tune Mask R-CNN on COCO from an encoder: box and mask AP",
     "report": "write an HTML page about runs: curves, verdicts, differences",
     "embed": "write the embeddings of images",
+    "explore": "look at unlabelled images: map, neighbours, near-duplicates, outliers, what to label first",
     "export": "write weights for torchvision, timm, Detectron2 or ONNX, verified by loading them back",
     "views": "show the views of your images, and what each policy does to them",
     "tune": "find the heavy policy for your images, without labels, in bounded time",

@@ -1,6 +1,7 @@
 """``dssl embed``: the encoder's vectors of any images, in files."""
 
 import dataclasses
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,4 +81,8 @@ def run(arguments: Arguments) -> int:
         f"{arguments.out}: {done.images:,} {what} in {done.files:,} "
         f"{'file' if done.files == 1 else 'shards'}{kept}{left_out}; {time.perf_counter() - begun:.1f} s"
     )
+    if arguments.out.suffix == ".npz" and not arguments.dense:
+        print(
+            f"look at them: {shlex.join(['dssl', 'explore', str(arguments.out), arguments.data, '--split', arguments.split])}"
+        )
     return 0

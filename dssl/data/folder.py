@@ -116,6 +116,23 @@ class ListFile(Files):
         return printable(self._paths[index])
 
 
+class GivenFiles(Files):
+    """The images in files that are named one by one."""
+
+    def __init__(self, paths: Sequence[str], *, channels: int = 3, value_range: Range | None = None) -> None:
+        super().__init__(np.full((len(paths), 2), UNSEEN), channels=channels, value_range=value_range)
+        self._paths = [os.fsencode(Path(path).absolute()) for path in paths]
+        self.name = f"{len(paths):,} files"
+        self.fingerprint = hashlib.blake2b(b"\n".join(self._paths), digest_size=16).hexdigest()
+
+    def path(self, index: int) -> bytes:
+        return self._paths[index]
+
+    def label_of(self, index: int) -> str:
+        """The path, printable."""
+        return printable(self._paths[index])
+
+
 @dataclass(frozen=True, slots=True)
 class Splits:
     """The folders of a data set; without a split of its own, the training images are in the folder itself."""

@@ -7,16 +7,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dssl.data import Source
 from dssl.data.quarantine import Quarantine
-from dssl.errors import DsslError
+from dssl.errors import DsslError, one_line
 from dssl.files import replacing, write_text
 from dssl.models.dense import DenseEncoder
-from dssl.weights.encoder import Encoder, NothingReadable
+from dssl.weights.encoder import Encoder, Features, NothingReadable
 
 SMALL = 100_000
 """Upper limit of images in one .npz or .csv."""
@@ -103,6 +105,28 @@ def embed_file(encoder: Encoder, source: Source, path: Path) -> Embedded:
         computed=len(source),
         files=1,
     )
+
+
+def read_embeddings(path: Path, source: Source) -> Features:
+    """What ``embed_file`` wrote as .npz, with the image of the source that each row is of."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            values, names, about = file["embeddings"], file["names"].tolist(), json.loads(str(file["about"]))
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise DsslError(f"{path}: {one_line(error)}; expected a .npz that dssl embed has written") from error
+    if values.ndim != 2:
+        raise DsslError(f"{path}: holds feature maps; expected vectors, which dssl embed writes without --dense")
+    images = (about["source"], about["reading"])
+    if images not in [(text, source.reading) for text in (source.fingerprint, *source.earlier_fingerprints())]:
+        raise DsslError(
+            f"{path}: holds embeddings of other images than {source.name}, or of images read otherwise; name the weights instead"
+        )
+    # in the order of the source, without those that could not be read
+    wanted = iter(range(len(source)))
+    rows = [next((index for index in wanted if source.label_of(index) == name), -1) for name in names]
+    if -1 in rows or len(rows) != len(values):
+        raise DsslError(f"{path}: its names are not those of {source.name}; run dssl embed again")
+    return Features(values=torch.from_numpy(values), rows=np.array(rows, np.int64), unreadable=len(source) - len(rows))
 
 
 def embed_parquet(encoder: Encoder, source: Source, path: Path, *, shard: int) -> Embedded:
@@ -222,9 +246,9 @@ def _csv(file: IO[str], rows: NDArray[np.float32], names: list[str]) -> None:
     writer.writerow(["name", *(f"d{number}" for number in range(rows.shape[1]))])
     for name, row in zip(names, rows, strict=True):
         # the shortest text that gives the same float32 back
-        writer.writerow([_harmless(name), *(str(value) for value in row)])
+        writer.writerow([harmless(name), *(str(value) for value in row)])
 
 
-def _harmless(name: str) -> str:
+def harmless(name: str) -> str:
     """A name that no spreadsheet takes for a formula; as a path it is the same."""
     return f"./{name}" if name.startswith(("=", "+", "-", "@")) else name

@@ -1,6 +1,9 @@
 """The page of an evaluation: numbers with their protocols, maps of the embedding, and nearest neighbours."""
 
+from functools import cache
+
 import torch
+from PIL import Image as Pillow
 
 from dssl import rng
 from dssl.evaluation.protocols import Benchmark, Evaluation
@@ -79,12 +82,16 @@ def _quality(evaluation: Evaluation) -> list[tuple[str, str]]:
 def _maps(benchmark: Benchmark) -> list[Picture]:
     features = benchmark.store.of(benchmark.test, allow_unreadable=False)
     chosen = rng.sample(rng.key(benchmark.seed, "map"), len(features.rows), MAPPED)
-    thumbnails = [map_thumbnail(benchmark.test.image(int(row))) for row in features.rows[chosen]]
+
+    @cache
+    def thumbnail(place: int) -> Pillow.Image:
+        return map_thumbnail(benchmark.test.image(int(features.rows[chosen[place]])))
+
     return [
         embedded(
-            map_picture(points, thumbnails),
+            map_picture(points, thumbnail),
             description=f"Map of the embedding by {name}",
-            caption=f"{name} of {len(thumbnails):,} test images: images with similar features are close together. "
+            caption=f"{name} of {len(chosen):,} test images: images with similar features are close together. "
             "Where several share a place, the first is shown.",
         )
         for name, points in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed).items()

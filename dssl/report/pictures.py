@@ -4,10 +4,11 @@ import base64
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +40,8 @@ CELL = 36
 
 _MARGIN, _GAP, _TEXT, _WIDEST = 28, 8, 15, 300
 _GALLERY = 8
-_Positions = NDArray[np.float64]
+Positions: TypeAlias = NDArray[np.float64]
+"""In the plane: N x 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,21 @@ def embedded(
     return Picture(source, image.width, image.height, description, enlarge, caption, flag)
 
 
-def picture(image: Image, *, description: str, side: int = PICTURE_SIDE, caption: str = "", flag: str = "") -> Picture:
-    """A thumbnail whose longer side has at most ``side`` pixels; small images are never resampled."""
+def picture(
+    image: Image,
+    *,
+    description: str,
+    side: int = PICTURE_SIDE,
+    caption: str = "",
+    flag: str = "",
+    photo: bool = False,
+) -> Picture:
+    """A thumbnail whose longer side has at most ``side`` pixels, as JPEG for a ``photo``; small images stay as they are."""
     enlarge = max(image.shape[:2]) <= _ENLARGE_UP_TO
     thumbnail = to_pillow(image if enlarge else shrunk(image, side=side))
-    return embedded(thumbnail, description=description, enlarge=enlarge, caption=caption, flag=flag)
+    return embedded(
+        thumbnail, description=description, enlarge=enlarge, caption=caption, flag=flag, photo=photo and not enlarge
+    )
 
 
 def contact_sheet(rows: Sequence[SheetRow], *, title: str, cell: int = 128) -> Pillow.Image:
@@ -160,7 +172,7 @@ def centred(features: Tensor) -> Tensor:
     return unit - unit.mean(dim=0)
 
 
-def pca(features: Tensor, *, dimensions: int = 2) -> _Positions:
+def pca(features: Tensor, *, dimensions: int = 2) -> Positions:
     """The main axes of the normalised, centred features; signs are fixed, so that the same features give the same map."""
     rows = centred(features)
     _, axes = torch.linalg.eigh(rows.T @ rows)
@@ -170,7 +182,7 @@ def pca(features: Tensor, *, dimensions: int = 2) -> _Positions:
     return points.numpy() if points.shape[1] >= 2 else np.pad(points.numpy(), ((0, 0), (0, 1)))
 
 
-def layouts(features: Tensor, *, seed: int) -> dict[str, _Positions]:
+def layouts(features: Tensor, *, seed: int) -> dict[str, Positions]:
     """Positions in the plane: by PCA always; by t-SNE where scikit-learn is installed and there are enough images for it."""
     flat = {"PCA": pca(features)}
     if len(features) < 50:
@@ -190,20 +202,27 @@ def layouts(features: Tensor, *, seed: int) -> dict[str, _Positions]:
 
 
 def map_picture(
-    points: _Positions, thumbnails: list[Pillow.Image], *, cells: tuple[int, int] = (29, 20), side: int = CELL
+    points: Positions,
+    thumbnail: Callable[[int], Pillow.Image],
+    *,
+    cells: tuple[int, int] = (29, 20),
+    side: int = CELL,
 ) -> Pillow.Image:
-    """Thumbnails of ``map_thumbnail`` at their positions, on a grid so that none hides another; the first in a cell wins."""
+    """Thumbnails of ``map_thumbnail`` at their positions, on a grid so that none hides another; the first in a cell wins.
+
+    Only those that win are asked for: decoding a photo takes longer than everything else here.
+    """
     columns, rows = cells
     canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
     # outliers would squeeze the rest into a corner: the outermost hundredth is moved to the rim
     low, high = np.quantile(points, (0.01, 0.99), axis=0)
     place = np.clip((points - low) / np.where(high > low, high - low, 1.0), 0, 1)
     taken: set[tuple[int, int]] = set()
-    for (x, y), thumbnail in zip(place, thumbnails, strict=True):
+    for number, (x, y) in enumerate(place):
         cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
         if cell not in taken:
             taken.add(cell)
-            canvas.paste(thumbnail, (cell[0] * side + 1, cell[1] * side + 1))
+            canvas.paste(thumbnail(number), (cell[0] * side + 1, cell[1] * side + 1))
     return canvas
 
 

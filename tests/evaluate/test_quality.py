@@ -61,7 +61,7 @@ def test_layouts_and_picture(real: Any) -> None:
     assert [*layouts(torch.ones(80, 16), seed=0)] == ["PCA"]
     images = [map_thumbnail(np.full((8, 6, 3), number, np.uint8), side=20) for number in range(80)]
     assert images[0].size == (14, 18)
-    drawn = map_picture(found["PCA"], images, cells=(10, 5), side=20)
+    drawn = map_picture(found["PCA"], images.__getitem__, cells=(10, 5), side=20)
     assert drawn.size == (200, 100)
     assert len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 10
 

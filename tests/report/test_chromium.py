@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from dssl.data.shapes import Shapes
+from dssl.evaluation.explore import explore
 from dssl.files import write_text
 from dssl.report import views
+from dssl.report.explore import Query, Report, write
 from dssl.report.views import Example, OperationStrip, OperationTable, PolicyStrength, Survey
+from dssl.weights.encoder import Features
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\"' {{7*7}}.jpg"
 
@@ -169,6 +174,35 @@ def test_a_script_that_got_in_would_not_run(browser, views_page: Path, tmp_path:
     assert browser.run("return document.title") != "owned"
     assert browser.run("return getComputedStyle(document.getElementById('p')).color") != "rgb(255, 0, 0)"
     assert sum("Content Security Policy" in message for message in browser.warnings()) == 2
+
+
+class Hostile(Shapes):
+    """Drawn images with names that are markup."""
+
+    def label_of(self, index: int) -> str:
+        return f"{index} {HOSTILE}"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_the_page_of_unlabelled_images(browser, tmp_path: Path, width: int, scheme: str) -> None:
+    source = Hostile(70)
+    values = torch.from_numpy(np.stack([source.image(index).reshape(-1) for index in range(70)])[:, ::7]).float()
+    features = Features(values=torch.cat([values, values[:1]]), rows=np.append(np.arange(70), 0), unreadable=2)
+    found = explore(features.values, clusters=7, seed=0)
+    queries = [Query(source, 3, [(5, 0.9), (6, 0.8)])]
+    report = Report(source=source, features=features, exploration=found, queries=queries, seed=0)
+    page = write(report, tmp_path, command=f"dssl explore '{HOSTILE}'")[0]
+    browser.open(page, width=width, scheme=scheme)
+    assert browser.warnings() == []
+    assert browser.requests() == []
+    assert browser.overflow() == []
+    assert browser.broken_images() == 0
+    assert browser.run("return document.title") == f"Exploring {source.name}"
+    captions = browser.run("return [...document.querySelectorAll('.picture figcaption')].map(e => e.textContent)")
+    assert captions[:7] == [f"for {len(rows)}" for rows in found.members]
+    assert captions[captions.index("query") :][:3] == ["query", "0.900", "0.800"]
+    titles = browser.run("return [...document.querySelectorAll('.picture img')].map(e => e.title)")
+    assert titles[:7] == [report.name(row) for row in found.medoids]
 
 
 def test_the_harness_sees_overflow_errors_and_requests(browser, tmp_path: Path) -> None:
