@@ -16,6 +16,7 @@ from dssl.config_io import to_dict
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.models import build_encoder
+from dssl.recipes import recipe
 from dssl.report.views import survey
 from dssl.weights import checkpoint
 
@@ -56,6 +57,18 @@ def test_a_folder_becomes_a_page_that_a_browser_shows_well(
     assert any(title.endswith(HOSTILE) for title in titles)
     assert browser.run("return document.querySelector('.notice').textContent").count("cut.jpg") == 1
     assert browser.run("return document.querySelectorAll('.pictures:not(.strip) tr').length") == 4
+
+
+@pytest.mark.parametrize("name", ["folder", "shapes"])
+def test_size_and_standard_policy_are_those_of_training(name: str, folder: Path, tmp_path: Path) -> None:
+    source, out = {"folder": str(folder), "shapes": "shapes:8"}[name], tmp_path / "page.html"
+    usual = recipe(name)
+    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, speed=False))
+    page = out.read_text()
+    assert f"{usual.image_size} x {usual.image_size} x 3" in page
+    assert f">{usual.standard}<" in page
+    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, size=24, speed=False))
+    assert f">{usual.standard}<" in out.read_text()
 
 
 def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -70,12 +70,15 @@ def test_the_plan_of_a_search_fits_its_minutes() -> None:
     for minutes, pair, graph in itertools.product((5, 30, 240), (0.05, 0.2, 0.5), (0.1, 0.4, 1.0)):
         plan = plan_for(minutes, pair=pair, graph=graph)
         start = trial("", 0.3, seconds=plan.start * pair)
-        count = affordable(minutes, start, [trial(NONE, 0.3, seconds=plan.steps * graph)])
+        first = trial(NONE, 0.3, seconds=plan.steps * graph)
+        count = affordable(minutes, start.seconds + first.seconds, [first])
         assert count == 1 or start.seconds + count * plan.steps * graph <= 60 * minutes
     assert plan_for(30, pair=0.18, graph=0.35) == Plan(start=800, steps=231)  # two cores, the default settings
     with pytest.raises(DsslError, match=r"a step takes 12.0 s here: expected at least 28 for 3 policies"):
         plan_for(5, pair=1.7, graph=12)
-    assert affordable(30, trial("", 0.3, seconds=150), [trial(NONE, 0.3, seconds=85)]) == 17
+    assert affordable(30, 150 + 85, [trial(NONE, 0.3, seconds=85)]) == 17
+    # the first trial was slow: by the mean of all, as many as the rest of the minutes allow
+    assert affordable(30, 150 + 300 + 3 * 60, [trial(NONE, 0.3, seconds=s) for s in (300, 60, 60, 60)]) == 4 + 8
 
 
 def ticking(seconds: Iterator[float]) -> Callable[[], float]:
@@ -97,6 +100,25 @@ def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None
     assert more.trials[:4] == result.trials
     assert len(more.trials) == 5
     assert more.seconds <= 600
+
+
+def test_what_was_interrupted_counts_as_time_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, asked = tmp_path / "run", {"policies": (), "minutes": 8}
+    real = tune.rotation_accuracy
+
+    def interrupted(features: torch.Tensor) -> float:
+        if (out / "trials.jsonl").is_file() and len(results(out)) == 2:
+            raise KeyboardInterrupt
+        return real(features)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "rotation_accuracy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            search(out, **asked, clock=ticking(itertools.repeat(60.0)))
+    # a minute each: the start, one trial, and the one that was interrupted; 8 minutes less 10 % have room for four more
+    result = search(out, **asked, clock=ticking(itertools.repeat(60.0)))
+    assert len(result.trials) == 5
+    assert result.seconds + 60 <= 8 * 60
 
 
 def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,11 +398,41 @@ def test_the_answer_says_when_the_score_decides_nothing_and_when_it_does() -> No
     assert report.answer(replace(RESULT, trials=apart[:1])).endswith("ua: 50.0 ± 1.0.")
 
 
+def test_the_last_lines_are_the_policy_and_the_command_that_trains_with_it() -> None:
+    tried = (trial("ua", 0.5), trial("ta", 0.4), trial(NONE, 0.6))
+    assert report.summary(replace(RESULT, trials=tried), line="dssl train").splitlines()[-2:] == [
+        "recommended: ua",
+        "dssl train",
+    ]
+    alone = replace(RESULT, trials=(tried[0], tried[2]))
+    assert (alone.only, "only" in report.answer(alone)) == (True, True)
+    assert "only" in report.summary(alone, line="dssl train").splitlines()[-2]
+    # one of two is left: the other was tried, and collapsed
+    left = replace(RESULT, trials=(tried[0], trial("ta", 0.4, verdict="collapsed")))
+    assert (left.only, "only" in report.answer(left)) == (False, False)
+
+
+@pytest.mark.parametrize("source", ["shapes", "figures:200", "cifar10:x", "my photos"])
+def test_the_standard_policy_is_that_of_training(source: str, tmp_path: Path) -> None:
+    for size in (32, 96):
+        asked = Arguments(source=source, image_size=size, out=tmp_path)
+        file = tmp_path / f"{size}.json"
+        assert main([*shlex.split(train_line(asked, "ua"))[1:], "--write-config", str(file)]) == 0
+        assert configuration(asked).standard == json.loads(file.read_text())["standard"]
+
+
+def test_a_search_of_an_earlier_version_keeps_its_standard_policy(tmp_path: Path) -> None:
+    kept = {"config": {"standard": "crop(0.5,1)"}}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert configuration(replace(ARGUMENTS, out=tmp_path)).standard == "crop(0.5,1)"
+    assert configuration(replace(ARGUMENTS, out=tmp_path, standard="standard")).standard == "standard"
+
+
 def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number() -> None:
     none = trial(NONE, 0.5, seconds=100)
     result = replace(RESULT, start=trial("", 0.3, seconds=250), trials=(none,))
     assert result.minutes_for_more == 13  # 250 s and 4 trials of 100 s are 90 % of it
-    assert affordable(13, result.start, [none]) == 4
+    assert affordable(13, 250 + 100, [none]) == 4
     assert report.answer(result) == (
         "No heavy policy was tried: a trial takes 2 minutes here, and the minutes are over. "
         "Rerun the command with --minutes 13: the search resumes."
