@@ -67,12 +67,11 @@ _LEFT_UNCHECKED = (
 
 
 def recorded(plain: Mapping[str, Any], *, where: str) -> RunConfig:
-    """As ``from_dict``, but of a run whose method, operations or later settings are not here: those are shown as recorded."""
+    """As ``from_dict``, but of a run whose method or operations may not be here: they are then as recorded, to be shown."""
     try:
         return from_dict(plain, where=where)
     except DsslError:
-        fields = RunConfig.__dataclass_fields__
-        checked = {key: value for key, value in plain.items() if key in fields and key not in _LEFT_UNCHECKED}
+        checked = {key: value for key, value in plain.items() if key not in _LEFT_UNCHECKED}
         config = from_dict(checked, where=where)
     for name in _LEFT_UNCHECKED:
         if name in plain:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dssl import data, models, plugins
-from dssl.augment import CIFAR10, OPERATIONS
+from dssl.augment import CIFAR10, IMAGENET, OPERATIONS
 from dssl.cli import main
 from dssl.data import open_source
 from dssl.data.loader import Batches
@@ -22,6 +22,7 @@ from dssl.objective import Objective
 from dssl.optim import build_optimizer, peak_rate
 from dssl.recipes import recipe
 from dssl.training.prepare import build_method, view_maker
+from dssl.weights.load import imagenet_normalization, load_imagenet
 
 PAGE = Path(__file__).parents[1] / "docs" / "add-a-method.md"
 METHOD, MORE = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -154,6 +155,13 @@ def test_an_error_while_training_names_the_line_of_the_plugin(
     words = ["train", "shapes", "--plugin", str(file), "--method", "uniformity", "--data", "shapes:32"]
     assert main([*words, "--batch-size", "16", "--precision", "fp32", "--out", str(tmp_path / "run")]) == 2
     assert f"dssl: {file}, line {number}: AttributeError" in capsys.readouterr().err
+
+
+def test_an_encoder_of_a_plugin_has_no_published_weights(own: None, tmp_path: Path) -> None:
+    models.register_encoder("flat", lambda image_size, channels: torch.nn.Flatten())
+    assert imagenet_normalization("flat") == IMAGENET
+    with pytest.raises(DsslError, match="flat"):
+        load_imagenet(torch.nn.Flatten(), "flat", image_size=8, channels=3)
 
 
 def test_names_that_are_taken_cannot_be_registered(own: None) -> None:

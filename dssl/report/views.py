@@ -195,8 +195,9 @@ def survey(
     }
     for view in views[1:]:
         moved, *shares = summaries[view.name]
+        farther, flat, far = (float(share.mean()) for share in shares)
         per_second = speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None
-        strengths.append(PolicyStrength(view.policy, moved, *(float(share.mean()) for share in shares), per_second))
+        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=far, speed=per_second))
     return Survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
         value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),

@@ -98,7 +98,7 @@ def test_a_policy_gives_the_same_views_whatever_is_beside_it_and_whatever_the_sa
 
 def test_nothing_readable_is_said_in_one_line() -> None:
     nothing = Memory(bad=tuple(range(12)))
-    with pytest.raises(DsslError, match="none of the 12 images chosen from memory can be read: file"):
+    with pytest.raises(DsslError, match=r"memory.*file"):
         _survey("ua", source=nothing)
 
 

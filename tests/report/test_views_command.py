@@ -111,7 +111,7 @@ def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, c
     page = out.read_text()
     assert "features of small in weights.safetensors" in page
     assert f"--weights {weights} --encoder small" in page
-    with pytest.raises(DsslError, match="expected --channels 3"):
+    with pytest.raises(DsslError, match="--channels 3"):
         run(dataclasses.replace(asked, channels=1))
     # of a run of gray images the channels are known
     gray = build_encoder("small", image_size=32, channels=1).state_dict()
@@ -130,7 +130,7 @@ def test_the_contact_sheet_does_not_become_one_of_the_images(
 ) -> None:
     monkeypatch.chdir(folder)
     before = sorted(folder.iterdir())
-    with pytest.raises(DsslError, match=r"--out is views\.html, inside the images of \.: .*name a file outside"):
+    with pytest.raises(DsslError, match=r"--out is views\.html"):
         run(Arguments(source="."))
     assert sorted(folder.iterdir()) == before
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -74,7 +75,7 @@ def test_the_plan_of_a_search_fits_its_minutes() -> None:
         count = affordable(minutes, start.seconds + first.seconds, [first])
         assert count == 1 or start.seconds + count * plan.steps * graph <= 60 * minutes
     assert plan_for(30, pair=0.18, graph=0.35) == Plan(start=800, steps=231)  # two cores, the default settings
-    with pytest.raises(DsslError, match=r"a step takes 12.0 s here: expected at least 28 for 3 policies"):
+    with pytest.raises(DsslError, match=r"--minutes is 5\b.* 28\b"):
         plan_for(5, pair=1.7, graph=12)
     assert affordable(30, 150 + 85, [trial(NONE, 0.3, seconds=85)]) == 17
     # the first trial was slow: by the mean of all, as many as the rest of the minutes allow
@@ -264,7 +265,7 @@ def test_a_start_that_broke_down_is_one_line(tmp_path: Path, monkeypatch: pytest
         return replace(ending, verdict=Verdict(verdict, 1)) if options["run"].folder is not None else ending
 
     monkeypatch.setattr(tune, "short_run", breaking)
-    with pytest.raises(DsslError, match=f"the shared start of standard pairs {verdict}"):
+    with pytest.raises(DsslError, match=verdict):
         search(tmp_path / "run")
 
 
@@ -272,15 +273,15 @@ def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None
     config = configuration(ARGUMENTS)
     # small crops count as heavy elsewhere, but the policy to be chosen would be used nowhere
     for graph in ("standard2", "s1<->s2, l1->s1, l1 = crop(0.05,0.3)@16(image)"):
-        with pytest.raises(DsslError, match="has no view with the policy heavy"):
+        with pytest.raises(DsslError, match=re.escape(graph)):
             tune.tune(replace(config, graph=graph), tmp_path / "a", minutes=1)
-    with pytest.raises(DsslError, match="expected at least 160 for a batch of 128"):
+    with pytest.raises(DsslError, match=r"160.*128"):
         tune.tune(replace(config, batch_size=128), tmp_path / "b", minutes=1)
-    with pytest.raises(DsslError, match="2 steps per trial, and --steps is 3"):
+    with pytest.raises(DsslError, match="--steps is 3"):
         search(whole, steps=3)
-    with pytest.raises(DsslError, match=r"another configuration.*seed: 0 -> 1"):
+    with pytest.raises(DsslError, match="seed: 0 -> 1"):
         tune.tune(replace(config, seed=1), whole, minutes=1)
-    with pytest.raises(DsslError, match="inside the images"):
+    with pytest.raises(DsslError, match="--out"):
         tune.tune(replace(config, data=str(tmp_path)), tmp_path / "c", minutes=1)
     assert main(["tune", "shapes:60", "--minutes", "0"]) == 2
     assert main(["tune", "shapes:60", "--policies", "none"]) == 2
@@ -357,7 +358,7 @@ def test_a_policy_given_twice_is_tried_once_and_minutes_are_a_number(tmp_path: P
     assert (len(result.trials), result.wanted) == (1, 1)
     assert any(line.startswith("trial 1 of 1: ") for line in said)
     assert not any("fit into the minutes" in note for note in report.notes(result))
-    with pytest.raises(DsslError, match="--minutes is inf: expected a number"):
+    with pytest.raises(DsslError, match="--minutes is inf"):
         tune.tune(configuration(ARGUMENTS), tmp_path / "b", minutes=math.inf)
 
 
