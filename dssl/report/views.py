@@ -194,10 +194,10 @@ def survey(
         name: [np.concatenate(column) for column in zip(*rows, strict=True)] for name, rows in measures.items()
     }
     for view in views[1:]:
-        moved, *shares = summaries[view.name]
-        farther, flat, far = (float(share.mean()) for share in shares)
+        moved, *rest = summaries[view.name]
+        farther, flat, as_far = (float(values.mean()) for values in rest)
         per_second = speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None
-        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=far, speed=per_second))
+        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=as_far, speed=per_second))
     return Survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
         value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),
