@@ -12,6 +12,7 @@ from dssl.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from dssl.config import RunConfig
+    from dssl.data import register_source
     from dssl.errors import DsslError
     from dssl.graph import Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
     from dssl.methods import BarlowTwinsConfig, BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dssl.methods.simsiam import SimSiam
     from dssl.methods.teacher import Teacher
     from dssl.methods.vicreg import VICReg
-    from dssl.models import build_encoder, encoder_names, feature_dim
+    from dssl.models import build_encoder, encoder_names, feature_dim, register_encoder
     from dssl.objective import LossReport, Objective
     from dssl.recipes import recipe
     from dssl.weights.load import load_encoder
@@ -36,6 +37,7 @@ _HOME = {
     name: module
     for module, names in {
         "config": ("RunConfig",),
+        "data": ("register_source",),
         "errors": ("DsslError",),
         "graph": ("Edge", "Vertex", "View", "ViewGraph", "equation6", "named_graph", "soft"),
         "methods": (
@@ -53,7 +55,7 @@ _HOME = {
         "methods.simsiam": ("SimSiam",),
         "methods.teacher": ("Teacher",),
         "methods.vicreg": ("VICReg",),
-        "models": ("build_encoder", "encoder_names", "feature_dim"),
+        "models": ("build_encoder", "encoder_names", "feature_dim", "register_encoder"),
         "objective": ("LossReport", "Objective"),
         "recipes": ("recipe",),
         "weights.load": ("load_encoder",),
@@ -65,7 +67,7 @@ __all__ = [
     "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "LossReport", "Method", "MethodSettings",
     "Objective", "Prediction", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "Teacher", "VICReg",
     "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "build_encoder", "encoder_names", "equation6", "feature_dim",
-    "load_encoder", "named_graph", "recipe", "soft",
+    "load_encoder", "named_graph", "recipe", "register_encoder", "register_source", "soft",
 ]  # fmt: skip
 
 

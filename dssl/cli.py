@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import difflib
 import importlib
+import inspect
 import io
 import os
 import re
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dssl.commands import COMMANDS, module_name
-from dssl.errors import DsslError, Stopped, choices
+from dssl import plugins
+from dssl.commands import COMMANDS, TAKE_PLUGINS, module_name
+from dssl.errors import DsslError, Stopped, choices, one_line
 from dssl.text import columns
 from dssl.version import VERSION
 
@@ -33,14 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words[0], words[1:])
     except BrokenPipeError:
         raise
-    except (DsslError, OSError) as mistake:
-        print(f"dssl: {_one_line(mistake)}", file=sys.stderr)
-        return 2
     except Stopped as stopped:
         print(f"dssl: {stopped}", file=sys.stderr)
         return 128 + stopped.signal
     except KeyboardInterrupt:
         return 130
+    except Exception as mistake:
+        place, known = plugins.place_of(mistake), isinstance(mistake, DsslError | OSError)
+        if not place and not known:
+            raise
+        what = _one_line(mistake) if known else f"{type(mistake).__name__}: {one_line(mistake)}"
+        print(f"dssl: {place}{': ' if place else ''}{what}", file=sys.stderr)
+        return 2
 
 
 def _run(name: str, words: list[str]) -> int:
@@ -48,6 +54,8 @@ def _run(name: str, words: list[str]) -> int:
         raise choices("command", name, COMMANDS)
     from dssl.commands.arguments import with_home
 
+    if name in TAKE_PLUGINS:
+        words = _load_plugins(words)
     command = importlib.import_module(module_name(name))
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
@@ -55,6 +63,20 @@ def _run(name: str, words: list[str]) -> int:
     code: int = command.run(with_home(parsed))
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
+
+
+def _load_plugins(words: list[str]) -> list[str]:
+    """Execute the files of --plugin, before anything asks what exists; returns the other words."""
+    rest, waiting = [], iter(words)
+    for word in waiting:
+        flag, equals, value = word.partition("=")
+        if flag != "--plugin":
+            rest.append(word)
+        elif path := value if equals else next(waiting, ""):
+            plugins.load(Path(path).expanduser())
+        else:
+            raise DsslError("--plugin needs a value: expected a Python file")
+    return rest
 
 
 def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
@@ -66,6 +88,7 @@ def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -
             return tyro.cli(
                 arguments,
                 prog=program,
+                description=_described(arguments, program),
                 args=words,
                 default=default,
                 # what has no default is given by position: `dssl graph dssl`; a union keeps the class of its default
@@ -77,13 +100,21 @@ def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -
         raise DsslError(f"{_what_was_wrong(said.getvalue())}; see {program} --help") from None
 
 
+def _described(arguments: type[Any], program: str) -> str:
+    about = inspect.getdoc(arguments) or ""
+    if program.removeprefix("dssl ") in TAKE_PLUGINS:
+        about += "\n\n--plugin FILE executes a Python file first, which may register methods, encoders, operations and sources."
+    return about
+
+
 def _what_was_wrong(box: str) -> str:
     """The first paragraph of tyro's box, and the closest of the options that it suggests."""
-    lines = [line.strip("│ ") for line in box.splitlines()[1:] if not line.startswith("╰")]  # the first is its title
+    plain = re.sub(r"\x1b\[[\d;]*m", "", box)  # on a terminal it is coloured
+    lines = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]  # the first is its title
     paragraphs = [text for text in re.split(r"[─-]{8,}", "\n".join(lines)) if text.strip()]  # not all terminals have ─
     what = " ".join(paragraphs[0].split())
     proposed = [
-        word for text in paragraphs[1:] if "meant" in text for word in re.findall(r"^(--\S+)", text, re.MULTILINE)
+        word for text in paragraphs[1:] if "meant" in text for word in re.findall(r"^(--[^\s,]+)", text, re.MULTILINE)
     ]
     wrong = re.search(r"--[^\s,]+", what)
     if wrong and (best := difflib.get_close_matches(wrong.group(), proposed, n=1, cutoff=0)):

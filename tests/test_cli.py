@@ -1,9 +1,14 @@
 """The command line as a real process: help, one-line errors, exit codes."""
 
+import fcntl
 import os
+import pty
+import re
 import shlex
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -181,6 +186,48 @@ def test_a_terminal_of_another_encoding_gets_an_escape() -> None:
         env=os.environ | {"PYTHONIOENCODING": "latin-1"},
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "64 \\u2013 66\n", "")
+
+
+def on_terminal(*words: str, columns: int) -> str:
+    """What a real terminal of this width shows on stderr and stdout."""
+    first, second = pty.openpty()
+    fcntl.ioctl(second, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "dssl", *words],
+        stdin=second,
+        stdout=second,
+        stderr=second,
+        env=environment | {"TERM": "xterm"},
+    ) as process:
+        os.close(second)
+        said = b""
+        while True:
+            try:
+                part = os.read(first, 4096)
+            except OSError:  # the other end is closed
+                part = b""
+            if not part:
+                break
+            said += part
+    os.close(first)
+    assert process.returncode == 2
+    return said.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("train", "shapes", "--epoch", "3"), "did you mean --epochs?"),
+        (("graph", "dssl", "--stepss"), "did you mean --steps?"),
+        (("train", "shapes", "--epochs", "many"), "'many'"),
+    ],
+)
+def test_a_mistake_in_the_flags_is_plain_on_a_terminal(words: tuple[str, ...], expected: str) -> None:
+    said = on_terminal(*words, columns=80)
+    assert said.startswith("dssl: ")
+    assert expected in said
+    assert not re.search(r"[\x1b│─╭╰]", said)
 
 
 @pytest.mark.parametrize(

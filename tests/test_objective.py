@@ -262,7 +262,7 @@ def test_a_missing_view_is_named() -> None:
     views = views_of(graph)
     del views["h2"]
     objective = Objective(build("simsiam"), graph)
-    with pytest.raises(DsslError, match="needs the view h2, but the batch has only h1, s1, s2"):
+    with pytest.raises(DsslError, match=r"h2.*h1, s1, s2"):
         objective(views)
 
 

@@ -115,7 +115,7 @@ def test_heavy_views_have_their_own_predictor(name: str, preset: str) -> None:
 @pytest.mark.parametrize("name", ["simsiam per-kind", "byol per-kind"])
 @pytest.mark.parametrize("preset", ["standard", "heavy", "ablation-g"])
 def test_two_predictors_need_two_kinds_of_views(name: str, preset: str) -> None:
-    with pytest.raises(DsslError, match="are of one kind, so one of the two predictors would learn nothing"):
+    with pytest.raises(DsslError, match="per-kind"):
         Objective(build(name), named_graph(preset))
 
 
@@ -295,7 +295,7 @@ def test_weights_that_move_ask_how_far_the_run_is() -> None:
     graph = ViewGraph.parse("s1<->s2, h1->s1:0..1")
     objective = Objective(build("simsiam"), graph)
     for call in (objective, objective.backward):
-        with pytest.raises(DsslError, match=r"the weight of h1->s1 moves over the run \(0\.\.1\)"):
+        with pytest.raises(DsslError, match=r"h1->s1.*0\.\.1"):
             call(views_of(graph))
     first, last = (objective(views_of(graph), progress=progress) for progress in (0.0, 1.0))
     assert last.total.item() - first.total.item() == pytest.approx(first.edges["h1->s1"].item() / 2, rel=1e-12)

@@ -41,7 +41,7 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = README.parent / "docs" / "add-a-method.md"
-    (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    snippet, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     monkeypatch.setitem(METHODS, "uniformity", METHODS["simclr"])  # so that what the page adds is taken out again
     namespace: dict[str, Any] = {}
     exec(compile(snippet, str(page), "exec"), namespace)

@@ -77,8 +77,8 @@ def test_a_mean_that_all_features_share_is_no_target() -> None:
 
 
 def test_a_graph_and_a_method_must_agree_on_a_teacher() -> None:
-    with pytest.raises(DsslError, match=r"the edge s1->teacher\(s1\) needs a teacher: --teacher WEIGHTS"):
+    with pytest.raises(DsslError, match=r"s1->teacher\(s1\).*--teacher"):
         Objective(build("simsiam"), GRAPH)
-    with pytest.raises(DsslError, match="there is a teacher and no edge of the graph ends at it"):
+    with pytest.raises(DsslError, match="s1->teacher"):
         Objective(taught("simsiam", GRAPH), named_graph("dssl"))
     assert isinstance(build("simsiam"), SimSiam)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 LAYERS = (
-    ("version errors types rng text files", "No torch. One way to replace a file, one way to draw a number."),
+    ("version errors types rng text files plugins", "No torch. One way to replace a file, one way to draw a number."),
     ("graph", "Views and edges, their text form, the paper's graphs."),
     ("augment data", "Policies and kernels on uint8; sources, decoding, the loader."),
     ("distributed batchnorm", "The processes of a run, and what they exchange."),

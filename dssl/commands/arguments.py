@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from dssl import plugins
 from dssl.errors import LARGEST, DsslError
 
 if TYPE_CHECKING:
@@ -72,6 +73,12 @@ def open_encoder(arguments: WeightsArguments) -> "Encoder":
     return loaded
 
 
+def recipe_of(source: str) -> str:
+    """The recipe that trains on these images."""
+    kind = source.partition(":")[0]
+    return {"shapes": "shapes", "figures": "shapes", "cifar10": "cifar10"}.get(kind, "folder")
+
+
 def show_progress(done: int, total: int) -> None:
     """A line that is overwritten, where there is a terminal."""
     if sys.stderr.isatty():
@@ -107,7 +114,7 @@ def command_line(command: str, arguments: Any, *, always: Container[str] = (), l
                 flags.append(f"--{parent}{dot}{'' if value else 'no-'}{last}")
             else:
                 flags += [f"--{parent}{dot}{last}", *_words(value)]
-    return shlex.join(["dssl", command, *positional, *flags])
+    return shlex.join(["dssl", command, *positional, *flags, *plugins.words()])
 
 
 def _fields(arguments: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

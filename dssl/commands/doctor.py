@@ -92,7 +92,9 @@ def run(arguments: Arguments) -> int:
     print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
     epochs = arguments.epochs or config.epochs
     time = duration(count * epochs / min(loader, speed.images_per_second))
-    print(f"a run        {epochs} epochs of {count:,} images: about {time}")
+    print(
+        f"a run        {epochs} epochs of {count:,} images: about {time}, without what it measures (the start, kNN) and saves"
+    )
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
         remedy = "set OMP_NUM_THREADS=1, or wait until the machine is idle"
         print(f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "

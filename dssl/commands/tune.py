@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, command_line
+from dssl import plugins
+from dssl.commands.arguments import check_counts, command_line, recipe_of
 from dssl.errors import DsslError, Stopped, memory_for
 from dssl.files import write_text
 
@@ -41,13 +42,13 @@ class Arguments:
     encoder: str = "whitened"
     """The network that is trained in the search: whitened or small (for CPUs), or any other that dssl train takes."""
     image_size: int = 32
-    """Width and height of a view, in pixels."""
+    """Width and height of a view in the search, in pixels; small, because time is short."""
     channels: Literal[1, 3] = 3
     """1 for gray images, 3 for colour."""
     graph: str = "dssl"
     """The view graph; it must have a heavy view."""
     standard: str | None = None
-    """The policy of standard views; by default standard, and standard-cifar (no blur) up to 64 px."""
+    """The policy of standard views; by default that of dssl train for these images."""
     batch_size: int | None = None
     """Images per step."""
     rate: float | None = None
@@ -70,10 +71,14 @@ def run(arguments: Arguments) -> int:
         raise DsslError("--policies none leaves no heavy policy to try: name some, or leave it out")
     check_counts(arguments, ("steps", "image_size", "batch_size", "threads"))
     began = time.perf_counter()
+    from dssl.recipes import recipe
     from dssl.report import tune as report
     from dssl.training.tune import tune
 
     config = configuration(arguments)
+    trained = recipe(recipe_of(arguments.source)).image_size
+    if arguments.image_size == Arguments.image_size != trained:
+        print(f"views of {config.image_size} px, because time is short; dssl train has {trained} px: see --image-size")
     if config.graph == "dssl":
         print(
             "graph dssl: in runs this short its direction protects the encoder from a bad policy, so that most policies are "
@@ -92,7 +97,7 @@ def run(arguments: Arguments) -> int:
     file, html = arguments.out / "tune.json", arguments.out / "tune.html"
     write_text(file, json.dumps(search.plain() | {"command": line}, indent=2) + "\n")
     write_text(html, report.html(search, line=line, command=command_line("tune", arguments)))
-    print(f"\n{report.summary(search, line=line)}\n\n{file}\n{html}\n{time.perf_counter() - began:.0f} s")
+    print(f"\n{file}\n{html}\n{time.perf_counter() - began:.0f} s\n\n{report.summary(search, line=line)}")
     tried = [trial for trial in search.trials if trial is not search.control]
     return 3 if tried and search.best is None else 0  # as a run that collapsed
 
@@ -102,7 +107,7 @@ def configuration(arguments: Arguments) -> "RunConfig":
     from dssl.methods import MethodSettings, SimCLRConfig
     from dssl.recipes import recipe
 
-    base = recipe("shapes", method=arguments.method)
+    base, usual = recipe("shapes", method=arguments.method), recipe(recipe_of(arguments.source))
     method: MethodSettings = base.method
     batch_size, rate = base.batch_size, base.optimizer.rate
     if isinstance(method, SimCLRConfig):  # tuned on CIFAR-10: docs/results/encoder-search.md
@@ -112,7 +117,7 @@ def configuration(arguments: Arguments) -> "RunConfig":
     same = ("limit", "image_size", "channels", "encoder", "graph", "seed", "precision", "threads", "device")
     return dataclasses.replace(
         base, data=arguments.source, normalization="measure", method=method,
-        standard=arguments.standard or ("standard-cifar" if arguments.image_size <= 64 else "standard"),
+        standard=arguments.standard or _standard_in(arguments.out) or usual.standard,
         batch_size=arguments.batch_size or batch_size,
         optimizer=dataclasses.replace(base.optimizer, rate=rate, warmup_epochs=0),
         knn_every=0,  # labels are not used
@@ -120,11 +125,17 @@ def configuration(arguments: Arguments) -> "RunConfig":
     )  # fmt: skip
 
 
+def _standard_in(out: Path) -> str | None:
+    """The standard policy of the search in this folder: unless another is asked for it stays, whatever the recipe's is now."""
+    from dssl.run import RunFolder
+
+    folder = RunFolder(out)
+    return folder.read_config()["config"].get("standard") if folder.has_run else None
+
+
 def train_line(arguments: Arguments, policy: str) -> str:
     """The command that trains with the policy: the recipe for these images, with what was asked of the search."""
-    kind = arguments.source.partition(":")[0]
-    recipe = {"shapes": "shapes", "figures": "shapes", "cifar10": "cifar10"}.get(kind, "folder")
-    words = ["dssl", "train", recipe, "--data", arguments.source, "--method", arguments.method]
+    words = ["dssl", "train", recipe_of(arguments.source), "--data", arguments.source, "--method", arguments.method]
     words += ["--graph", arguments.graph, "--heavy", policy]
     default = Arguments(source=arguments.source)
     for name in ("encoder", "image_size", "channels", "standard", "batch_size", "limit", "seed", "device"):
@@ -132,4 +143,4 @@ def train_line(arguments: Arguments, policy: str) -> str:
             words += [f"--{name.replace('_', '-')}", str(value)]
     if arguments.rate is not None:
         words += ["--optimizer.rate", str(arguments.rate)]
-    return shlex.join(words)
+    return shlex.join([*words, *plugins.words()])

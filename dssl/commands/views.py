@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dssl.commands.arguments import check_counts, command_line, show_progress
+from dssl.commands.arguments import check_counts, command_line, recipe_of, show_progress
 from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
@@ -29,9 +29,9 @@ class Arguments:
     out: Path = Path("views.html")
     """The page to write; the contact sheet has the same name with .png."""
     standard: str | None = None
-    """The standard policy; by default standard, and standard-cifar (no blur) up to 64 px."""
+    """The standard policy; by default that of dssl train for these images."""
     size: int | None = None
-    """Side of a view in pixels; by default the shorter side of the first readable image, at most 224."""
+    """Side of a view in pixels; by default that of --weights, or of dssl train for these images."""
     channels: int | None = None
     """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default that of
     --weights, or 3."""
@@ -62,6 +62,7 @@ def run(arguments: Arguments) -> int:
     from dssl.augment import DEFAULT_POLICIES, parse, show, without_colour
     from dssl.augment.policy import named_table
     from dssl.data import open_source
+    from dssl.recipes import recipe
     from dssl.report import views
 
     # a page must say what "heavy" means
@@ -76,13 +77,12 @@ def run(arguments: Arguments) -> int:
         names = (arguments.table,)
     values = arguments.range or (None if loaded is None else loaded.value_range)
     source = open_source(arguments.source, split=arguments.split, channels=channels, value_range=values)
-    size = arguments.size or (views.default_size(source) if loaded is None else loaded.image_size)
-    standard = arguments.standard or ("standard-cifar" if size <= 64 else "standard")
-    if arguments.standard is None and channels not in (1, 3):
-        standard = show(without_colour(parse(standard)))
+    usual = recipe(recipe_of(arguments.source), channels=channels)
+    size = arguments.size or (usual.image_size if loaded is None else loaded.image_size)
     survey = views.survey(
-        source, policies=policies, standard=standard, size=size, channels=channels, seed=arguments.seed,
-        examples=arguments.show, sample=arguments.sample, measure_speed=arguments.speed, progress=show_progress,
+        source, policies=policies, standard=arguments.standard or usual.standard, size=size, channels=channels,
+        seed=arguments.seed, examples=arguments.show, sample=arguments.sample, measure_speed=arguments.speed,
+        progress=show_progress,
         encoder=None if loaded is None else f"{loaded.name} in {Path(loaded.place).name}",
         features=None if loaded is None else _features(loaded),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -16,8 +17,18 @@ from dssl.files import printable
 
 __all__ = [
     "NoSplitError", "Quarantine", "Source", "Subset", "UnreadableImage", "check_sample", "measure", "open_source",
-    "require_labels",
+    "register_source", "require_labels",
 ]  # fmt: skip
+
+
+_registered: dict[str, Callable[[str, Split, int], Source]] = {}
+
+
+def register_source(prefix: str, open: Callable[[str, Split, int], Source]) -> None:
+    """Make ``prefix:PLACE`` mean ``open(PLACE, split, channels)``, which raises ``NoSplitError`` for a split that it lacks."""
+    if not prefix.isidentifier() or prefix in ("shapes", "figures", "cifar10", "packed"):
+        raise DsslError(f"a source {prefix!r} cannot be registered: expected a word that is not taken")
+    _registered[prefix] = open
 
 
 def open_source(
@@ -35,7 +46,11 @@ def open_source(
         raise DsslError(f"split {split!r}: expected train or test")
     if not 1 <= channels <= MAX_CHANNELS:
         raise DsslError(f"channels {channels}: expected 1 to {MAX_CHANNELS}")
-    kind, _, rest = text.partition(":")
+    kind, colon, rest = text.partition(":")
+    if colon and kind in _registered:
+        if value_range is not None:
+            raise DsslError(f"{text}: a registered source scales its values itself: leave out --range")
+        return _registered[kind](rest, split, channels)
     if kind in ("shapes", "figures", "cifar10"):
         if channels != 3:
             raise DsslError(f"{text}: its images have 3 channels, not {channels}")

@@ -39,7 +39,7 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: trainers move batches to a device by setting their fields
 class Batch:
     """One rank's part of a global batch; it stays untouched as long as anything holds one of its tensors."""
 
@@ -259,6 +259,10 @@ class Batches(Piped):
         views, readers = self._pool.lend(content.buffers)
         return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views, readers=readers)
 
+    def __len__(self) -> int:
+        """How many batches are left."""
+        return self.steps - self._next
+
     def __iter__(self) -> Iterator[Batch]:
         """From the next step to the last."""
         while self._next < self.steps:
@@ -306,7 +310,7 @@ def _make(reader: Reader, maker: BaseViewMaker, content: _Content, first: int, i
         _make(reader, maker, content, row, [image])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EvaluationBatch:
     """Images without augmentation, and their indices in the source."""
 

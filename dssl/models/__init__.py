@@ -4,7 +4,7 @@ import copy
 import difflib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,9 +28,25 @@ STEMS = {
 """The 3x3 stems of CIFAR ResNets. All have the same tensors, so a file of weights need not show which one it was."""
 
 
-@functools.cache
+_registered: dict[str, Callable[[int, int], nn.Module]] = {}
+
+
+def register_encoder(name: str, build: Callable[[int, int], nn.Module]) -> None:
+    """Make ``build(image_size, channels)``, an untrained network from images to vectors, the encoder of this name."""
+    if name in _built_in() or ":" in name:
+        raise DsslError(
+            f"an encoder named {name!r} cannot be registered: expected a name without ':' that is not taken"
+        )
+    _registered[name] = build
+
+
 def encoder_names() -> tuple[str, ...]:
     """Every name that ``build_encoder`` knows; ``timm:NAME`` stands for any model of timm."""
+    return (*_registered, *_built_in())
+
+
+@functools.cache
+def _built_in() -> tuple[str, ...]:
     wide = sorted(torchvision.models.list_models(module=torchvision.models))
     plain = (name for name in wide if not name.startswith(_UNSUITABLE))
     return (*FOR_CPUS, *(cifar_name(name, stem) for name in _CIFAR for stem in STEMS), *plain, "timm:NAME")
@@ -171,6 +187,8 @@ def _run_once(encoder: nn.Module, *, image_size: int, channels: int) -> Any:
 
 
 def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
+    if name in _registered:
+        return _registered[name](image_size, channels)
     if name in ("whitened", "whitened-quadrants"):
         return WhitenedEncoder(channels=channels, quadrants=name == "whitened-quadrants")
     if name == "small":

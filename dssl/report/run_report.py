@@ -185,7 +185,7 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     if (task := about.get("task")) is not None:
         command, page = {"tune": ("tune", "tune.html")}.get(task, ("evaluate-coco", EVALUATION_PAGE))
         raise DsslError(f"{path} is a run of dssl {command}: its page is {path / page}")
-    config = config_io.from_dict(about["config"], where=str(folder.config_file))
+    config = config_io.recorded(about["config"], where=str(folder.config_file))
     try:
         images, precision = int(about["images"]), str(about["precision"])
     except (KeyError, TypeError, ValueError) as error:
@@ -220,7 +220,7 @@ def _is_readable(path: Path) -> bool:
     folder = RunFolder(path)
     try:
         if "task" not in (about := folder.read_config()):
-            config_io.from_dict(about["config"], where=str(folder.config_file))
+            config_io.recorded(about["config"], where=str(folder.config_file))
             return True
     except (DsslError, KeyError) as error:
         logger.warning(f"{folder.config_file} is left out: {error}")

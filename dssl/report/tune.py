@@ -71,7 +71,8 @@ def answer(search: Search) -> str:
         )
     if best is None:
         return "No heavy policy can be recommended: every trial collapsed or diverged."
-    text = f"The best heavy policy is {best.policy}: {_score(best)}."
+    which = "only heavy policy tried" if search.only else "best heavy policy"
+    text = f"The {which} is {best.policy}: {_score(best)}."
     if search.as_good:
         names = ", ".join(trial.policy for trial in search.as_good)
         text += f" Not significantly different: {names}. Choose by their views, the milder one if in doubt."
@@ -100,7 +101,9 @@ def summary(search: Search, *, line: str | None) -> str:
         numbers = (percent(trial.rotation), f"{trial.rank:.1f}", trial.verdict, f"{trial.seconds:.0f}")
         rows.append((trial.policy, _score(trial), _beside(trial, search), *numbers))
     lines = [*columns(rows, align="<><>><>"), "", answer(search), *notes(search)]
-    return "\n".join(lines if line is None else [*lines, "", line])
+    if search.best is not None and line is not None:
+        lines += ["", f"recommended: {search.best.policy}{', the only one tried' if search.only else ''}", line]
+    return "\n".join(lines)
 
 
 def _beside(trial: Trial, search: Search) -> str:

@@ -57,6 +57,9 @@ SHOWN_MAGNITUDES = (0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0)
 FLAT_WARN, FLAT_BAD = 0.05, 0.2
 """From these shares of nearly flat images on, the verdict on a policy is a warning, and is red."""
 
+FAR_WARN = 0.6
+"""From this share of views on that are as far from their image as other images are, the verdict on a policy is a warning."""
+
 FARTHER_WARN = 0.5
 """A policy that is farther from the original than the standard view on fewer images than this is not heavier."""
 
@@ -80,6 +83,8 @@ class PolicyStrength:
     change: NDArray[np.float64]
     farther: float
     flat: float
+    far: float
+    """The share of views that differ more from their standard view than the standard view of another image does."""
     speed: float | None
 
     @property
@@ -142,7 +147,7 @@ def survey(
     shown: list[Example] = []
     probes: list[Image] = []
     timed: list[Image] = []
-    # of every view the change, whether it is farther and whether it is nearly flat, block by block
+    # of every view the change, and whether it is farther, nearly flat and far, block by block
     measures: dict[str, list[tuple[NDArray[Any], ...]]] = {view.name: [] for view in views}
     for start in range(0, len(order), _BLOCK):
         if progress is not None:
@@ -173,9 +178,12 @@ def survey(
         probes += small[: _PROBES - len(probes)]
         distance = _distance(originals, features)
         near = distance(standard_views)
+        # two images at random; an image alone has no other to compare with
+        apart = change(standard_views, np.roll(standard_views, 1, axis=0)) if len(small) > 1 else np.inf
         for name, images in views_of.items():
             far = near if name == "s1" else distance(images)
-            measures[name].append((change(images, standard_views), far > near, nearly_flat(images)))
+            moved = change(images, standard_views)
+            measures[name].append((moved, far > near, nearly_flat(images), moved > apart))
         for row, (title, original) in enumerate(thumbnails):
             heavy_views = tuple(views_of[name][row] for name in heavy)
             shown.append(Example(name=title, original=original, standard=standard_views[row], heavy=heavy_views))
@@ -186,10 +194,10 @@ def survey(
         name: [np.concatenate(column) for column in zip(*rows, strict=True)] for name, rows in measures.items()
     }
     for view in views[1:]:
-        moved, is_farther, is_flat = summaries[view.name]
+        moved, *rest = summaries[view.name]
+        farther, flat, as_far = (float(values.mean()) for values in rest)
         per_second = speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None
-        strength = PolicyStrength(view.policy, moved, float(is_farther.mean()), float(is_flat.mean()), per_second)
-        strengths.append(strength)
+        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=as_far, speed=per_second))
     return Survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
         value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),
@@ -268,17 +276,6 @@ def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
     return passes * _BLOCK * len(maker.names) / elapsed
 
 
-def default_size(source: Source) -> int:
-    """The default side of a view: the shorter side of the first readable image, at most 224."""
-    problem: UnreadableImage | None = None
-    for index in range(min(len(source), _BLOCK)):
-        try:
-            return min(224, *map(int, source.image(index).shape[:2]))
-        except UnreadableImage as error:
-            problem = error
-    raise DsslError(f"none of the first images of {source.name} can be read: {problem}")
-
-
 @dataclass(frozen=True, slots=True)
 class OperationStrip:
     """One operation: at each magnitude the mean change over the probes, and its effect on one of them."""
@@ -344,6 +341,8 @@ def judge(policy: PolicyStrength) -> tuple[Colour, str]:
     """The verdict on a policy as a colour and a label."""
     if policy.flat >= FLAT_WARN:
         return ("bad", "destroys images") if policy.flat >= FLAT_BAD else ("warn", "some blank")
+    if policy.far >= FAR_WARN:
+        return "warn", "as far as other images"
     if policy.farther < FARTHER_WARN:
         return "warn", "not heavier"
     return "good", "few blank" if policy.flat else "none blank"
@@ -373,6 +372,7 @@ def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> s
             (table, [(strip, _strip(strip, table.magnitudes)) for strip in table.operations]) for table in tables
         ],
         "flat_below": FLAT_BELOW,
+        "far_warn": FAR_WARN,
         "command": command,
     }
     return page.render("views.html", title=f"Views of {survey.name}", context=context)
@@ -393,12 +393,13 @@ def sheet(survey: Survey) -> bytes:
 
 def summary(survey: Survey) -> str:
     """The page's numbers for a terminal."""
-    rows = [("policy", "nearly flat", "farther", "change", "views/s", "")]
+    rows = [("policy", "nearly flat", "farther", "far", "change", "views/s", "")]
     for policy in survey.policies:
         speed = "-" if policy.speed is None else rate(policy.speed)
-        numbers = (percent(policy.flat), percent(policy.farther), f"{np.median(policy.change):.1f}", speed)
+        shares = percent(policy.flat), percent(policy.farther), percent(policy.far)
+        numbers = (*shares, f"{np.median(policy.change):.1f}", speed)
         rows.append((policy.policy, *numbers, judge(policy)[1]))
-    lines = columns(rows, align="<>>>>")
+    lines = columns(rows, align="<>>>>>")
     if survey.unreadable:
         lines += ["", f"{len(survey.unreadable)} images could not be read, the first: {survey.unreadable[0]}"]
     return "\n".join(lines)

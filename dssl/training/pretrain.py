@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dssl import config_io, loop
+from dssl import config_io, loop, plugins
 from dssl.augment import BaseViewMaker
 from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import Precision, RunConfig
@@ -81,6 +81,8 @@ def pretrain(config: RunConfig, run: Run, *, gallery: Gallery | None = None) -> 
         encoder=method.encoder, image_size=config.image_size, channels=config.channels,
     )  # fmt: skip
     header = _header(config, data, method)
+    if kept is not None:
+        plugins.check(kept.get("plugins", []), place=run.folder.path)
     if kept is not None and kept.get("teacher") != header.get("teacher"):
         raise DsslError(
             f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
@@ -244,6 +246,7 @@ def _header(config: RunConfig, data: TrainingData, method: Method) -> dict[str, 
         "config": config_io.to_dict(config),
         "normalization": data.normalization.plain(),
         "fingerprint": data.source.fingerprint,
+        **({"plugins": loaded} if (loaded := plugins.loaded()) else {}),
         # what became black and white: evaluate, embed and export scale values in the same way
         **({} if (value_range := data.source.value_range) is None else {"range": value_range.plain()}),
         # what evaluate, embed and export take images at; without it the size of the views

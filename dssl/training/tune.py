@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from dssl import config_io, loop, rng
+from dssl import config_io, loop, plugins, rng
 from dssl.augment import parse, show
 from dssl.augment.policy import Jigsaw, RandAugment
 from dssl.config import Precision, RunConfig
@@ -129,6 +130,11 @@ class Search:
         return tuple(trial for trial in self.others if self.best is not None and not self.best.differs_from(trial))
 
     @property
+    def only(self) -> bool:
+        """Whether the best is the only heavy policy that was tried."""
+        return [trial for trial in self.trials if trial.policy != NONE] == [self.best]
+
+    @property
     def control(self) -> Trial | None:
         return next((trial for trial in self.trials if trial.policy == NONE), None)
 
@@ -170,12 +176,13 @@ def plan_for(minutes: float, *, pair: float, graph: float) -> Plan:
     return Plan(start=min(max(start, FEWEST_STEPS), 2 * MOST_STEPS), steps=min(max(steps, FEWEST_STEPS), MOST_STEPS))
 
 
-def affordable(minutes: float, start: Trial, trials: Sequence[Trial]) -> int:
-    """How many trials fit into the minutes, by the time of the first one; at least one is made."""
+def affordable(minutes: float, spent: float, trials: Sequence[Trial]) -> int:
+    """How many trials fit into the minutes, of which these were made in ``spent`` seconds; at least one is made."""
     if not trials:
         return 1
-    count = int((60 * minutes * (1 - MARGIN) - start.seconds) / max(trials[0].seconds, 1e-9))
-    return min(max(1, count), MOST)
+    each = max(fmean(trial.seconds for trial in trials), 1e-9)
+    more = int((60 * minutes * (1 - MARGIN) - spent) / each)
+    return min(max(1, len(trials) + more), MOST)
 
 
 def next_policy(trials: Sequence[Trial], *, wanted: int, policies: Sequence[str] = ()) -> str | None:
@@ -230,7 +237,12 @@ def tune(
     with Run.open(Path(out), config, task=TASK, by_content=("data",)) as run:
         if run.world.size > 1:
             raise DsslError("dssl tune runs in one process: start it without torchrun")
-        return _Tuning(config, run, say, clock).search(minutes, candidates, steps)
+        tuning = _Tuning(config, run, say, clock)
+        try:
+            return tuning.search(minutes, candidates, steps)
+        except BaseException:
+            tuning.keep_time()
+            raise
 
 
 def _read_trials(file: Path) -> list[Trial]:
@@ -244,6 +256,13 @@ def _read_trials(file: Path) -> list[Trial]:
     return trials
 
 
+def _read_seconds(file: Path) -> float:
+    try:
+        return float(json.loads(file.read_text(encoding="utf-8"))["seconds"]) if file.is_file() else 0.0
+    except (KeyError, TypeError, ValueError):  # whatever happened to it, the search goes on
+        return 0.0
+
+
 class _Tuning:
     """The search in an open folder."""
 
@@ -253,6 +272,9 @@ class _Tuning:
         self.file = run.folder.path / "trials.jsonl"
         self.records = _read_trials(self.file) if self.file.is_file() else []
         """The start, then the trials, in the order in which they were made."""
+        self.lost_file = run.folder.path / "interrupted.json"
+        self.lost = _read_seconds(self.lost_file)
+        """Seconds of what was interrupted in earlier sessions."""
         self.began = clock()
         self.first = first = dataclasses.replace(config, graph="standard")
         self.method, data = build_method(first), training_data(first, kept=run.kept)
@@ -280,7 +302,10 @@ class _Tuning:
             "task": TASK, "dssl_version": VERSION, "config": config_io.to_dict(config),
             "normalization": data.normalization.plain(),
             "fingerprint": self.data.source.fingerprint,
+            **({"plugins": loaded} if (loaded := plugins.loaded()) else {}),
         }  # fmt: skip
+        if run.kept is not None:
+            plugins.check(run.kept.get("plugins", []), place=run.folder.path)
 
     def search(self, minutes: float, policies: tuple[str, ...], steps: int | None) -> Search:
         plan = self._plan(minutes, steps)
@@ -299,7 +324,7 @@ class _Tuning:
                 wanted = len(trials)
                 break
             slowest = max((trial.seconds for trial in trials), default=0.0)
-            if trials and sum(trial.seconds for trial in self.records) + slowest > 60 * minutes:
+            if trials and self.spent + slowest > 60 * minutes:
                 break
             self.began = self.clock()
             trial = self._trial(policy, saved, plan)
@@ -312,12 +337,21 @@ class _Tuning:
             images=len(self.data.source), judges=self.judges,
         )  # fmt: skip
 
+    @property
+    def spent(self) -> float:
+        """Seconds of all sessions, which share the minutes."""
+        return self.lost + sum(trial.seconds for trial in self.records)
+
+    def keep_time(self) -> None:
+        """Write down how long the start or trial took that is interrupted now."""
+        write_text(self.lost_file, json.dumps({"seconds": self.lost + self.clock() - self.began}) + "\n")
+
     def _wanted(self, minutes: float, policies: tuple[str, ...]) -> int:
         """How many trials there will be, those of earlier sessions included."""
-        start, *trials = self.records
+        _, *trials = self.records
         if policies:
             return len({*policies, *(trial.policy for trial in trials)})
-        return max(len(trials), affordable(minutes, start, trials))
+        return max(len(trials), affordable(minutes, self.spent, trials))
 
     def _plan(self, minutes: float, steps: int | None) -> Plan:
         """The one that the search began with, or one that fits the minutes by the time of a few real steps."""

@@ -263,7 +263,7 @@ def imagenet_normalization(name: str, *, channels: int = 3) -> Normalization:
         import timm
 
         stated = timm.get_pretrained_cfg(name.removeprefix("timm:"))
-    elif not _for_small_images(name):  # nobody has published any of those
+    elif name in torchvision.models.list_models():  # nobody has published any of the others
         stated = torchvision_version(name).transforms()
     constants = IMAGENET if stated is None else Normalization(tuple(stated.mean), tuple(stated.std))
     return constants.gray() if channels == 1 else constants
@@ -292,7 +292,7 @@ def is_imagenet(path: Path) -> bool:
 
 def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
     """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded."""
-    if _for_small_images(name):
+    if not name.startswith("timm:") and name not in torchvision.models.list_models():
         raise DsslError(
             f"there are no ImageNet weights for {name}: choose a torchvision encoder, such as mobilenet_v2, or timm:NAME"
         )

@@ -104,8 +104,8 @@ def test_tables_without_colour_are_the_others_without_it() -> None:
 def test_a_recipe_for_other_channels_has_policies_without_colour(name: str) -> None:
     made = recipe(name, channels=5)
     assert (made.channels, made.normalization) == (5, "measure")
-    with pytest.raises(DsslError, match="needs colour, and the images have 5 channels: use"):
+    with pytest.raises(DsslError, match="5 channels"):
         RunConfig(channels=5, normalization="measure")
-    with pytest.raises(DsslError, match="normalization is cifar10, expected measure for images of 5 channels"):
+    with pytest.raises(DsslError, match=r"normalization.*measure"):
         RunConfig(channels=5)
     assert recipe(name, channels=1).standard == recipe(name).standard

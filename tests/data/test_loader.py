@@ -1,11 +1,15 @@
 """The loader: the same batches from any start, on any number of threads and ranks; memory, errors and endings."""
 
+import copy
+import dataclasses
 import gc
 import subprocess
 import sys
 import tarfile
 import threading
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from PIL import Image
 from dssl import rng
 from dssl.augment import BaseViewMaker, ViewMaker
 from dssl.data import Quarantine, Source, UnreadableImage, check_sample, decode, jpeg, loader, open_source
-from dssl.data.loader import Batch, Batches
+from dssl.data.loader import Batch, Batches, EvaluationBatches
 from dssl.data.order import Order, order_of
 from dssl.data.quarantine import Reader
 from dssl.errors import DsslError
@@ -389,3 +393,37 @@ def test_the_real_view_maker_is_the_same_on_threads_ranks_and_starts():
 def test_mistakes(count, options, expected):
     with pytest.raises(DsslError, match=expected):
         make(Numbers(count), **options)
+
+
+def _moved(content: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """As Lightning brings a batch to a device: a copy of a dataclass, whose fields are set one by one."""
+    if isinstance(content, torch.Tensor):
+        return move(content)
+    if isinstance(content, Mapping):
+        return type(content)({name: _moved(value, move) for name, value in content.items()})
+    if isinstance(content, list):
+        return [_moved(value, move) for value in content]
+    if dataclasses.is_dataclass(content) and not isinstance(content, type):
+        values = {field.name: getattr(content, field.name) for field in dataclasses.fields(content)}
+        result = copy.deepcopy(content, memo={id(value): value for value in values.values()})
+        for name, value in values.items():
+            setattr(result, name, _moved(value, move))
+        return result
+    return content
+
+
+def test_a_trainer_can_count_batches_and_move_them() -> None:
+    source = open_source("shapes:12")
+    maker = ViewMaker([View(name="s1", policy="standard-cifar")], size=8, seed=0)
+    with Batches(source, maker, batch_size=4, seed=0, epochs=1, threads=1) as batches:
+        assert len(batches) == 3
+        batch = next(iter(batches))
+        assert len(batches) == 2
+        moved = _moved(batch, lambda tensor: tensor.double())
+        assert moved.views["s1"].dtype == torch.float64
+        assert torch.equal(moved.views["s1"], batch.views["s1"].double())
+        assert (moved.step, moved.epoch, moved.indices.tolist()) == (batch.step, batch.epoch, batch.indices.tolist())
+        assert batch.views["s1"].dtype == torch.uint8
+    with EvaluationBatches(source, size=8, batch_size=4, threads=1) as plain:
+        first = next(iter(plain))
+        assert _moved(first, lambda tensor: tensor.double()).images.dtype == torch.float64

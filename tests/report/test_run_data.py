@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dssl import config_io
 from dssl.errors import DsslError
 from dssl.methods import BYOLConfig
-from dssl.report.run_report import find_runs, read_run
+from dssl.report.run_report import differences, find_runs, read_run
 from dssl.run import RunFolder
 from tests.report.run_folders import write_run
 
@@ -134,17 +136,43 @@ def test_the_log_is_read_line_by_line_and_only_whole_lines_survive_a_resume(tmp_
 def test_what_cannot_be_read_beside_runs_is_named_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another program's configuration, and a run of a method that this process does not know."""
+    """Another program's configuration."""
     write_run(tmp_path / "mine", "dssl")
-    foreign = write_run(tmp_path / "foreign", "dssl") / "config.json"
-    about = json.loads(foreign.read_text())
-    about["config"]["method"]["name"] = "codingrate"
-    foreign.write_text(json.dumps(about))
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "config.json").write_text('{"architectures": ["ViT"]}')
     assert [run.name for run in find_runs([tmp_path])] == ["mine"]
-    assert len(caplog.messages) == 2
-    assert all(str(tmp_path / name / "config.json") in caplog.text for name in ("foreign", "hf"))
+    assert len(caplog.messages) == 1
+    assert str(tmp_path / "hf" / "config.json") in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": {"name": "codingrate", "output": 129, "two words": 3}},
+        {"method": "codingrate"},
+        {"heavy": "rain"},
+        {"graph": "s1<->s2, h1->s1, h1 = rain(s1)"},
+        {"standard": "rain", "channels": 5, "normalization": "measure"},
+        {"encoder": "mine", "data": "mine:x"},
+    ],
+)
+def test_a_run_of_what_is_not_here_is_shown_as_recorded(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = write_run(tmp_path / "own", "dssl")
+    about = json.loads((folder / "config.json").read_text())
+    about["config"] |= changes
+    (folder / "config.json").write_text(json.dumps(about))
+    run, other = read_run(folder), read_run(write_run(tmp_path / "plain", "dssl"))
+    shown = {key: values[0] for key, values in differences([run, other])}
+    for name, value in changes.items():
+        expected = (
+            {f"method.{key}": str(entry) for key, entry in value.items()} if isinstance(value, dict) else {name: value}
+        )
+        for key, entry in expected.items():
+            if key not in ("method", "method.two words", "normalization"):
+                assert shown[key] == str(entry)
+    assert run.verdict.status == other.verdict.status
+    with pytest.raises(DsslError, match="epocs"):
+        config_io.recorded(about["config"] | {"epocs": 3}, where="x")
 
 
 @pytest.mark.parametrize(

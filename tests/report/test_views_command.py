@@ -16,6 +16,7 @@ from dssl.config_io import to_dict
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.models import build_encoder
+from dssl.recipes import recipe
 from dssl.report.views import survey
 from dssl.weights import checkpoint
 
@@ -58,6 +59,18 @@ def test_a_folder_becomes_a_page_that_a_browser_shows_well(
     assert browser.run("return document.querySelectorAll('.pictures:not(.strip) tr').length") == 4
 
 
+@pytest.mark.parametrize("name", ["folder", "shapes"])
+def test_size_and_standard_policy_are_those_of_training(name: str, folder: Path, tmp_path: Path) -> None:
+    source, out = {"folder": str(folder), "shapes": "shapes:8"}[name], tmp_path / "page.html"
+    usual = recipe(name)
+    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, speed=False))
+    page = out.read_text()
+    assert f"{usual.image_size} x {usual.image_size} x 3" in page
+    assert f">{usual.standard}<" in page
+    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, size=24, speed=False))
+    assert f">{usual.standard}<" in out.read_text()
+
+
 def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     made = []
     for name in ("first", "second"):
@@ -98,7 +111,7 @@ def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, c
     page = out.read_text()
     assert "features of small in weights.safetensors" in page
     assert f"--weights {weights} --encoder small" in page
-    with pytest.raises(DsslError, match="expected --channels 3"):
+    with pytest.raises(DsslError, match="--channels 3"):
         run(dataclasses.replace(asked, channels=1))
     # of a run of gray images the channels are known
     gray = build_encoder("small", image_size=32, channels=1).state_dict()
@@ -117,7 +130,7 @@ def test_the_contact_sheet_does_not_become_one_of_the_images(
 ) -> None:
     monkeypatch.chdir(folder)
     before = sorted(folder.iterdir())
-    with pytest.raises(DsslError, match=r"--out is views\.html, inside the images of \.: .*name a file outside"):
+    with pytest.raises(DsslError, match=r"--out is views\.html"):
         run(Arguments(source="."))
     assert sorted(folder.iterdir()) == before
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -70,12 +71,15 @@ def test_the_plan_of_a_search_fits_its_minutes() -> None:
     for minutes, pair, graph in itertools.product((5, 30, 240), (0.05, 0.2, 0.5), (0.1, 0.4, 1.0)):
         plan = plan_for(minutes, pair=pair, graph=graph)
         start = trial("", 0.3, seconds=plan.start * pair)
-        count = affordable(minutes, start, [trial(NONE, 0.3, seconds=plan.steps * graph)])
+        first = trial(NONE, 0.3, seconds=plan.steps * graph)
+        count = affordable(minutes, start.seconds + first.seconds, [first])
         assert count == 1 or start.seconds + count * plan.steps * graph <= 60 * minutes
     assert plan_for(30, pair=0.18, graph=0.35) == Plan(start=800, steps=231)  # two cores, the default settings
-    with pytest.raises(DsslError, match=r"a step takes 12.0 s here: expected at least 28 for 3 policies"):
+    with pytest.raises(DsslError, match=r"--minutes is 5\b.* 28\b"):
         plan_for(5, pair=1.7, graph=12)
-    assert affordable(30, trial("", 0.3, seconds=150), [trial(NONE, 0.3, seconds=85)]) == 17
+    assert affordable(30, 150 + 85, [trial(NONE, 0.3, seconds=85)]) == 17
+    # the first trial was slow: by the mean of all, as many as the rest of the minutes allow
+    assert affordable(30, 150 + 300 + 3 * 60, [trial(NONE, 0.3, seconds=s) for s in (300, 60, 60, 60)]) == 4 + 8
 
 
 def ticking(seconds: Iterator[float]) -> Callable[[], float]:
@@ -97,6 +101,25 @@ def test_a_search_ends_when_the_next_trial_would_not_fit(tmp_path: Path) -> None
     assert more.trials[:4] == result.trials
     assert len(more.trials) == 5
     assert more.seconds <= 600
+
+
+def test_what_was_interrupted_counts_as_time_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, asked = tmp_path / "run", {"policies": (), "minutes": 8}
+    real = tune.rotation_accuracy
+
+    def interrupted(features: torch.Tensor) -> float:
+        if (out / "trials.jsonl").is_file() and len(results(out)) == 2:
+            raise KeyboardInterrupt
+        return real(features)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tune, "rotation_accuracy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            search(out, **asked, clock=ticking(itertools.repeat(60.0)))
+    # a minute each: the start, one trial, and the one that was interrupted; 8 minutes less 10 % have room for four more
+    result = search(out, **asked, clock=ticking(itertools.repeat(60.0)))
+    assert len(result.trials) == 5
+    assert result.seconds + 60 <= 8 * 60
 
 
 def test_without_steps_a_few_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +265,7 @@ def test_a_start_that_broke_down_is_one_line(tmp_path: Path, monkeypatch: pytest
         return replace(ending, verdict=Verdict(verdict, 1)) if options["run"].folder is not None else ending
 
     monkeypatch.setattr(tune, "short_run", breaking)
-    with pytest.raises(DsslError, match=f"the shared start of standard pairs {verdict}"):
+    with pytest.raises(DsslError, match=verdict):
         search(tmp_path / "run")
 
 
@@ -250,15 +273,15 @@ def test_what_cannot_be_searched_is_refused(whole: Path, tmp_path: Path) -> None
     config = configuration(ARGUMENTS)
     # small crops count as heavy elsewhere, but the policy to be chosen would be used nowhere
     for graph in ("standard2", "s1<->s2, l1->s1, l1 = crop(0.05,0.3)@16(image)"):
-        with pytest.raises(DsslError, match="has no view with the policy heavy"):
+        with pytest.raises(DsslError, match=re.escape(graph)):
             tune.tune(replace(config, graph=graph), tmp_path / "a", minutes=1)
-    with pytest.raises(DsslError, match="expected at least 160 for a batch of 128"):
+    with pytest.raises(DsslError, match=r"160.*128"):
         tune.tune(replace(config, batch_size=128), tmp_path / "b", minutes=1)
-    with pytest.raises(DsslError, match="2 steps per trial, and --steps is 3"):
+    with pytest.raises(DsslError, match="--steps is 3"):
         search(whole, steps=3)
-    with pytest.raises(DsslError, match=r"another configuration.*seed: 0 -> 1"):
+    with pytest.raises(DsslError, match="seed: 0 -> 1"):
         tune.tune(replace(config, seed=1), whole, minutes=1)
-    with pytest.raises(DsslError, match="inside the images"):
+    with pytest.raises(DsslError, match="--out"):
         tune.tune(replace(config, data=str(tmp_path)), tmp_path / "c", minutes=1)
     assert main(["tune", "shapes:60", "--minutes", "0"]) == 2
     assert main(["tune", "shapes:60", "--policies", "none"]) == 2
@@ -335,7 +358,7 @@ def test_a_policy_given_twice_is_tried_once_and_minutes_are_a_number(tmp_path: P
     assert (len(result.trials), result.wanted) == (1, 1)
     assert any(line.startswith("trial 1 of 1: ") for line in said)
     assert not any("fit into the minutes" in note for note in report.notes(result))
-    with pytest.raises(DsslError, match="--minutes is inf: expected a number"):
+    with pytest.raises(DsslError, match="--minutes is inf"):
         tune.tune(configuration(ARGUMENTS), tmp_path / "b", minutes=math.inf)
 
 
@@ -376,11 +399,41 @@ def test_the_answer_says_when_the_score_decides_nothing_and_when_it_does() -> No
     assert report.answer(replace(RESULT, trials=apart[:1])).endswith("ua: 50.0 ± 1.0.")
 
 
+def test_the_last_lines_are_the_policy_and_the_command_that_trains_with_it() -> None:
+    tried = (trial("ua", 0.5), trial("ta", 0.4), trial(NONE, 0.6))
+    assert report.summary(replace(RESULT, trials=tried), line="dssl train").splitlines()[-2:] == [
+        "recommended: ua",
+        "dssl train",
+    ]
+    alone = replace(RESULT, trials=(tried[0], tried[2]))
+    assert (alone.only, "only" in report.answer(alone)) == (True, True)
+    assert "only" in report.summary(alone, line="dssl train").splitlines()[-2]
+    # one of two is left: the other was tried, and collapsed
+    left = replace(RESULT, trials=(tried[0], trial("ta", 0.4, verdict="collapsed")))
+    assert (left.only, "only" in report.answer(left)) == (False, False)
+
+
+@pytest.mark.parametrize("source", ["shapes", "figures:200", "cifar10:x", "my photos"])
+def test_the_standard_policy_is_that_of_training(source: str, tmp_path: Path) -> None:
+    for size in (32, 96):
+        asked = Arguments(source=source, image_size=size, out=tmp_path)
+        file = tmp_path / f"{size}.json"
+        assert main([*shlex.split(train_line(asked, "ua"))[1:], "--write-config", str(file)]) == 0
+        assert configuration(asked).standard == json.loads(file.read_text())["standard"]
+
+
+def test_a_search_of_an_earlier_version_keeps_its_standard_policy(tmp_path: Path) -> None:
+    kept = {"config": {"standard": "crop(0.5,1)"}}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert configuration(replace(ARGUMENTS, out=tmp_path)).standard == "crop(0.5,1)"
+    assert configuration(replace(ARGUMENTS, out=tmp_path, standard="standard")).standard == "standard"
+
+
 def test_minutes_that_allowed_no_heavy_policy_are_answered_with_a_number() -> None:
     none = trial(NONE, 0.5, seconds=100)
     result = replace(RESULT, start=trial("", 0.3, seconds=250), trials=(none,))
     assert result.minutes_for_more == 13  # 250 s and 4 trials of 100 s are 90 % of it
-    assert affordable(13, result.start, [none]) == 4
+    assert affordable(13, 250 + 100, [none]) == 4
     assert report.answer(result) == (
         "No heavy policy was tried: a trial takes 2 minutes here, and the minutes are over. "
         "Rerun the command with --minutes 13: the search resumes."
