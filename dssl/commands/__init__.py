@@ -17,7 +17,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "check this machine and estimate how long a run would take",
 }
 
-TAKE_PLUGINS = frozenset({"train", "evaluate", "embed", "export", "report", "views", "tune"})
+TAKE_PLUGINS = frozenset({"train", "evaluate", "embed", "explore", "export", "report", "views", "tune"})
 """Commands with --plugin FILE."""
 
 _OF_SIBLINGS = {
