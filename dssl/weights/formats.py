@@ -6,6 +6,7 @@ made from, how, and what was measured.
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import pickle
 import re
@@ -165,12 +166,9 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
 
 
 def _check_onnx(loaded: Encoder) -> None:
-    try:
-        import onnx  # noqa: F401 (whether it can be imported is what is checked)
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401 (torch's exporter needs it)
-    except ImportError as error:
-        raise DsslError(f"--formats onnx needs {error.name}: pip install 'dssl[onnx]'") from None
+    for module in ("onnx", "onnxruntime", "onnxscript"):  # torch's exporter needs the last one
+        if importlib.util.find_spec(module) is None:
+            raise DsslError(f"--formats onnx needs {module}: pip install 'dssl[onnx]'")
 
 
 class _FromPixels(nn.Module):
@@ -465,14 +463,14 @@ def card(
         heads = ("protocol", "top-1", "95 % interval", "train / test images", "test set", "backbone")
         lines += markdown(heads, rows)
     if comparison is not None:
-        rows = []
+        compared = []
         for other in comparison["against"]:
             for row in other["protocols"]:
                 numbers = (f"{row['before']:.2f} %", f"{row['after']:.2f} %", f"{row['difference']:+.2f}")
                 interval = "{:+.2f} to {:+.2f}".format(*row["interval"])
-                rows.append((row["name"], f"`{other['against']}`", *numbers, interval, row["verdict"]))
+                compared.append((row["name"], f"`{other['against']}`", *numbers, interval, row["verdict"]))
         lines += ["", "## Compared image by image", ""]
-        lines += markdown(("protocol", "against", "other", "this", "points", "95 % interval", "this is"), rows)
+        lines += markdown(("protocol", "against", "other", "this", "points", "95 % interval", "this is"), compared)
     return "\n".join(lines) + "\n"
 
 
