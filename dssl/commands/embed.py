@@ -41,6 +41,8 @@ class Arguments(WeightsArguments):
 
 def run(arguments: Arguments) -> int:
     from dssl.data import open_source
+    from dssl.data.folder import splits_of
+    from dssl.data.source import expanded
     from dssl.distributed import pick_device
     from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
     from dssl.models.dense import DenseEncoder
@@ -66,6 +68,9 @@ def run(arguments: Arguments) -> int:
     )  # fmt: skip
     values = encoder.value_range
     source = open_source(arguments.data, split=arguments.split, channels=encoder.channels, value_range=values)
+    place = Path(expanded(arguments.data))
+    others = place.is_dir() and splits_of(place).test is not None
+    print(f"{source.name}: the {arguments.split} split" + (", one of two: see --split" if others else ""))
     if arguments.out.suffix in (".npz", ".csv"):
         done = embed_file(encoder, source, arguments.out)
     elif arguments.out.suffix == ".parquet":

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from dssl.weights.encoder import Encoder
 
 
+TEST_SHARE = 0.2
+"""Of each class, where there is no test split."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments(WeightsArguments):
     """Measure an encoder on labelled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
@@ -40,9 +44,10 @@ class Arguments(WeightsArguments):
     """
 
     data: str | None = None
-    """Labelled images: cifar10:FOLDER, shapes, a folder that contains train and val; by default those of the run."""
+    """Labelled images: cifar10:FOLDER, shapes, a folder that contains train and val or only class folders; by default those of
+    the run."""
     test: str | None = None
-    """Test images, if --data has no test split."""
+    """Test images, if --data has no test split; by default a fifth of each class is set aside for it."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
@@ -50,7 +55,8 @@ class Arguments(WeightsArguments):
     seed: int = 0
     """Seed of splits and training; it does not affect the encoder."""
     against: tuple[str, ...] | None = None
-    """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run or a file of weights."""
+    """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run, a file of weights, or
+    FILE@ENCODER if the file does not name its encoder. Each runs at its own image size unless --image-size is given."""
     corruptions: bool = False
     """Instead, measure linear probe and kNN on corrupted test images: 15 kinds at 5 severities, and geometry; with --against
     also the differences."""
@@ -65,6 +71,8 @@ class Arguments(WeightsArguments):
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
     threads: int | None = None
     """Threads that decode images; by default one per core."""
+    references: bool = True
+    """Also show what the same images give without learning: the largest class, raw pixels and the untrained encoder."""
     page: bool = True
     """Write the page with the map of the embedding and the nearest neighbours."""
 
@@ -95,7 +103,9 @@ def run(arguments: Arguments) -> int:
     data = _data(arguments, encoder)
     out = arguments.out or default_folder(arguments.weights) / "evaluation"
     store = FeatureStore(encoder, folder=out / "features")
-    train, test = _opened(data, arguments.test, encoder)
+    train, test = _opened(arguments, data, encoder)
+    if made := _made_split(arguments, train, test):
+        print(made)
     benchmark = Benchmark.of(store, train, test, seed=arguments.seed, epochs=arguments.epochs, folder=out)
     if arguments.corruptions or arguments.corrupted is not None:
         _corrupt(arguments, benchmark, data=data, out=out)
@@ -110,13 +120,18 @@ def run(arguments: Arguments) -> int:
 def _evaluate(
     arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, out: Path
 ) -> None:
-    from dssl.evaluation.protocols import evaluate, with_earlier
+    from dssl.evaluation.protocols import evaluate, reference_rows, with_earlier
     from dssl.report import evaluation as page
     from dssl.run import EVALUATION_FILE
 
     policy = (benchmark.encoder.header.get("config") or {}).get("standard")
     published = _reference_data(data, benchmark.classes)
     evaluation = evaluate(benchmark, protocols, data=published, policy=policy, say=_say)
+    if arguments.references:
+        _say("reference rows")
+        evaluation = dataclasses.replace(evaluation, reference_rows=reference_rows(benchmark, protocols))
+    if made := _made_split(arguments, benchmark.train, benchmark.test):
+        evaluation = dataclasses.replace(evaluation, notes=(*evaluation.notes, made))
     evaluation, aside = with_earlier(evaluation, benchmark, out / EVALUATION_FILE)
     content = json.dumps(evaluation.plain(), indent=2, default=str)
     _write(
@@ -132,9 +147,7 @@ def _compare(arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str,
     from dssl.report import comparison as page
 
     others = _others(arguments, benchmark)
-    comparisons = evaluate_against(
-        benchmark, others, protocols, reopen=lambda other: _opened(data, arguments.test, other), say=_say
-    )
+    comparisons = evaluate_against(benchmark, others, protocols, reopen=partial(_opened, arguments, data), say=_say)
     compared = [comparison.plain(benchmark.test) for comparison in comparisons]
     plain = {"dssl_version": VERSION, "checkpoint": benchmark.encoder.protocol(), "against": compared}
     content = json.dumps(plain, indent=2, default=str)
@@ -157,7 +170,7 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Pa
                 f"--against {word}: there are no weights yet; under corruption expected a run, a file or another word"
             )
         _say(f"against {word}")
-        theirs = as_read_by(other, benchmark, lambda encoder: _opened(data, arguments.test, encoder))
+        theirs = as_read_by(other, benchmark, partial(_opened, arguments, data))
         against[word] = robustness(
             theirs, images=arguments.corruption_images, corrupted=corrupted, familiarity=measured.familiarity
         )
@@ -182,7 +195,7 @@ def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, En
 
     others = []
     for word in arguments.against or ():
-        other = open_other(word, benchmark.encoder, seed=arguments.seed)
+        other = open_other(word, benchmark.encoder, seed=arguments.seed, image_size=arguments.image_size)
         if other is not None:
             print(other.report)
         others.append((word, other))
@@ -203,14 +216,14 @@ def _data(arguments: Arguments, encoder: "Encoder") -> str:
     return data
 
 
-def _opened(data: str, test: str | None, encoder: "Encoder") -> "tuple[Source, Source]":
-    """Both splits, as the encoder reads them."""
-    from dssl.data import NoSplitError, open_source
+def _opened(arguments: Arguments, data: str, encoder: "Encoder") -> "tuple[Source, Source]":
+    """Both splits, as the encoder reads them; a test split is made where labelled images have none."""
+    from dssl.data import NoSplitError, open_source, split_off
 
     def opened(text: str, split: "Split") -> "Source":
         return open_source(text, split=split, channels=encoder.channels, value_range=encoder.value_range)
 
-    train = opened(data, "train")
+    train, test = opened(data, "train"), arguments.test
     if test is not None:
         try:
             return train, opened(test, "test")
@@ -218,8 +231,21 @@ def _opened(data: str, test: str | None, encoder: "Encoder") -> "tuple[Source, S
             return train, opened(test, "train")
     try:
         return train, opened(data, "test")
-    except NoSplitError as error:
-        raise DsslError(f"{error}; or name them with --test") from None
+    except NoSplitError:
+        return split_off(train, share=TEST_SHARE, seed=arguments.seed)
+
+
+def _made_split(arguments: Arguments, train: "Source", test: "Source") -> str | None:
+    """A line about the test split that was made, if one was."""
+    from dssl.data import Subset
+
+    if not isinstance(train, Subset):
+        return None
+    kept = "the probe and kNN learn from the others; --test names a test set of your own"
+    return (
+        f"{train.source.name}: no test split, so {TEST_SHARE:.0%} of each class is set aside with seed {arguments.seed}: "
+        f"{len(test):,} test images; {kept}"
+    )
 
 
 def _reference_data(data: str, classes: tuple[str, ...]) -> str:

@@ -18,28 +18,47 @@ class Arguments(WeightsArguments):
 
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""
+    onnx_preprocessing: bool = False
+    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalises them itself."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
 
 
 def run(arguments: Arguments) -> int:
     from dssl.run import EVALUATION_FILE
-    from dssl.weights.formats import CARD_FILE, card, clear_other_weights, earlier_files, evaluation_of, export
+    from dssl.weights.formats import (
+        CARD_FILE,
+        card,
+        check_formats,
+        clear_other_weights,
+        earlier_files,
+        evaluation_of,
+        export,
+    )
 
     check_counts(arguments, ("image_size",))
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
+    if arguments.onnx_preprocessing and "onnx" not in arguments.formats:
+        raise DsslError(
+            f"--onnx-preprocessing belongs to the format onnx, and --formats is {' '.join(arguments.formats)}"
+        )
     loaded = open_encoder(arguments)
     base = default_folder(arguments.weights)
     out = arguments.out or base / "export"
     own = arguments.out is None and (arguments.weights.is_dir() or base != Path())
+    check_formats(loaded, out, arguments.formats)
     for line in clear_other_weights(out, loaded, own=own):
         print(line)
-    exported = export(loaded, out, formats=arguments.formats)
+    exported = export(loaded, out, formats=arguments.formats, onnx_preprocessing=arguments.onnx_preprocessing)
     for file in exported:
         print(file.text(), *(f"    {line}" for line in file.code), sep="\n")
-    evaluation = evaluation_of(loaded, base / "evaluation" / EVALUATION_FILE)
+    print(f"preprocessing: {loaded.preprocessing.text()}")
+    measured = base / "evaluation"
+    evaluation, comparison = (evaluation_of(loaded, measured / file) for file in (EVALUATION_FILE, "comparison.json"))
     path = out / CARD_FILE
-    write_text(path, card(loaded, exported, evaluation=evaluation, earlier=earlier_files(path, exported)))
-    print(f"{path}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
+    earlier = earlier_files(path, exported)
+    write_text(path, card(loaded, exported, evaluation=evaluation, comparison=comparison, earlier=earlier))
+    known = ", with what dssl evaluate measured" if evaluation is not None or comparison is not None else ""
+    print(f"{path}: model card{known}")
     return 0

@@ -11,13 +11,13 @@ from dssl.data.folder import Folder, ListFile, splits_of
 from dssl.data.quarantine import Quarantine, check_sample, measure, measure_range
 from dssl.data.scale import MAX_CHANNELS, Range, parse_range
 from dssl.data.shards import columns_in, find_shards, shards_in
-from dssl.data.source import NoSplitError, Source, Split, Subset, expanded, require_labels
+from dssl.data.source import NoSplitError, Source, Split, Subset, expanded, require_labels, split_off
 from dssl.errors import DsslError
 from dssl.files import printable
 
 __all__ = [
     "NoSplitError", "Quarantine", "Source", "Subset", "UnreadableImage", "check_sample", "measure", "open_source",
-    "register_source", "require_labels",
+    "register_source", "require_labels", "split_off",
 ]  # fmt: skip
 
 

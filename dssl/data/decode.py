@@ -1,4 +1,4 @@
-"""From a file to an 8-bit image: JPEG, PNG, WebP, BMP, TIFF and GIF, recognised by content and not by name.
+"""From a file to an 8-bit image: JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF and HEIC, recognised by content and not by name.
 
 The rules for anything but plain 8-bit colour are fixed: 16-bit values keep their high byte; transparency is laid over white; CMYK
 goes through Pillow's plain formula; the first frame of an animation counts; EXIF's orientation is applied; floating-point and
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib.util
 import io
 import os
 import re
@@ -25,6 +26,7 @@ from typing import IO, TypeVar
 
 import numpy as np
 from PIL import (
+    AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
     ImageFile,
@@ -45,7 +47,14 @@ T = TypeVar("T")
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
 GROUP = 1 << 23  # bytes of pixels; images are decoded and made into views together up to here
-EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"])
+_HEIF = "pip install 'dssl[heif]'"
+MISSING = {
+    **({} if AvifImagePlugin.SUPPORTED else {"avif": "install a Pillow that has AVIF"}),
+    **({} if importlib.util.find_spec("pillow_heif") else dict.fromkeys(("heic", "heif", "hif"), _HEIF)),
+}
+"""The extensions of photographs whose reader is not installed, and what to do about it: such files are counted and named."""
+_ALWAYS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"])
+EXTENSIONS = _ALWAYS | (frozenset(["avif", "heic", "heif", "hif"]) - frozenset(MISSING))
 
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -217,20 +226,25 @@ def decode(file: IO[bytes], *, channels: int = 3) -> Image:
     picture = _identify(file)
     with picture:
         check_size(*picture.size)
-        picture.load()
-        orientation = _orientation(picture)
-        pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as kernels expect
+        return pixels_of(picture, channels=channels)
+
+
+def pixels_of(picture: Pillow.Image, *, channels: int = 3) -> Image:
+    """The pixels of a picture of Pillow, upright, by the rules at the top of this file."""
+    picture.load()
+    orientation = _orientation(picture)
+    pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as kernels expect
     return upright(pixels if channels == 3 else pixels[:, :, None], orientation)
 
 
 def _identify(file: IO[bytes]) -> ImageFile.ImageFile:
     """The decoder for these first bytes; not Pillow's open(), whose warning about size cannot be handled per thread."""
-    head = file.read(16)
+    head = file.read(64)
     file.seek(0)
     for start, decoder, _ in _FORMATS:
         if re.match(start, head, re.DOTALL):
             return decoder(file)
-    raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF or GIF")
+    raise ValueError("the file is empty" if not head else "not a JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF or HEIC")
 
 
 def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
@@ -245,6 +259,16 @@ def _tiff(file: IO[bytes]) -> TiffImagePlugin.TiffImageFile:
     return picture
 
 
+def _heif(file: IO[bytes]) -> ImageFile.ImageFile:
+    """A HEIC, by pillow-heif, which turns it upright; imported when the first such file is met."""
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise ValueError(f"HEIC needs the extra heif: {_HEIF}") from None
+    picture: ImageFile.ImageFile = HeifImageFile(file)
+    return picture
+
+
 _FORMATS: tuple[tuple[bytes, Callable[[IO[bytes]], ImageFile.ImageFile], str], ...] = (
     (rb"\xff\xd8\xff", JpegImagePlugin.JpegImageFile, "jpg"),
     (re.escape(PNG), PngImagePlugin.PngImageFile, "png"),
@@ -252,6 +276,8 @@ _FORMATS: tuple[tuple[bytes, Callable[[IO[bytes]], ImageFile.ImageFile], str], .
     (rb"BM", BmpImagePlugin.BmpImageFile, "bmp"),
     (b"|".join(map(re.escape, TIFF)), _tiff, "tif"),
     (rb"GIF8[79]a", GifImagePlugin.GifImageFile, "gif"),
+    (rb"....ftyp(avi[fs]|(mif1|msf1).{0,44}avi[fs])", AvifImagePlugin.AvifImageFile, "avif"),
+    (rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", _heif, "heic"),
 )
 """How a file begins, what decodes it, and the usual extension."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
-from dssl.data.index import UNSEEN, Index, classes_of, endings_of, open_index
+from dssl.data.index import UNSEEN, Index, classes_of, endings_of, missing_line, open_index, warn_missing
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, expanded, size_and_time, stamp_of
 from dssl.errors import DsslError
@@ -69,6 +69,8 @@ class Folder(Files):
             raise kind(_why_empty(root, self.index, photos=photos))
         self.name = f"{printable(root)} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
+        if photos:
+            warn_missing(printable(root), self.index)
         # whose classes the labels count
         first = self.index if root == splits.train else open_index(splits.train, photos=photos, sizes=False)
         problem = f"has no image in {printable(first.root)}"
@@ -213,6 +215,8 @@ def _why_empty(root: Path, index: Index, *, photos: bool) -> str:
     if index.skipped:
         path, reason = index.skipped[0]
         return f"{printable(root)}: no readable image; {printable(path)}: {printable(reason)}"
+    if photos and index.missing:
+        return f"{printable(root)}: no readable image; {missing_line(index)}"
     if index.ignored:
         endings = ", ".join(f".{ending.decode()}" for ending in sorted(endings_of(photos=photos)))
         return f"{printable(root)}: none of its {index.ignored:,} files is an image; expected {endings}"

@@ -4,13 +4,16 @@ The file is a plain ``.npy`` of the records, which ``np.load(path, mmap_mode="r"
 a description in JSON and a checksum. Names are bytes, so that one that is not valid UTF-8 is a file like any other.
 """
 
+import functools
 import hashlib
 import io
 import json
+import logging
 import os
 import stat
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import EXTENSIONS, kind_of
+from dssl.data.decode import EXTENSIONS, MISSING, kind_of
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import ENDINGS as SCIENCE
 from dssl.errors import DsslError
@@ -53,6 +56,8 @@ class Index:
     """What is named like an image but is not a file, and links that lead nowhere: relative path and reason."""
     ignored: int
     """How many files do not have the ending of an image format."""
+    missing: dict[str, int]
+    """How many of them are photographs whose reader is not installed, by extension."""
     fingerprint: str
     """Of the images' relative paths and sizes: the same on every machine that holds the same images."""
     reusable: bool
@@ -108,9 +113,32 @@ def endings_of(*, photos: bool) -> frozenset[bytes]:
     return frozenset(ending.encode() for ending in (EXTENSIONS if photos else SCIENCE))
 
 
+def missing_ending(name: bytes) -> str:
+    """The extension of a photograph whose reader is not installed; empty for every other file."""
+    ending = name.rpartition(b".")[2].lower().decode("ascii", "replace")
+    return ending if ending in MISSING and b"." in name else ""
+
+
+def missing_line(index: Index) -> str:
+    """How many files need a reader that is not installed, by extension, and what to do about it."""
+    counts = sorted(index.missing.items())
+    return "; ".join(f"{count:,} .{ending} not read: {MISSING[ending]}" for ending, count in counts)
+
+
+def warn_missing(place: str, index: Index) -> None:
+    """Name what is not read for lack of a reader, once: a command may open one folder several times."""
+    if index.missing:
+        _warn(f"{place}: {missing_line(index)}")
+
+
+@functools.cache
+def _warn(line: str) -> None:
+    logging.getLogger("dssl").warning(line)
+
+
 def kind_option(*, photos: bool) -> tuple[bytes, ...]:
-    """What tells the index of one kind of images from that of the other."""
-    return () if photos else (b"values",)
+    """What tells the index of one kind of images, or of those that one set of readers can read, from that of the other."""
+    return tuple(b"without " + ending.encode() for ending in sorted(MISSING)) if photos else (b"values",)
 
 
 def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
@@ -165,6 +193,7 @@ class Container:
     labels: list[bytes | None] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
     ignored: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
 
 
 def build_index(
@@ -197,6 +226,7 @@ def build_index(
         names=np.frombuffer(text, np.uint8),
         skipped=[entry for container in containers for entry in container.skipped],
         ignored=sum(container.ignored for container in containers),
+        missing=dict(sum((container.missing for container in containers), Counter())),
         fingerprint=fingerprint([mark for mark in marks if mark is not None], text, renumbered),
         reusable=not any(container.time >= started - _YOUNG for container in containers),
         lengths=[container.length for container in containers if container.length],
@@ -252,7 +282,7 @@ def _scan_folder(
     files: list[tuple[bytes, int, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
-    ignored = 0
+    ignored, missing = 0, Counter[str]()
     try:
         before = os.stat(full)  # noqa: PTH116 (bytes)  # before reading, so that the next start notices a later change
         with os.scandir(full) as entries:
@@ -277,6 +307,7 @@ def _scan_folder(
                         ignored += 1
                     else:
                         ignored += 1
+                        missing.update({missing_ending(name)} - {""})
                 except OSError as error:  # a broken link, a loop of links, an image that has just been deleted
                     skipped.append((prefix + name, error.strerror or "cannot be read"))
     except OSError as error:
@@ -287,6 +318,7 @@ def _scan_folder(
     container = Container(
         path=folder, time=before.st_mtime_ns, names=[name for name, _, _ in files], sizes=[size for _, size, _ in files],
         times=[time for _, _, time in files], offsets=[0] * len(files), skipped=sorted(skipped), ignored=ignored,
+        missing=missing,
     )  # fmt: skip
     return (before.st_dev, before.st_ino), container, sorted(subfolders)
 
@@ -333,7 +365,7 @@ def _save(place: Path, index: Index) -> None:
     about = {
         "root": _text(index.root), "containers": [*map(_text, index.containers)], "times": index.times,
         "classes": [*map(_text, index.classes)], "skipped": [(_text(path), reason) for path, reason in index.skipped],
-        "ignored": index.ignored, "images": index.fingerprint, "lengths": index.lengths,
+        "ignored": index.ignored, "missing": index.missing, "images": index.fingerprint, "lengths": index.lengths,
     }  # fmt: skip
     text = json.dumps(about).encode()
     parts = [header.getvalue(), index.records.tobytes(), index.names.tobytes(), text, len(text).to_bytes(8, "little")]
@@ -369,6 +401,7 @@ def _load(place: Path, root: bytes) -> Index | None:
             names=content[end:text],
             skipped=[(_bytes(path), reason) for path, reason in about["skipped"]],
             ignored=about["ignored"],
+            missing=about["missing"],
             fingerprint=about["images"],
             reusable=True,
             lengths=about["lengths"],

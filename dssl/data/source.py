@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dssl import rng
 from dssl.data.decode import UnreadableImage
 from dssl.data.scale import Range
 from dssl.errors import DsslError
@@ -154,6 +155,21 @@ class Subset(Source):
 
     def earlier_fingerprints(self) -> tuple[str, ...]:
         return tuple(fingerprint + self._choice for fingerprint in self.source.earlier_fingerprints())
+
+
+def split_off(source: Source, *, share: float, seed: int) -> tuple[Subset, Subset]:
+    """All images of a labelled source but a share of each class, and that share; which ones follows from seed and path alone.
+
+    Every class keeps a training image, and one with two or more has a test image.
+    """
+    labels, _ = require_labels(source)
+    keys = [rng.key(seed, "split", source.label_of(row)) for row in range(len(source))]
+    drawn = np.argsort(np.array(keys, np.uint64), kind="stable")
+    test = np.zeros(len(source), np.bool_)
+    for label in np.unique(labels):
+        rows = drawn[labels[drawn] == label]
+        test[rows[: min(len(rows) - 1, max(1, round(share * len(rows))))]] = True
+    return Subset(source, np.flatnonzero(~test)), Subset(source, np.flatnonzero(test))
 
 
 def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:

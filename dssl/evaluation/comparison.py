@@ -238,9 +238,16 @@ class Against:
         }
 
 
-def open_other(word: str, like: Encoder, *, seed: int) -> Encoder | None:
-    """The encoder that a word or a path names, run as A is; None for training from scratch, which has none yet."""
-    path = Path(word)
+def open_other(word: str, like: Encoder, *, seed: int, image_size: int | None = None) -> Encoder | None:
+    """The encoder that a word or a path names; None for training from scratch, which has none yet.
+
+    A word stands for weights that are run as A is. A run or a file is run at its own size unless another ``image_size`` is
+    asked for; ``FILE@NAME`` says which encoder a file holds that does not say it.
+    """
+    path, name = Path(word), None
+    if not path.exists() and "@" in word:
+        place, _, name = word.rpartition("@")
+        path = Path(place)
     if word == SUPERVISED and not path.exists():
         return None
     if is_imagenet(path):
@@ -254,7 +261,7 @@ def open_other(word: str, like: Encoder, *, seed: int) -> Encoder | None:
             raise DsslError(f"--against start: {run} is not a run that started from weights; name them, or imagenet")
         other = open_weights(next(start for start in starts if start.is_file()), image_size=like.image_size)
     elif path.exists():
-        other = open_weights(path, image_size=like.image_size, fallback=like)
+        other = open_weights(path, encoder=name, image_size=image_size, fallback=like)
     else:
         raise DsslError(f"--against {word}: not a file or folder, and not one of {', '.join(WORDS)}")
     return dataclasses.replace(
@@ -265,7 +272,9 @@ def open_other(word: str, like: Encoder, *, seed: int) -> Encoder | None:
 
 def _imagenet(like: Encoder, *, seed: int) -> Encoder:
     other = untrained(like, seed=seed, purpose=WORD)
-    report = load_imagenet(other.network, like.name, image_size=like.image_size, channels=like.channels)
+    report = load_imagenet(
+        other.network, like.name, image_size=like.image_size, channels=like.channels, flag="--against"
+    )
     normalization = like.normalization
     if like.channels in (1, 3):  # of another number of channels nothing is known
         normalization = imagenet_normalization(like.name, channels=like.channels)

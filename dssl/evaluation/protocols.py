@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dssl import rng
 from dssl.data import Source, Subset, require_labels
@@ -24,7 +25,7 @@ from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.quality import Quality, quality
 from dssl.evaluation.result import Reference, Result, count_correct, frozen, references_for
-from dssl.evaluation.store import FeatureStore
+from dssl.evaluation.store import Columns, FeatureStore
 from dssl.files import printable
 from dssl.models import build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
@@ -34,6 +35,8 @@ from dssl.weights.encoder import Encoder, Origin, Progress
 from dssl.weights.formats import evaluation_of
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
+REFERENCE_IMAGES, PIXELS = 50_000, 16
+"""Of the rows for reference: training images at most, and the side to which images are averaged for raw pixels (16 to 31)."""
 
 
 def aligned_labels(train: Source, test: Source) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
@@ -303,6 +306,8 @@ class Evaluation:
     references: tuple[Reference, ...]
     notes: tuple[str, ...]
     checkpoint: dict[str, Any] = field(default_factory=dict)
+    reference_rows: tuple[Result, ...] = ()
+    """Of ``reference_rows``, where they were asked for."""
 
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -310,6 +315,7 @@ class Evaluation:
             "dssl_version": VERSION,
             "checkpoint": self.checkpoint,
             "results": [result.plain() for result in self.results],
+            "reference_rows": [result.plain() for result in self.reference_rows],
             "quality": dataclasses.asdict(self.quality),
             "references": [dataclasses.asdict(reference) for reference in self.references],
             "notes": list(self.notes),
@@ -362,10 +368,13 @@ def with_earlier(evaluation: Evaluation, benchmark: Benchmark, written: Path) ->
     }  # fmt: skip
     try:
         content = evaluation_of(benchmark.encoder, written) or {"results": [{}]}
-        earlier = [
-            Result(**{key: result[key] for key in ("name", "correct", "total", "protocol")})
-            for result in content["results"]
-        ]
+        earlier, references = (
+            [
+                Result(**{key: row[key] for key in ("name", "correct", "total", "protocol")})
+                for row in content.get(kind, ())
+            ]
+            for kind in ("results", "reference_rows")
+        )
         same = all(result.protocol[name] == value for result in earlier for name, value in here.items())
     except (KeyError, TypeError):
         same = False
@@ -382,8 +391,56 @@ def with_earlier(evaluation: Evaluation, benchmark: Benchmark, written: Path) ->
     return dataclasses.replace(
         evaluation,
         results=tuple({result.name: result for result in (*earlier, *evaluation.results)}.values()),
+        reference_rows=tuple({row.name: row for row in (*references, *evaluation.reference_rows)}.values()),
         notes=(*evaluation.notes, f"measured earlier: {names}") if names else evaluation.notes,
     ), None
+
+
+class _UntrainedAndPixels(nn.Module):
+    """The features of a network and the averaged pixels of the same images behind them: one pass over the files for both."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = F.avg_pool2d(images, max(1, min(images.shape[2:]) // PIXELS))
+        return torch.cat([self.network(images), pixels.flatten(1)], dim=1)
+
+
+def reference_rows(benchmark: Benchmark, protocols: Sequence[str]) -> tuple[Result, ...]:
+    """What the same test images give without learning: the largest class, and of raw pixels and untrained kNN and probe."""
+    largest = int(np.bincount(benchmark.train_labels).argmax())
+    predicted = torch.full((len(benchmark.test),), largest)
+    about = {"kind": "largest class", "backbone": "none"}
+    rows = [benchmark.result("largest class", predicted, used=len(benchmark.train), protocol=about)]
+    wanted = [name for name in ("knn", "probe") if name in protocols]
+    if not wanted:
+        return tuple(rows)
+    if len(benchmark.train) > REFERENCE_IMAGES:
+        chosen = rng.sample(rng.key(benchmark.seed, "reference"), len(benchmark.train), REFERENCE_IMAGES)
+        train, labels = Subset(benchmark.train, chosen), benchmark.train_labels[chosen]
+        benchmark = dataclasses.replace(benchmark, train=train, train_labels=labels)
+    other = untrained(benchmark.encoder, seed=benchmark.seed, purpose="untrained")
+    assert other.origin is not None
+    origin = dataclasses.replace(other.origin, sha256=content_hash(f"pixels {PIXELS}", other.network.state_dict()))
+    both = FeatureStore(
+        dataclasses.replace(other, network=_UntrainedAndPixels(other.network), origin=origin),
+        folder=benchmark.store.folder,
+    )
+    dim, side = other.dim, other.image_size // max(1, other.image_size // PIXELS)
+    pixels = dataclasses.replace(other.raw_pixels(), name=f"raw pixels, averaged to {side} px")
+    parts = {"raw pixels": (pixels, slice(dim, None)), "untrained": (other, slice(0, dim))}
+    for label, (encoder, columns) in parts.items():
+        part = dataclasses.replace(benchmark, store=Columns(both, encoder, columns))
+        for name in wanted:
+            rows += [
+                dataclasses.replace(
+                    result, name=f"{result.name}, {label}", protocol=result.protocol | {"backbone": label}
+                )
+                for result in PROTOCOLS[name](part)
+            ]
+    return tuple(rows)
 
 
 def _verified(result: Result, digest: str) -> Result:

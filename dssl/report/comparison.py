@@ -21,7 +21,9 @@ def summary(comparisons: Sequence[Against]) -> str:
         rows = [("protocol", "other", "this", "difference", "95 % interval", "p", "draws", "")]
         for row in against.rows:
             rows.append((row.name, *_numbers(row), str(row.comparison.draws), row.comparison.verdict))
-        lines += ["", f"against {called(against.name)}", *columns(rows, align="<>>>>>>")]
+        this, other = run_as(against)
+        about = [f"against {called(against.name)}", f"other: {other}; this: {this}"]
+        lines += ["", *about, *columns(rows, align="<>>>>>>")]
     return "\n".join(lines[1:])
 
 
@@ -39,6 +41,7 @@ def html(comparisons: Sequence[Against], benchmark: Benchmark, *, command: str) 
         "weights": about["weights"],
         "comparisons": comparisons,
         "called": called,
+        "run_as": run_as,
         "numbers": _numbers,
         "colours": COLOURS,
         "changed": lambda row: _changed(row, benchmark),
@@ -50,6 +53,12 @@ def html(comparisons: Sequence[Against], benchmark: Benchmark, *, command: str) 
 def called(name: str) -> str:
     """A name for an encoder to compare with, and what it means if it is a word."""
     return f"{name}: {WORDS[name]}" if name in WORDS else name
+
+
+def run_as(against: Against) -> list[str]:
+    """This encoder and the other, each with the size of the images that it sees."""
+    protocols = (against.rows[0].protocol, against.rows[0].other_protocol)
+    return ["{encoder}, {image_size} px".format(**protocol["checkpoint"]) for protocol in protocols]
 
 
 def _numbers(row: Row) -> tuple[str, str, str, str, str]:

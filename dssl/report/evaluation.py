@@ -1,6 +1,10 @@
 """The page of an evaluation: numbers with their protocols, maps of the embedding, and nearest neighbours."""
 
+import json
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image as Pillow
@@ -10,6 +14,7 @@ from dssl.evaluation.protocols import Benchmark, Evaluation
 from dssl.evaluation.result import Result
 from dssl.report import page
 from dssl.report.pictures import Picture, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
+from dssl.run import EVALUATION_FILE
 from dssl.text import columns
 
 MAPPED, QUERIES, NEAREST = 1_500, 10, 8
@@ -46,6 +51,9 @@ def summary(evaluation: Evaluation) -> str:
     """The numbers for a terminal, followed by published ones."""
     rows = [("protocol", "top-1 %", "95 % interval", "correct", "backbone")]
     rows += [(result.name, *_numbers(result), str(result.protocol["backbone"])) for result in evaluation.results]
+    if evaluation.reference_rows:
+        rows += [("for reference", "", "", "", "")]
+        rows += [(row.name, *_numbers(row), str(row.protocol["backbone"])) for row in evaluation.reference_rows]
     measured = ", ".join(f"{name} {value}" for name, value in _quality(evaluation))
     lines = [*columns(rows), "", f"without labels: {measured}"]
     if evaluation.references:
@@ -58,6 +66,36 @@ def summary(evaluation: Evaluation) -> str:
         lines += [f"  {line}" for line in columns(published)]
     lines += [f"note: {note}" for note in evaluation.notes]
     return "\n".join(lines)
+
+
+def written_numbers(folder: Path) -> list[tuple[str, str, str]]:
+    """What `dssl evaluate` left in a run's folder, in brief: what was measured, the number and its 95 % interval.
+
+    A file that is missing, damaged or of another kind has no rows.
+    """
+    rows: list[tuple[str, str, str]] = []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        evaluation: dict[str, Any] = json.loads((folder / EVALUATION_FILE).read_text(encoding="utf-8"))
+        epoch = evaluation["checkpoint"].get("epoch")
+        at = "" if epoch is None else f", epoch {epoch:g}"
+        rows += [
+            (f"{result['name']}{at}", f"{result['accuracy']:.2f} %", "{:.2f} - {:.2f}".format(*result["interval_95"]))
+            for result in (*evaluation["results"], *evaluation.get("reference_rows", ()))
+        ]
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for other in json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["against"]:
+            rows += [
+                (f"{row['name']} against {other['against']}: {row['verdict']}", f"{row['difference']:+.2f} points",
+                 "{:+.2f} to {:+.2f}".format(*row["interval"]))
+                for row in other["protocols"]
+            ]  # fmt: skip
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        for name, result in json.loads((folder / "robustness.json").read_text(encoding="utf-8"))["results"].items():
+            for key in ("clean", "corrupted"):
+                measure = result["measures"][key]
+                interval = "{:.2f} - {:.2f}".format(*measure["interval"])
+                rows.append((f"{name}, {key} (robustness)", f"{measure['accuracy']:.2f} %", interval))
+    return rows
 
 
 def _numbers(result: Result) -> tuple[str, str, str]:

@@ -23,6 +23,7 @@ from dssl.errors import DsslError
 from dssl.files import printable
 from dssl.graph import named_graph
 from dssl.report import page
+from dssl.report.evaluation import written_numbers
 from dssl.report.page import COLORS, SERIES, Colour, Plot
 from dssl.report.pictures import Picture, centred, embedded, pca
 from dssl.run import EVALUATION_PAGE, RunFolder
@@ -63,6 +64,11 @@ class RunData:
     knns: tuple[dict[str, Any], ...]
     starts: tuple[dict[str, Any], ...] = ()
     """Records of where the run stands beside the weights that it started from; empty where it started from none."""
+
+    @property
+    def evaluated(self) -> list[tuple[str, str, str]]:
+        """What `dssl evaluate` measured of it, if it did: what, the number, its interval."""
+        return written_numbers(self.path / "evaluation")
 
     @property
     def steps(self) -> int:
@@ -321,7 +327,11 @@ def summary(runs: Sequence[RunData]) -> str:
         rank = "–" if run.rank is None else f"{100 * run.rank:.0f} %"
         partly = "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
         rows.append((printable(run.name), knn, spread, rank, run.verdict.status + partly))
-    return "\n".join(columns(rows, align="<>>>"))
+    lines = columns(rows, align="<>>>")
+    for run in runs:
+        if evaluated := run.evaluated:
+            lines += ["", f"{printable(run.name)}, by dssl evaluate", *columns(evaluated, align="<>>")]
+    return "\n".join(lines)
 
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image as Pillow
 from torch import Tensor, nn
 
 from dssl.augment import Normalization
 from dssl.data import Source
-from dssl.data.loader import DeviceTransfer, EvaluationBatches
+from dssl.data.decode import pixels_of
+from dssl.data.loader import CROP_RATIO, DeviceTransfer, EvaluationBatches, centre_crop
 from dssl.data.quarantine import Quarantine
-from dssl.data.scale import Range
+from dssl.data.scale import Range, scaled
 from dssl.errors import DsslError
 from dssl.models import device_of, evaluating, feature_dim, forward
 from dssl.weights.checkpoint import content_hash
@@ -52,6 +54,36 @@ class Origin:
     """What was loaded and what was not, in a line for people."""
     header: dict[str, Any] = field(default_factory=dict)
     """A checkpoint's header, or what an export kept of it; empty for foreign weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessing:
+    """From a picture to the tensor (channels x size x size) that an encoder takes, as evaluation makes it."""
+
+    image_size: int
+    channels: int
+    normalization: Normalization
+    value_range: Range | None = None
+
+    def __call__(self, picture: Pillow.Image) -> Tensor:
+        if self.value_range is None:
+            image = pixels_of(picture, channels=self.channels)
+        else:
+            image = scaled(np.atleast_3d(np.asarray(picture)), self.value_range)
+        if image.shape[2] != self.channels:
+            raise DsslError(f"the picture has {image.shape[2]} channels, expected {self.channels}")
+        scale, offset = self.normalization.scale_and_offset()
+        return torch.from_numpy(centre_crop(image, size=self.image_size) * scale + offset).permute(2, 0, 1)
+
+    def text(self) -> str:
+        """One line for people, in the order in which it is done."""
+        size, to_one = self.image_size, "0 to 255" if self.value_range is None else self.value_range.text()
+        mean, std = (", ".join(f"{value:.6g}" for value in values) for values in self.normalization.plain().values())
+        return (
+            f"{self.channels} x {size} x {size}: shorter side to {round(size / CROP_RATIO)} px (crop ratio {CROP_RATIO}, "
+            f"bilinear interpolation), centre crop {size} px, an image of that size as it is; values {to_one} become 0 to 1; "
+            f"minus mean {mean}; divided by std {std}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +130,16 @@ class Encoder:
     def sha256(self) -> str:
         """Of the file's content, or of the weights if they are in no file."""
         return weights_hash(self.network) if self.origin is None else self.origin.sha256
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What its images go through first."""
+        return Preprocessing(
+            image_size=self.image_size,
+            channels=self.channels,
+            normalization=self.normalization,
+            value_range=self.value_range,
+        )
 
     @property
     def report(self) -> str:

@@ -5,9 +5,12 @@ made from, how, and what was measured.
 """
 
 import dataclasses
+import functools
+import importlib.util
 import json
 import pickle
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,10 +87,13 @@ def _features(encoder: nn.Module, images: Tensor) -> Tensor:
     return values
 
 
-def _torchvision(loaded: Encoder, path: Path) -> Exported:
+def _check_torchvision(loaded: Encoder) -> None:
     if loaded.name.startswith("timm:"):
         raise DsslError(f"torchvision has no {loaded.name}: use --formats timm or safetensors")
     refuse_unless_held(loaded, "torchvision")
+
+
+def _torchvision(loaded: Encoder, path: Path) -> Exported:
     with replacing(path) as temporary:
         torch.save(loaded.network.state_dict(), temporary)
     client = build_encoder(base_name(loaded), image_size=loaded.image_size)  # torchvision's, without its last layer
@@ -98,34 +104,44 @@ def _torchvision(loaded: Encoder, path: Path) -> Exported:
     return _compared(loaded, client, path, f"torchvision {torchvision.__version__}", len(state), code)
 
 
-def _timm(loaded: Encoder, path: Path) -> Exported:
+def _check_timm(loaded: Encoder) -> None:
     try:
         import timm
     except ImportError:
         raise DsslError("--formats timm needs timm to verify the file: pip install 'dssl[timm]'") from None
     refuse_unless_held(loaded, "timm")
     name = base_name(loaded)
-    state = {key: value.contiguous() for key, value in loaded.network.state_dict().items()}
-    client = None
-    if timm.is_model(name):
-        client = build_encoder(f"timm:{name}", image_size=loaded.image_size, channels=loaded.channels)
-    if client is None or client.state_dict().keys() != state.keys():
+    if not timm.is_model(name) or _timm_client(loaded).state_dict().keys() != loaded.network.state_dict().keys():
         lines = "; ".join(rebuild_lines(loaded, "FILE")[1:])
         raise DsslError(f"timm has no {name} with these names: use --formats torchvision or safetensors and: {lines}")
+
+
+def _timm_client(loaded: Encoder) -> nn.Module:
+    return build_encoder(f"timm:{base_name(loaded)}", image_size=loaded.image_size, channels=loaded.channels)
+
+
+def _timm(loaded: Encoder, path: Path) -> Exported:
+    import timm
+
+    state = {key: value.contiguous() for key, value in loaded.network.state_dict().items()}
     with replacing(path) as temporary:
         save_file(state, temporary)
+    client = _timm_client(loaded)
     client.load_state_dict(load_file(path), strict=True)
-    code = rebuild_lines(dataclasses.replace(loaded, name=f"timm:{name}"), path.name)
+    code = rebuild_lines(dataclasses.replace(loaded, name=f"timm:{base_name(loaded)}"), path.name)
     return _compared(loaded, client, path, f"timm {timm.__version__}", len(state), code)
 
 
-def _detectron2(loaded: Encoder, path: Path) -> Exported:
+def _check_detectron2(loaded: Encoder) -> None:
     refuse_unless_held(loaded, "Detectron2")
     name = base_name(loaded)
     if not _RESNET.fullmatch(name):
         raise DsslError(
             f"Detectron2 has names only for ResNets, not for {name}: use --formats torchvision, timm or onnx"
         )
+
+
+def _detectron2(loaded: Encoder, path: Path) -> Exported:
     arrays = {
         to_detectron2(key): value.numpy()
         for key, value in loaded.network.state_dict().items()
@@ -141,7 +157,7 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
     client.load_state_dict(state | counters, strict=True)
     mean, std = ([round(255 * value, 3) for value in values] for values in loaded.normalization.plain().values())
     code = [
-        f'cfg.MODEL.WEIGHTS = "{path.name}"; cfg.MODEL.RESNETS.DEPTH = {name.removeprefix("resnet")}',
+        f'cfg.MODEL.WEIGHTS = "{path.name}"; cfg.MODEL.RESNETS.DEPTH = {base_name(loaded).removeprefix("resnet")}',
         f'cfg.INPUT.FORMAT = "RGB"; cfg.MODEL.PIXEL_MEAN = {mean}; cfg.MODEL.PIXEL_STD = {std}',
         "cfg.MODEL.RESNETS.STRIDE_IN_1X1 = False",
     ]
@@ -149,35 +165,63 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
     return _compared(loaded, client, path, "dssl", len(arrays), code, note)
 
 
-def _onnx(loaded: Encoder, path: Path) -> Exported:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401 (torch's exporter needs it)
-    except ImportError as error:
-        raise DsslError(f"--formats onnx needs {error.name}: pip install 'dssl[onnx]'") from None
-    images = probe_images(loaded)
+def _check_onnx(loaded: Encoder) -> None:
+    for module in ("onnx", "onnxruntime", "onnxscript"):  # torch's exporter needs the last one
+        if importlib.util.find_spec(module) is None:
+            raise DsslError(f"--formats onnx needs {module}: pip install 'dssl[onnx]'")
+
+
+class _FromPixels(nn.Module):
+    """The network behind the normalisation: it takes bytes, N x height x width x channels."""
+
+    scale: Tensor
+    offset: Tensor
+
+    def __init__(self, loaded: Encoder) -> None:
+        super().__init__()
+        self.network = loaded.network
+        for name, values in zip(("scale", "offset"), loaded.normalization.scale_and_offset(), strict=True):
+            self.register_buffer(name, torch.from_numpy(values))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.network((pixels.float() * self.scale + self.offset).permute(0, 3, 1, 2))
+        return features
+
+
+def _onnx(loaded: Encoder, path: Path, *, preprocessing: bool = False) -> Exported:
+    import onnx
+    import onnxruntime
+
+    images, network, name = probe_images(loaded), loaded.network, "images"
+    if preprocessing:
+        pixels = (probe_images(loaded) * 64 + 128).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
+        scale, offset = (torch.from_numpy(values) for values in loaded.normalization.scale_and_offset())
+        images = (pixels * scale + offset).permute(0, 3, 1, 2)  # as evaluation does it
+        network, name = _FromPixels(loaded).eval(), "pixels"
+    inputs = pixels if preprocessing else images
     with warnings.catch_warnings(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # of torch's own exporter
         torch.onnx.export(
-            loaded.network, (images,), temporary, input_names=["images"], output_names=["features"], dynamo=True,
+            network, (inputs,), temporary, input_names=[name], output_names=["features"], dynamo=True,
             dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False, verbose=False,
         )  # fmt: skip
     model = onnx.load(path)
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
-    def run(part: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {"images": part.numpy()})[0])
+    def run(part: Tensor) -> Tensor:  # the first so many of the images
+        return torch.from_numpy(session.run(None, {name: inputs[: len(part)].numpy()})[0])
 
     code = (
         "import onnxruntime",
         f'session = onnxruntime.InferenceSession("{path.name}")',
-        'session.run(None, {"images": images})',
+        f'session.run(None, {{"{name}": {name}}})',
     )
     note = "tensors after BatchNorm was folded in; any batch size"
+    if preprocessing:
+        note += f"; takes uint8 pixels, N x {loaded.image_size} x {loaded.image_size} x {loaded.channels}, and normalises them"
     version = f"ONNX Runtime {onnxruntime.__version__}"
-    return _compared(loaded, run, path, version, len(model.graph.initializer), code, note)
+    return _compared(loaded, run, path, version, len(model.graph.initializer), code, note, images=images)
 
 
 def _torch(loaded: Encoder, path: Path) -> Exported:
@@ -221,17 +265,41 @@ FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
     "onnx": ("encoder.onnx", _onnx),
     "torch": ("encoder.pt2", _torch),
 }
+_CHECKS = {"torchvision": _check_torchvision, "timm": _check_timm, "detectron2": _check_detectron2, "onnx": _check_onnx}
 
 
-def export(loaded: Encoder, folder: Path, *, formats: Sequence[str]) -> list[Exported]:
-    """Write and verify the formats; a file that its client does not load exactly is removed and refused."""
+def check_formats(loaded: Encoder, folder: Path, formats: Sequence[str]) -> None:
+    """Refuse what cannot be written: an unknown format, one that lacks its extra or the encoder, a folder that is read-only."""
     unknown = [name for name in formats if name not in FORMATS]
     if unknown:
         raise choices("format", unknown[0], FORMATS)
-    folder.mkdir(parents=True, exist_ok=True)
+    for name in formats:
+        if name in _CHECKS:
+            _CHECKS[name](loaded)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DsslError(f"{folder} cannot be written to ({error.strerror}): name another --out") from None
+    for path in (folder / FORMATS[name][0] for name in formats):
+        if path.is_dir():
+            raise DsslError(f"{path} is a folder and would have to be a file: name another --out")
+
+
+def export(
+    loaded: Encoder, folder: Path, *, formats: Sequence[str], onnx_preprocessing: bool = False
+) -> list[Exported]:
+    """Write and verify the formats, if all of them can be; a file that its client does not load exactly is removed and refused.
+
+    With ``onnx_preprocessing`` the ONNX file takes uint8 pixels, N x height x width x channels, and normalises them itself.
+    """
+    check_formats(loaded, folder, formats)
     done = []
     for name in dict.fromkeys(formats):
         file, write = FORMATS[name]
+        if name == "onnx":
+            write = functools.partial(_onnx, preprocessing=onnx_preprocessing)
         exported = write(loaded, folder / file)
         if exported.difference > TOLERANCE.get(name, 0.0):
             exported.path.unlink()
@@ -245,9 +313,9 @@ def export(loaded: Encoder, folder: Path, *, formats: Sequence[str]) -> list[Exp
 
 def _compared(
     loaded: Encoder, client: Callable[[Tensor], Tensor], path: Path, version: str, tensors: int, code: Sequence[str],
-    note: str = "",
+    note: str = "", images: Tensor | None = None,
 ) -> Exported:  # fmt: skip
-    images = probe_images(loaded)
+    images = probe_images(loaded) if images is None else images
     # a program, which is not built again from code, must take any number of images, too
     network = client if isinstance(client, nn.Module) else None
     batches = (images,) if network else (images, images[:1])
@@ -344,9 +412,13 @@ def earlier_files(path: Path, exported: Sequence[Exported]) -> list[str]:
 
 
 def card(
-    loaded: Encoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None, earlier: Sequence[str] = ()
-) -> str:
-    """Markdown; ``evaluation`` is what `dssl evaluate` wrote for the same weights, ``earlier`` is of ``earlier_files``."""
+    loaded: Encoder, exported: Sequence[Exported], *, evaluation: Mapping[str, Any] | None,
+    comparison: Mapping[str, Any] | None = None, earlier: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """Markdown; ``evaluation`` and ``comparison`` are what `dssl evaluate`, also with --against, wrote for the same weights.
+
+    ``earlier`` is of ``earlier_files``.
+    """
     config = loaded.header.get("config") or {}
     init, teacher = config.get("init"), config.get("teacher")
     # whether the weights that a run started from or learned from knew labels, nobody here can say
@@ -356,10 +428,7 @@ def card(
         ("", ""),
         [
             ("encoder", loaded.name),
-            ("input", f"{loaded.channels} x {loaded.image_size} x {loaded.image_size}, values 0 to 1, then normalised"),
-            *([] if (values := loaded.value_range) is None else [("values that become 0 and 1", f"`{values.text()}`")]),
-            ("mean", ", ".join(f"{value:g}" for value in loaded.normalization.mean)),
-            ("deviation", ", ".join(f"{value:g}" for value in loaded.normalization.std)),
+            ("input", loaded.preprocessing.text()),
             *([] if init is None else [("started from the weights", f"`{init}`")]),
             *([] if teacher is None else [("taught by", f"`{teacher}`")]),
             ("data", str(config.get("data", "unknown"))),
@@ -393,11 +462,20 @@ def card(
                          str(protocol.get("test_data", "unknown")), protocol["backbone"]))  # fmt: skip
         heads = ("protocol", "top-1", "95 % interval", "train / test images", "test set", "backbone")
         lines += markdown(heads, rows)
+    if comparison is not None:
+        compared = []
+        for other in comparison["against"]:
+            for row in other["protocols"]:
+                numbers = (f"{row['before']:.2f} %", f"{row['after']:.2f} %", f"{row['difference']:+.2f}")
+                interval = "{:+.2f} to {:+.2f}".format(*row["interval"])
+                compared.append((row["name"], f"`{other['against']}`", *numbers, interval, row["verdict"]))
+        lines += ["", "## Compared image by image", ""]
+        lines += markdown(("protocol", "against", "other", "this", "points", "95 % interval", "this is"), compared)
     return "\n".join(lines) + "\n"
 
 
 def evaluation_of(loaded: Encoder, path: Path) -> dict[str, Any] | None:
-    """What `dssl evaluate` wrote, if it is about these weights on images as they are prepared here."""
+    """What `dssl evaluate` wrote (an evaluation or a comparison), if it is of these weights on images as prepared here."""
     here = loaded.protocol()
     try:
         evaluation = json.loads(path.read_text(encoding="utf-8"))

@@ -12,8 +12,9 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torchvision
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.data.scale import as_range
 from dssl.errors import DsslError, choices, one_line
-from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, size_arguments, split_name, stem_of
+from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, encoder_names, size_arguments, split_name, stem_of
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
-from dssl.weights.encoder import Encoder, Origin
+from dssl.weights.encoder import Encoder, Origin, Preprocessing
 from dssl.weights.match import MatchReport, infer_encoder, match
 
 logger = logging.getLogger("dssl")
@@ -37,15 +38,28 @@ WORD = "imagenet"
 """What stands for these weights where a file of weights could be named."""
 
 
+@overload
 def load_encoder(
-    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None
-) -> nn.Module:
+    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    transform: Literal[False] = False,
+) -> nn.Module: ...  # fmt: skip
+@overload
+def load_encoder(
+    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    transform: Literal[True],
+) -> tuple[nn.Module, Preprocessing]: ...  # fmt: skip
+def load_encoder(
+    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    transform: bool = False,
+) -> nn.Module | tuple[nn.Module, Preprocessing]:  # fmt: skip
     """The trained encoder of a run's folder, a checkpoint, an export, or a file of foreign weights; in evaluation mode.
 
     ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are not a ResNet),
-    ``stem`` (``cifar``, ``padding2`` or ``norelu``) only for CIFAR ResNets whose file does not show it.
+    ``stem`` (``cifar``, ``padding2`` or ``norelu``) only for CIFAR ResNets whose file does not show it. With ``transform`` also
+    what turns a picture of Pillow into the tensor that the encoder takes.
     """
-    return open_weights(Path(path), encoder=encoder, stem=stem, image_size=image_size).network
+    loaded = open_weights(Path(path), encoder=encoder, stem=stem, image_size=image_size)
+    return (loaded.network, loaded.preprocessing) if transform else loaded.network
 
 
 def load_weights_into(encoder: nn.Module, path: Path) -> MatchReport:
@@ -82,7 +96,8 @@ def open_weights(
     tensors, header, digest = _content(path)
     config = header.get("config") or {}
     made = header.get("encoder") or config.get("encoder")
-    name = encoder or made or infer_encoder(tensors) or (None if fallback is None else fallback.name)
+    by_name = None if (name := encoder or made or infer_encoder(tensors)) else _named_by_file(path, tensors)
+    name = name or by_name or (None if fallback is None else fallback.name)
     if name is None:
         raise DsslError(f"{path} does not say which encoder it holds: name it, such as --encoder resnet50 or timm:NAME")
     if stem is not None:
@@ -97,17 +112,18 @@ def open_weights(
     built = build_encoder(name, image_size=size, channels=channels)
     if normalization is None and (known := header.get("normalization")):
         normalization = Normalization.of(known)
-    assumed = ""
+    assumed = f"taken for {by_name} by the file's name and the shapes of its tensors" if by_name else ""
     if normalization is None:
-        normalization = CIFAR10 if small else imagenet_normalization(name)
+        normalization = _usual_normalization(name)
         if normalization not in (CIFAR10, IMAGENET):
             mean, std = (
                 ", ".join(f"{value:g}" for value in values) for values in (normalization.mean, normalization.std)
             )
-            assumed = f"the file states no normalisation: that of the published weights (mean {mean}, deviation {std})"
+            stated = f"the file states no normalisation: that of the published weights (mean {mean}, deviation {std})"
+            assumed = "; ".join(filter(None, (assumed, stated)))
         # what a file of dssl says of its own images does not hold for other weights; what its user said does
-        if fallback is not None and (channels != 3 or "normalization" not in fallback.header):
-            normalization, assumed = fallback.normalization, ""
+        if fallback is not None and (channels != 3 or _told_normalization(fallback)):
+            normalization = fallback.normalization
     if len(normalization.mean) != channels and channels == 1:
         normalization = normalization.gray()
     if len(normalization.mean) != channels:
@@ -131,6 +147,27 @@ def open_weights(
     origin = Origin(path=path, sha256=digest, report=report.text(), header=header)
     return Encoder(network=built.eval(), name=name, image_size=size, channels=channels, normalization=normalization,
                    value_range=as_range(header.get("range")), origin=origin)  # fmt: skip
+
+
+def _usual_normalization(name: str) -> Normalization:
+    """For weights whose file states none."""
+    return CIFAR10 if _for_small_images(name) else imagenet_normalization(name)
+
+
+def _told_normalization(encoder: Encoder) -> bool:
+    """Whether its normalisation was stated by a person: not by its file, and not assumed."""
+    return "normalization" not in encoder.header and encoder.normalization != _usual_normalization(encoder.name)
+
+
+def _named_by_file(path: Path, tensors: Mapping[str, Tensor]) -> str | None:
+    """The encoder after which a file is named as torchvision names its own (``mobilenet_v2-b0353104.pth``), if it fits."""
+    squashed = re.sub(r"[^a-z0-9]", "", path.name.lower())
+    names = [name for name in encoder_names() if squashed.startswith(re.sub(r"[^a-z0-9]", "", name))]
+    for name in sorted(names, key=len, reverse=True):
+        with suppress(DsslError), torch.device("meta"):
+            match(build_encoder(name, image_size=224), tensors, path=path)
+            return name
+    return None
 
 
 def stated_normalization(path: Path, *, channels: int) -> Normalization | None:
@@ -290,18 +327,21 @@ def is_imagenet(path: Path) -> bool:
     return not any(file for pattern in ("*", "checkpoints/*") for file in path.glob(f"{pattern}.safetensors"))
 
 
-def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
-    """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded."""
+def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int, flag: str = "--init") -> str:
+    """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded.
+
+    ``flag`` is the one of the command that takes a file instead, where there is no network.
+    """
     if not name.startswith("timm:") and name not in torchvision.models.list_models():
         raise DsslError(
             f"there are no ImageNet weights for {name}: choose a torchvision encoder, such as mobilenet_v2, or timm:NAME"
         )
     if name.startswith("timm:"):
-        return _load_timm(encoder, name, image_size=image_size, channels=channels)
-    return load_weights_into(encoder, torchvision_file(name)).text()
+        return _load_timm(encoder, name, image_size=image_size, channels=channels, flag=flag)
+    return load_weights_into(encoder, torchvision_file(name, flag=flag)).text()
 
 
-def torchvision_file(name: str) -> Path:
+def torchvision_file(name: str, *, flag: str = "--init") -> Path:
     """The file of torchvision's ImageNet weights, downloaded into torch's cache unless it is there."""
     url = str(torchvision_version(name).url)
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
@@ -316,12 +356,12 @@ def torchvision_file(name: str) -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: the hash is another
         raise DsslError(
             f"the ImageNet weights of {name} could not be downloaded ({_reason(error)}): "
-            f"fetch {url} elsewhere and put it at {path}, or name the file: --init FILE"
+            f"fetch {url} elsewhere and put it at {path}, or name the file: {flag} FILE"
         ) from None
     return path
 
 
-def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
+def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int, flag: str) -> str:
     import timm  # build_encoder has found it
 
     model = name.removeprefix("timm:")
@@ -341,7 +381,7 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int)
     except Exception as error:  # whatever the hub's client raises, which depends on its version
         raise DsslError(
             f"the weights of {name} could not be downloaded ({_reason(error)}): fetch {url} elsewhere, "
-            "and name the file: --init FILE"
+            f"and name the file: {flag} FILE"
         ) from None
     finally:
         client.setLevel(level)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from dssl.data import open_source
 from dssl.data.decode import UnreadableImage, read_image
 from dssl.data.jpeg import MAX_SIDE
 from dssl.data.scale import Range
@@ -253,3 +254,73 @@ def test_a_thousand_damaged_files_give_an_image_or_a_name(tmp_path):
 def test_printable_names():
     assert printable(b"a\nb\x1b[31m\xff.jpg") == "a\\nb\\x1b[31m\\udcff.jpg"
     assert printable("größe 图.jpg") == "größe 图.jpg"
+
+
+SMOOTH = np.stack(np.broadcast_arrays(np.arange(0, 240, 8)[None], np.arange(0, 200, 10)[:, None], np.uint8(90)), 2)
+SMOOTH = SMOOTH.astype(np.uint8)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_avif(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = saved(Image.fromarray(SMOOTH), "AVIF", quality=100, subsampling="4:4:4", exif=exif)
+    image = read(tmp_path, content, name="a.avif")
+    turned = {1: SMOOTH, 3: SMOOTH[::-1, ::-1], 6: np.rot90(SMOOTH, -1), 8: np.rot90(SMOOTH)}[orientation]
+    assert image.shape == turned.shape
+    assert np.abs(image.astype(int) - turned).max() <= 3
+    assert read(tmp_path, content, channels=1).shape == (*turned.shape[:2], 1)
+
+
+def test_heic(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(Image.fromarray(SMOOTH)).save(tmp_path / "a.heic", quality=100, chroma="444")
+    image = read_image(str(tmp_path / "a.heic"))
+    assert image.shape == SMOOTH.shape
+    assert np.abs(image.astype(int) - SMOOTH).max() <= 4
+    assert image.flags.writeable
+    content = (tmp_path / "a.heic").read_bytes()
+    with pytest.raises(UnreadableImage):
+        read(tmp_path, content[: len(content) // 2], name="cut.heic")
+
+
+def test_photographs_whose_reader_is_missing_are_counted_and_named(tmp_path):
+    """In another process, in which pillow-heif cannot be imported whether it is installed or not."""
+    for name in ("photos/1.png", "photos/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(COLOUR).save(tmp_path / name)
+    head = b"\0\0\0\x1cftypheic\0\0\0\0mif1heic"
+    for name in ("photos/a.HEIC", "photos/b.heic", "photos/c.heif", "only/a.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(head)
+    (tmp_path / "list.txt").write_text("photos/b.heic\n")
+    program = """
+import sys
+sys.modules["pillow_heif"] = None
+from dssl.data import open_source
+for _ in range(2):
+    source = open_source("photos")
+print(len(source), source.fingerprint)
+for place in ("only", "list.txt"):
+    try:
+        open_source(place).image(0)
+    except Exception as error:
+        print(error)
+"""
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    images, only, listed = done.stdout.splitlines()
+    warned = [line for line in done.stderr.splitlines() if "heic" in line]
+    assert len(warned) == 1  # though the folder was opened twice
+    assert "2 .heic" in warned[0]
+    assert "1 .heif" in warned[0]
+    assert "1 .heic" in only
+    for line in (*warned, only, listed):
+        assert "pip install 'dssl[heif]'" in line
+    # what is not read is no part of the data
+    for path in (tmp_path / "photos").glob("*.[hH]*"):
+        path.unlink()
+    assert images == f"2 {open_source(str(tmp_path / 'photos')).fingerprint}"

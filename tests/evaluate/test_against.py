@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,7 +160,7 @@ def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.Mo
     torch.manual_seed(0)
     original = torchvision.models.resnet18()
     torch.save(original.state_dict(), tmp_path / "resnet18.pth")
-    monkeypatch.setattr(load, "torchvision_file", lambda name: tmp_path / "resnet18.pth")
+    monkeypatch.setattr(load, "torchvision_file", lambda name, flag: tmp_path / "resnet18.pth")
     own = Normalization((0.1, 0.1, 0.1), (0.05, 0.05, 0.05))
     as_told = open_weights(tmp_path / "resnet18.pth", normalization=own)
     origin = dataclasses.replace(as_told.origin, header={"normalization": own.plain()})
@@ -192,3 +194,57 @@ def test_pictures_show_both_answers(compared: tuple[Path, Path]) -> None:
     assert min(row["lost"], row["won"]) > 12
     assert page.count('<figure class="picture') == 24
     assert page.count(": is ") == 12
+
+
+@pytest.fixture
+def mobilenet(tmp_path: Path) -> Path:
+    """A file of another architecture that says nothing of itself."""
+    torch.manual_seed(0)
+    path = tmp_path / "theirs.pth"
+    torch.save(torchvision.models.mobilenet_v3_small().state_dict(), path)
+    return path
+
+
+def test_each_encoder_runs_at_its_own_size_under_its_own_name(
+    compared: tuple[Path, Path], mobilenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = compared
+    word = f"{mobilenet}@mobilenet_v3_small"
+    settings = {"threads": 1, "data": "shapes:60", "protocols": ("knn",), "page": False}
+    for size, expected in ((None, (32, 224)), (64, (64, 64))):
+        run(Arguments(weights=folder, against=(word,), image_size=size, **settings))
+        (row,) = read(folder)[0]["protocols"]
+        sides = [row[side]["checkpoint"] for side in ("protocol", "other_protocol")]
+        assert tuple(side["image_size"] for side in sides) == expected
+        assert [side["encoder"] for side in sides] == ["small", "mobilenet_v3_small"]
+        output = capsys.readouterr().out
+        assert f"mobilenet_v3_small, {expected[1]} px" in output
+        assert f"small, {expected[0]} px" in output
+    # the number of the other is the one that it has alone, image for image
+    run(Arguments(weights=mobilenet, encoder="mobilenet_v3_small", image_size=64, out=tmp_path / "alone", **settings))
+    alone = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["results"][0]
+    assert row["before"] == pytest.approx(alone["accuracy"])
+    with pytest.raises(DsslError, match="does not fit the encoder"):
+        run(Arguments(weights=folder, against=(f"{mobilenet}@resnet18",), **settings))
+
+
+def test_what_nobody_stated_of_one_file_is_not_stated_of_another(mobilenet: Path, tmp_path: Path) -> None:
+    word = f"{tmp_path / 'timm.pth'}@timm:vit_tiny_patch16_224"
+    torch.save(build_encoder("timm:vit_tiny_patch16_224", image_size=224).state_dict(), tmp_path / "timm.pth")
+    half = Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    assert open_other(word, open_weights(mobilenet, encoder="mobilenet_v3_small"), seed=0).normalization == half
+
+
+def test_without_network_the_advice_is_a_flag_of_this_command(
+    mobilenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    with pytest.raises(DsslError) as caught:
+        run(Arguments(weights=mobilenet, encoder="mobilenet_v3_small", data="shapes:60", against=("imagenet",)))
+    flags = re.findall(r"--[\w-]+", str(caught.value))
+    assert flags == ["--against"]
+    assert {flag.removeprefix("--") for flag in flags} <= {field.name for field in dataclasses.fields(Arguments)}

@@ -281,3 +281,19 @@ def test_no_more_than_a_map_or_two_are_held() -> None:
         last_map(encoder, torch.zeros(1, 3, 64, 64))
     assert len(outputs) > 50
     assert alive[0] <= 4
+
+
+def test_the_split_is_named(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos, folder = tmp_path / "photos", run_folder()
+    for name in ("train/a/1.png", "train/a/2.png", "val/a/3.png"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Pillow.new("RGB", (40, 40)).save(photos / name)
+    for data, split, count, others in (
+        (photos, "train", 2, True), (photos, "test", 1, True), (photos / "train", "train", 2, False),
+    ):  # fmt: skip
+        run(Arguments(weights=folder, data=str(data), split=split, out=tmp_path / "out.npz", threads=1))
+        output = capsys.readouterr().out
+        assert f"({count} images): the {split} split" in output
+        assert ("--split" in output) == others

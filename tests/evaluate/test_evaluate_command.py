@@ -16,11 +16,14 @@ from torch import nn
 
 from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
+from dssl.data import open_source, split_off
 from dssl.errors import DsslError
 from dssl.evaluation import classifier, protocols
+from dssl.evaluation.comparison import open_other
 from dssl.evaluation.protocols import PROTOCOLS, Benchmark, aligned_labels, chosen_protocols, evaluate
 from dssl.evaluation.result import REFERENCES, Result, references_for
 from dssl.report import evaluation as page
+from dssl.weights.load import open_weights
 
 
 def test_the_command_writes_numbers_with_their_protocol(
@@ -231,8 +234,8 @@ def test_sentences_of_the_command(run_folder: Callable[..., Path], tmp_path: Pat
             run(Arguments(weights=folder, threads=1, **settings))
         assert "\n" not in str(caught.value)
 
-    flat = folder_of_images(tmp_path / "flat", {"cat": 3, "dog": 3})
-    refused("name them with --test", data=str(flat))
+    refused("no labels", data=str(folder_of_images(tmp_path / "loose", {"": 6})))
+    refused("only one class", data=str(folder_of_images(tmp_path / "one", {"cat": 6})))
     differing = folder_of_images(tmp_path / "differing", {"train/cat": 3, "train/dog": 3, "val/cat": 1, "val/zebra": 1})
     refused("zebra", data=str(differing))
     plain = folder_of_images(tmp_path / "plain", {"train": 3, "val": 3})
@@ -304,3 +307,101 @@ def test_the_snippet_of_the_docs_runs(
     snippet = found[1].replace("runs/shapes", str(run_folder())).replace('("shapes")', '("shapes:200")')
     exec(compile(snippet, str(docs), "exec"), {})
     assert re.search(r"^linear probe [\d.]+ \([\d., ]+\) frozen: verified$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_the_same_images_give_without_learning(
+    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], few_test_images: int
+) -> None:
+    folder = run_folder()
+    settings: dict[str, Any] = {"weights": folder, "threads": 1, "page": False}
+    assert run(Arguments(protocols=("knn", "probe", "probe-10"), **settings)) == 0
+    output = capsys.readouterr().out
+    written = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    rows = {row["name"]: row for row in written["reference_rows"]}
+    kinds = ("knn k=20", "knn k=200", "linear probe")
+    assert list(rows) == [
+        "largest class",
+        *(f"{kind}, {label}" for label in ("raw pixels", "untrained") for kind in kinds),
+    ]
+    assert all(name in output for name in rows)
+    train, test = open_source("shapes:300"), open_source("shapes", split="test")
+    assert rows["largest class"]["correct"] == (test.labels == np.bincount(train.labels).argmax()).sum()
+
+    # kNN of raw pixels, by hand
+    encoder = open_weights(folder)
+    mean, std = (np.array(values) for values in (encoder.normalization.mean, encoder.normalization.std))
+
+    def pixels(source: Any) -> Any:
+        images = (np.stack([source.image(index) for index in range(len(source))]) / 255 - mean) / std
+        flat = images.reshape(-1, 16, 2, 16, 2, 3).mean(axis=(2, 4)).reshape(len(source), -1)
+        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+    similar = pixels(test) @ pixels(train).T
+    nearest = np.argsort(-similar, axis=1)[:, :20]
+    votes = np.zeros((len(test), 10))
+    np.add.at(
+        votes,
+        (np.arange(len(test))[:, None], train.labels[nearest]),
+        np.exp(np.take_along_axis(similar, nearest, 1) / 0.1),
+    )
+    assert abs(rows["knn k=20, raw pixels"]["correct"] - (votes.argmax(1) == test.labels).sum()) <= 1  # ties
+    other = open_other("untrained", encoder, seed=0)
+    benchmark = Benchmark.of(protocols.FeatureStore(other), train, test, seed=0)
+    alone = {result.name: result.correct for result in evaluate(benchmark, ["knn", "probe"]).results}
+    for name, correct in alone.items():
+        assert abs(rows[f"{name}, untrained"]["correct"] - correct) <= 1
+
+    # they are kept, and can be left out
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "evaluation" / "features").iterdir()}
+    assert run(Arguments(protocols=("knn",), **settings)) == 0
+    assert {path: path.stat().st_mtime_ns for path in (folder / "evaluation" / "features").iterdir()} == kept
+    again = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    assert {row["name"]: row["correct"] for row in again["reference_rows"]} == {
+        name: row["correct"] for name, row in rows.items()
+    }
+    capsys.readouterr()
+    assert run(Arguments(protocols=("knn",), references=False, out=folder / "bare", **settings)) == 0
+    assert "largest class" not in capsys.readouterr().out
+    assert json.loads((folder / "bare" / "evaluation.json").read_text())["reference_rows"] == []
+    assert len(list((folder / "bare" / "features").iterdir())) == len(kept) - 2
+
+
+def test_class_folders_without_a_test_split_get_one(
+    run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat, folder = folder_of_images(tmp_path / "flat", {"cat": 10, "dog": 5, "fox": 2, "owl": 1}), run_folder()
+
+    def parts(seed: int) -> tuple[set[str], set[str]]:
+        splits = split_off(open_source(str(flat)), share=0.2, seed=seed)
+        train, test = ({split.label_of(row) for row in range(len(split))} for split in splits)
+        return train, test
+
+    train, test = parts(0)
+    assert train | test == {str(path.relative_to(flat)) for path in flat.rglob("*.png")}
+    assert not train & test
+    assert {name: sum(path.startswith(name) for path in test) for name in ("cat", "dog", "fox", "owl")} == {
+        "cat": 2, "dog": 1, "fox": 1, "owl": 0,
+    }  # fmt: skip
+    assert parts(0) == (train, test)
+    assert parts(1)[1] != test
+    (flat / "ant").mkdir()
+    Pillow.new("RGB", (40, 40)).save(flat / "ant" / "0.png")
+    assert parts(0)[1] == test  # another class moves nothing
+
+    settings: dict[str, Any] = {"weights": folder, "data": str(flat), "threads": 1, "page": False}
+    assert run(Arguments(protocols=("knn",), **settings)) == 0
+    output = capsys.readouterr().out
+    written = json.loads((folder / "evaluation" / "evaluation.json").read_text())
+    about = written["results"][0]["protocol"]
+    assert (about["train_images"], about["test_images"]) == (15, 4)
+    for text in (output, " ".join(written["notes"])):
+        assert re.search(r"20% .* seed 0: 4 test images", text)
+    # every encoder of a comparison gets the same images
+    assert run(Arguments(protocols=("knn",), against=("untrained",), **settings)) == 0
+    (row,) = json.loads((folder / "evaluation" / "comparison.json").read_text())["against"][0]["protocols"]
+    assert {row[side]["test_fingerprint"] for side in ("protocol", "other_protocol")} == {about["test_fingerprint"]}
+    assert {row[side]["train_images"] for side in ("protocol", "other_protocol")} == {15}
+    # with a test set of one's own, nothing is set aside
+    capsys.readouterr()
+    assert run(Arguments(protocols=("knn",), test=str(flat), references=False, **settings)) == 0
+    assert "set aside" not in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,15 @@ import pytest
 import timm
 import torch
 import torchvision
+from PIL import Image as Pillow
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dssl.commands.export import Arguments, run
+from dssl.data import open_source
+from dssl.data.loader import EvaluationBatches
+from dssl.data.scale import Range
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights import checkpoint, formats
@@ -183,7 +188,7 @@ def test_encoders_that_a_client_cannot_hold(
     with pytest.raises(DsslError, match="CIFAR stem") as caught:
         export(cifar, tmp_path / "out", formats=[name])
     assert "Conv2d(3, 64, 3, padding=1, bias=False)" in str(caught.value)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_lines_that_rebuild_a_cifar_encoder_work(
@@ -341,4 +346,104 @@ def test_relatives_of_resnets_have_no_names_in_detectron2(
     loaded = dataclasses.replace(open_weights(small_checkpoint), name=name)
     monkeypatch.setattr(formats, "refuse_unless_held", lambda *_: None)
     with pytest.raises(DsslError, match="Detectron2 has names only for ResNets"):
-        formats._detectron2(loaded, tmp_path / "x.pkl")
+        formats.check_formats(loaded, tmp_path, ["detectron2"])
+
+
+def test_the_card_knows_comparisons_of_the_same_weights(small_checkpoint: Path) -> None:
+    folder = small_checkpoint.parent.parent
+    (folder / "evaluation").mkdir()
+    about = json.loads(json.dumps(open_weights(folder).protocol()))
+    row = {
+        "name": "linear probe", "before": 70.5, "after": 72.25, "difference": 1.75, "interval": [0.5, 3.0], "verdict": "better",
+    }  # fmt: skip
+    for change, shown in (({}, True), ({"sha256": "0" * 64}, False)):
+        content = {"checkpoint": about | change, "against": [{"against": "start", "protocols": [row]}]}
+        (folder / "evaluation" / "comparison.json").write_text(json.dumps(content))
+        run(Arguments(weights=folder))
+        line = "| linear probe | `start` | 70.50 % | 72.25 % | +1.75 | +0.50 to +3.00 | better |"
+        assert (line in (folder / "export" / "README.md").read_text()) == shown
+
+
+def test_nothing_is_written_unless_every_format_can_be(
+    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, out = small_checkpoint.parent.parent, tmp_path / "out"
+    run(Arguments(weights=folder, formats=("torch",)))
+    before = {path: path.read_bytes() for path in (folder / "export").iterdir()}
+    newer = {name: value + 1 for name, value in checkpoint.read(small_checkpoint).tensors.items()}
+    header = {name: value for name, value in checkpoint.read(small_checkpoint).header.items() if name != "sha256"}
+    checkpoint.write(
+        checkpoint.path_at(small_checkpoint.parent, 99), header, newer
+    )  # whose export replaces the earlier
+
+    def refused(*formats: str, out: Path | None = None) -> str:
+        with pytest.raises(DsslError) as caught:
+            run(Arguments(weights=folder, formats=formats, out=out))
+        return str(caught.value)
+
+    assert "torchvision" in refused("safetensors", "torchvision")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxscript", None)
+        assert "dssl[onnx]" in refused("safetensors", "onnx")
+    assert {path: path.read_bytes() for path in (folder / "export").iterdir()} == before
+    (out / "encoder.safetensors").mkdir(parents=True)
+    assert str(out / "encoder.safetensors") in refused("torch", "safetensors", out=out)
+    assert [path.name for path in out.iterdir()] == ["encoder.safetensors"]
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in refused("safetensors", out=tmp_path / "file")
+
+
+@pytest.mark.parametrize("size", [(40, 60), (32, 32), (32, 50), (7, 9)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_the_transform_gives_what_evaluation_sees(small_checkpoint: Path, tmp_path: Path, size: Any, mode: str) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    colours = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    picture = Pillow.fromarray(colours).convert(mode)
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    picture.save(photos / "1.png", exif=exif)
+    loaded = open_weights(small_checkpoint)
+    batches = EvaluationBatches(open_source(str(photos)), size=32, normalization=loaded.normalization, threads=1)
+    with batches:
+        (expected,) = (batch.images for batch in batches)
+    encoder, transform = load_encoder(small_checkpoint, transform=True)
+    with Pillow.open(photos / "1.png") as image:
+        tensor = transform(image)
+    assert tensor.dtype == torch.float32
+    assert torch.equal(tensor, expected[0])
+    torch.testing.assert_close(features(encoder, tensor[None]), features(loaded.network, expected))
+
+
+def test_the_transform_of_a_gray_encoder_and_of_one_with_a_range(small_checkpoint: Path) -> None:
+    loaded = open_weights(small_checkpoint)
+    gray = dataclasses.replace(loaded, channels=1, normalization=loaded.normalization.gray())
+    values = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32)
+    mean, std = gray.normalization.mean[0], gray.normalization.std[0]
+    tensor = gray.preprocessing(Pillow.fromarray((values // 4).astype(np.uint8)))
+    torch.testing.assert_close(
+        tensor[0], torch.from_numpy((values // 4 / 255 - mean) / std).float(), rtol=1e-5, atol=1e-5
+    )
+    ranged = dataclasses.replace(gray, value_range=Range(((0.0, 1023.0),)))
+    levels = np.floor(values / 1023 * 255 + 0.5) / 255
+    tensor = ranged.preprocessing(Pillow.fromarray(values))
+    torch.testing.assert_close(tensor[0], torch.from_numpy((levels - mean) / std).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_onnx_may_contain_the_normalisation(
+    small_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(DsslError, match="--onnx-preprocessing"):
+        run(Arguments(weights=small_checkpoint, onnx_preprocessing=True, out=tmp_path / "none"))
+    run(Arguments(weights=small_checkpoint, formats=("onnx",), onnx_preprocessing=True, out=tmp_path / "out"))
+    output = capsys.readouterr().out
+    for fact in ("37 px", "0.875", "bilinear", "0.5, 0.4, 0.3", "0.2, 0.25, 0.3", "uint8"):
+        assert fact in output
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "encoder.onnx", providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape[1:]) == ("pixels", "tensor(uint8)", [32, 32, 3])
+    encoder, transform = load_encoder(small_checkpoint, transform=True)
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 3), np.uint8)
+    expected = features(encoder, torch.stack([transform(Pillow.fromarray(image)) for image in pixels]))
+    (found,) = session.run(["features"], {"pixels": pixels})
+    assert (torch.from_numpy(found) - expected).abs().max() < 1e-4 * expected.abs().max()

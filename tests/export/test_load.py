@@ -331,3 +331,34 @@ def test_a_normalisation_fits_the_channels(tmp_path: Path) -> None:
 def weights_file(folder: Path) -> Path:
     torch.save(build_encoder("resnet18", image_size=32).state_dict(), folder / "colour.pth")
     return folder / "colour.pth"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("mobilenet_v2-b0353104.pth", "mobilenet_v2"),
+        ("MobileNet_V3_Small_Weights.IMAGENET1K_V1.pth", "mobilenet_v3_small"),
+        ("efficientnet_b0_rwightman-7f5810bc.pth", "efficientnet_b0"),
+        ("resnet18-f37072fd.pth", "resnet18"),
+    ],
+)
+def test_torchvisions_own_file_names_say_which_encoder_it_is(file: str, name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = torchvision.models.get_model(name)
+    torch.save(theirs.state_dict(), tmp_path / file)
+    loaded = open_weights(tmp_path / file, image_size=64)
+    assert loaded.name == name
+    assert (name in loaded.report.partition("loaded")[2]) == (name != "resnet18")  # which its tensors show
+    images = torch.randn(2, 3, 64, 64)
+    *_, last = (path for path, module in theirs.named_modules() if isinstance(module, nn.Linear))
+    theirs.set_submodule(last, nn.Identity())
+    with torch.no_grad():
+        assert torch.equal(loaded.network(images), theirs.eval()(images))
+
+
+def test_a_name_that_the_tensors_contradict_counts_for_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "mobilenet_v2-b0353104.pth"
+    torch.save(torchvision.models.mobilenet_v3_small().state_dict(), file)
+    with pytest.raises(DsslError, match="--encoder"):
+        open_weights(file)
+    assert open_weights(file, encoder="mobilenet_v3_small", image_size=64).name == "mobilenet_v3_small"

@@ -1,5 +1,6 @@
 """The page of ``dssl report`` in a real browser, with names full of markup."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +137,27 @@ def test_mistakes_are_one_line(tmp_path: Path, changes: dict[str, object], messa
     write_run(tmp_path / "a")
     with pytest.raises(DsslError, match=message):
         command.run(command.Arguments(**{"runs": (tmp_path / "a",), "out": tmp_path / "r.html"} | changes))
+
+
+def test_what_was_evaluated_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, bare = write_run(tmp_path / "run"), write_run(tmp_path / "bare")
+    result = {"name": "linear probe", "accuracy": 81.234, "interval_95": [79.0, 83.0]}
+    majority = {"name": "largest class", "accuracy": 20.5, "interval_95": [19.0, 22.0]}
+    row = {"name": "knn k=20", "difference": -1.75, "interval": [-3.0, -0.5], "verdict": "worse"}
+    measure = {"accuracy": 55.125, "interval": [53.0, 57.0]}
+    (run / "evaluation").mkdir()
+    for name, content in {
+        "evaluation": {"checkpoint": {"epoch": 12.0}, "results": [result], "reference_rows": [majority]},
+        "comparison": {"against": [{"against": "start", "protocols": [row]}]},
+        "robustness": {"results": {"linear probe": {"measures": {"clean": measure, "corrupted": measure}}}},
+    }.items():
+        (run / "evaluation" / f"{name}.json").write_text(json.dumps(content))
+    (bare / "evaluation").mkdir()
+    (bare / "evaluation" / "evaluation.json").write_text("{")
+    out = tmp_path / "report.html"
+    assert command.run(command.Arguments(runs=(run, bare), out=out, images=0)) == 0
+    numbers = ("81.23 %", "79.00 - 83.00", "20.50 %", "-1.75 points", "-3.00 to -0.50", "55.12 %")
+    for text in (capsys.readouterr().out, out.read_text().replace("\N{NO-BREAK SPACE}", " ")):
+        for number in (*numbers, "against start: worse", "epoch 12"):
+            assert number in text
+    assert out.read_text().count("Evaluated: ") == 1
