@@ -154,6 +154,20 @@ HEAVY_POLICIES = frozenset(settings().get("heavy", RunConfig.heavy) for settings
 """Those that nobody has asked for."""
 
 
+def shortened(settings: Settings, epochs: object) -> Settings:
+    """The warm-up and the head epochs of a recipe as the same shares of a run with fewer epochs than the recipe's."""
+    if not isinstance(epochs, int) or not 0 < epochs < settings["epochs"]:
+        return settings
+    share, optimizer, adapt = epochs / settings["epochs"], settings["optimizer"], settings.get("adapt")
+    settings = settings | {
+        "optimizer": dataclasses.replace(optimizer, warmup_epochs=round(optimizer.warmup_epochs * share, 3))
+    }
+    if adapt is not None:
+        heads = min(epochs - 1, round(adapt.head_epochs * share))
+        settings["adapt"] = dataclasses.replace(adapt, head_epochs=heads)
+    return settings
+
+
 def recipe(name: str, *, method: str | MethodSettings | None = None, **changes: Any) -> RunConfig:
     """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3, optimizer={"rate": 0.1})``.
 
@@ -168,6 +182,7 @@ def recipe(name: str, *, method: str | MethodSettings | None = None, **changes: 
         raise choices("method", method, METHODS)
     else:
         settings = RECIPES[name]() if method is None else RECIPES[name](method)
+    settings = shortened(settings, changes.get("epochs"))
     if changes.get("channels", 3) not in (1, 3):
         from dssl.augment import parse, show, without_colour
 
