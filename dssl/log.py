@@ -136,8 +136,7 @@ class Log:
         except OSError:
             width = 80
         line = ""
-        knn = [] if self.last_knn is None else [f"kNN {self.last_knn:.1f}%"]
-        for part in [*self._parts(self.status), *knn]:
+        for part in self._parts(self.status):
             longer = f"{line} · {part}" if line else part
             if len(longer) >= width:
                 break

@@ -74,6 +74,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         if (before := _run_in(out)) is None:
             raise DsslError(f"--resume is {resumed}, which holds no run of dssl train (no config.json): name its --out")
         config, name = before
+        _require_no_fewer(config, rest)
         if method is not None and method != config.method.name:
             raise DsslError(
                 f"--method {method} with --resume {resumed}: the run has {config.method.name}; leave it out"
@@ -95,6 +96,7 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
         else:
             config = before[0]
             _require_same_recipe(name, before)
+            _require_no_fewer(config, rest)
             if method is not None and method != config.method.name:  # an error, which names the difference
                 config = dataclasses.replace(config, method=recipe(name, method=method).method)
     elif {"-h", "--help"} & set(rest):
@@ -133,6 +135,8 @@ def run(arguments: Arguments) -> int:
         logger.warning(
             f"--heavy {config.heavy!r} has no effect: no view of the graph {config.graph} is heavy; see --graph dssl"
         )
+    if "minutes" in arguments.typed and _run_in(arguments.out) is not None:
+        logger.info(f"--minutes fits a new run: this one keeps its {config.epochs} epochs")
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     with memory_for(needed, "lower one of them; checkpoints that were written stay"):
         planner = Planner(recipe=arguments.recipe, typed=arguments.typed)
@@ -196,6 +200,14 @@ def _require_same_recipe(name: str, before: tuple[RunConfig, str | None]) -> Non
     if (earlier or name) != name or adapts != (config.adapt is not None):
         other = earlier or ("one that adapts weights" if config.adapt is not None else "one that trains from scratch")
         raise DsslError(f"the run in --out was started with another recipe ({other}), not {name}: name another --out")
+
+
+def _require_no_fewer(config: RunConfig, words: Sequence[str]) -> None:
+    epochs = _numbers(words, "epochs").get("epochs", config.epochs)
+    if epochs < config.epochs:
+        raise DsslError(
+            f"--epochs is {epochs}, and the run in --out has {config.epochs}: give it more, or name another --out"
+        )
 
 
 def _take_hours(words: list[str]) -> None:

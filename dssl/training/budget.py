@@ -1,5 +1,6 @@
 """What a run will be on this machine, before its first step: its speed is measured, its length chosen, and one screen says so."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +21,8 @@ from dssl.training.knn import BANK, QUERIES
 
 FEW_IMAGES = 5_000
 """Below this number, weights that are good already are the better start."""
-ON_CPUS = (("whitened", 32), ("whitened", 64), ("resnet18", 128))
-"""Encoder and image size that the recipe folder chooses from on a CPU, from fast to slow."""
-ENOUGH = 60_000
-"""Images that a run should see, at least, to be worth a slower encoder."""
+ON_CPUS = (("whitened-quadrants", 32, 0), ("whitened-quadrants", 64, 20_000), ("whitened-quadrants", 96, 200_000))
+"""Encoder and image size that the recipe folder chooses from on a CPU, and the images that a run must be able to see for it."""
 _MARGIN, _SETUP = 0.1, 10.0
 """Of the minutes, for what the measurement does not know; and seconds until the first step."""
 _CHECKS, _CHECK_SHARE = 10, 0.15
@@ -94,29 +93,31 @@ class Planner:
         return config, self._screen(config, source, device, pace)
 
     def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Pace]:
-        """On a CPU, with minutes: the largest of ``ON_CPUS`` that still sees enough images."""
+        """On a CPU, with minutes: the last of ``ON_CPUS`` that sees as many images as it needs."""
         measure = self.measure or measured
         if config.minutes is None or self.recipe != "folder" or device.type != "cpu":
             return config, measure(config, source, device)
-        sizes = [
-            (config.encoder if "encoder" in self.typed else encoder,
-             config.image_size if "image_size" in self.typed else size)
-            for encoder, size in ON_CPUS
-        ]  # fmt: skip
         best: tuple[RunConfig, Pace] | None = None
-        for encoder, size in dict.fromkeys(sizes):
-            tried = replace(config, encoder=encoder, image_size=size, batch_size=self._batch(config, source))
+        seen = math.inf
+        for encoder, size, least in ON_CPUS:
+            tried = replace(
+                config, batch_size=self._batch(config),
+                encoder=config.encoder if "encoder" in self.typed else encoder,
+                image_size=config.image_size if "image_size" in self.typed else size,
+            )  # fmt: skip
+            if best is not None and (
+                seen < 2 * least or tried == best[0]
+            ):  # it is about twice as slow as the one before
+                break
             pace = measure(tried, source, device)
-            images = 60 * config.minutes * (1 - _MARGIN) * pace.images_per_second
-            if best is not None and images < ENOUGH:
+            seen = 60 * config.minutes * (1 - _MARGIN) * pace.images_per_second
+            if best is not None and seen < least:
                 break
             best = tried, pace
-            if images < 2 * ENOUGH:  # the next one is more than twice as slow
-                break
         assert best is not None
         return best
 
-    def _batch(self, config: RunConfig, source: Source) -> int:
+    def _batch(self, config: RunConfig) -> int:
         """In short runs the number of steps matters more than that of the images in each."""
         return config.batch_size if "batch_size" in self.typed else min(64, config.batch_size)
 

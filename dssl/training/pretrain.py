@@ -87,17 +87,19 @@ def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple
     """
     kept = folder.read_config() if folder.has_run else {}
     before = kept.get("config", {})
-    if "task" in kept or not isinstance(before.get("epochs"), int) or not isinstance(kept.get("images"), int):
-        return config, _BY_CONTENT
+    images, done, batch, since = (
+        kept.get("images"), before.get("epochs"), before.get("batch_size"), before.get("schedule_from", 0)
+    )  # fmt: skip
+    if "task" in kept or not all(isinstance(number, int) for number in (images, done, batch, since)):
+        return config, _BY_CONTENT  # no run of ours, or a damaged file, which has its own error
     if fitted and config.minutes is not None and before.get("minutes") is not None:  # once, when the run began
         known = vars(config_io.from_dict(before, where=str(folder.config_file)))
         same = ("epochs", "optimizer", "adapt", "precision", "schedule_from")
         return replace(config, **{name: known[name] for name in same}), _BY_CONTENT
-    done, batch = before["epochs"], before["batch_size"]
+    if config.epochs == done and since < done:
+        return replace(config, schedule_from=since), _BY_CONTENT
     steps = checkpoint.steps_in(folder.checkpoints)
-    finished = bool(steps) and steps[-1] >= kept["images"] // batch * done
-    if config.epochs == done:
-        return replace(config, schedule_from=before.get("schedule_from", 0)), _BY_CONTENT
+    finished = bool(steps) and steps[-1] >= images // max(1, batch) * done
     if not finished or config.epochs < done:
         return config, _BY_CONTENT
     more = config.epochs - done
@@ -134,7 +136,7 @@ def set_up(
         method = world.in_turn(lambda: build_method(config, init=init))
     world.all_or_error(lambda: _check_init(config, run))
     data = training_data(config, kept=kept, world=world)
-    intro, recipe = list[str](), {}
+    intro, recipe = list[str](), dict[str, str]()
     if planner is None and config.minutes is not None:
         planner = Planner()
     if kept is None and planner is not None:

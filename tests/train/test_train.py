@@ -86,9 +86,9 @@ def _on_terminal(path: str, words: list[str]) -> None:
     sys.exit(main(words))
 
 
-def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> None:
+def test_on_a_terminal_the_progress_line_fits_and_repeats_no_old_knn(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (50, 250))
+    termios.tcsetwinsize(theirs, (50, 80))
     words = command("simclr", tmp_path / "run", "--knn-every", "2", "--health.every", "1")[3:]
     child = fork(_on_terminal, os.ttyname(theirs), words, log=tmp_path / "log")
     shown = b""
@@ -98,12 +98,21 @@ def test_on_a_terminal_the_progress_line_repeats_no_old_knn(tmp_path: Path) -> N
     assert child.wait() in (0, 3), child.said()
     os.close(ours)
     os.close(theirs)
-    lines = [line for line in shown.decode().replace("\r", "\n").splitlines() if "kNN" in line]
+    everything = shown.decode().replace("\r", "\n").splitlines()
+    bars = [
+        line
+        for line in everything
+        if re.search(r"epoch \d/4 · .*images/s", line) and "loss" in line and "kNN" not in line
+    ]
+    assert bars
+    for line in bars:
+        assert len(line.rstrip()) <= 80
+        assert re.search(r"^epoch \d/4 · \d+:\d\d left · too early · \d+ images/s \(data \d+%\) · loss", line)
+    lines = [line for line in everything if "kNN" in line and line.startswith("epoch")]
     records = RunFolder(tmp_path / "run").metrics()
     measured = [round(record["epoch"]) for record in records if "knn" in record]
     assert measured == [1, 2, 4]
     assert [int(re.search(r"epoch (\d+)", line)[1]) for line in lines] == measured  # type: ignore[index]
-    assert "step/s" in shown.decode()
 
 
 def _counted(words: list[str]) -> None:
