@@ -69,7 +69,9 @@ def test_the_epochs_fit_the_minutes_with_everything_that_is_measured() -> None:
         seconds = pace(config, source, CPU).seconds(config, source)
         assert 0.7 * 60 * minutes < seconds <= 60 * minutes
         assert config.epochs <= 13 * config.knn_every
-        assert config.optimizer.warmup_epochs == pytest.approx(config.epochs / 20, abs=1e-3)  # as in the recipe
+        assert config.optimizer.warmup_epochs == pytest.approx(
+            min(10, config.epochs / 20), abs=1e-3
+        )  # as in the recipe
         config.__post_init__()
 
 
@@ -95,9 +97,8 @@ def test_without_minutes_the_defaults_are_kept_and_timed() -> None:
     config = recipe("folder", data="shapes:500")
     chosen, screen = planner({("resnet18", 128): 50.0}).plan(config, open_source("shapes:500"), CPU)
     assert replace(chosen, torch_threads=None, precision="auto") == config
-    assert any(
-        "200 epochs, about 31 minutes" in line for line in screen
-    )  # 384 of 500 images in batches, at 55 a second
+    # 384 of 500 images in whole batches, at 55 a second: 1,396 s; 42 measurements of 1,125 images, which take 12 x 55: 72 s
+    assert any("200 epochs, about 25 minutes" in line for line in screen)
     assert sum("dssl train" in line for line in screen) == 2
 
 
