@@ -166,7 +166,9 @@ class Baseline:
         now = self.latest
         parts = [] if self.config.init is None else [f"drift {now.drift:.2f}"]
         for name, value in now.held_out.items():
-            parts.append(f"{name} {value:.1f}%" + (f" (start {self.before[name]:.1f})" if now.p_values else ""))
+            parts.append(
+                f"held-out {name} {value:.1f}%" + (f" (start {self.before[name]:.1f})" if now.p_values else "")
+            )
         if now.retrieval is not None:
             parts.append(f"a view finds its image {now.retrieval:.1f}%")
         return ", ".join(parts)

@@ -147,8 +147,9 @@ class Planner:
         if speed.on_one_thread is not None:
             count = f"{config.torch_threads} torch thread{'s' if config.torch_threads != 1 else ''}"
             threads = f" with {count} (the faster of 1 and all)"
+        labels = "" if source.labels is None else " (labels are only used to measure)"
         rows = [
-            ("images", f"{len(source):,} in {config.data}{'' if source.labels is None else ' (labels only measure)'}"),
+            ("images", f"{len(source):,} in {config.data}{labels}"),
             ("machine", machine),
             ("speed", f"{pace.images_per_second:,.0f} images/s in {speed.precision}{threads}; loader {pace.loader:,.0f}"),
             ("run", f"{config.method.name}, graph {config.graph}, encoder {config.encoder}, {size}, batch {config.batch_size}"),
