@@ -114,10 +114,11 @@ class Log:
             self.say(*verdict.lines())
         self.status = status
 
-    def round(self, step: int, status: str) -> None:
+    def round(self, step: int, status: str, *, progress: str = "") -> None:
         """One line per round; beside a progress bar only if something was measured."""
         if (self._bar.disable or self._measured) and self._last_check is not None:
-            self.say(" · ".join([*self._parts(status), *self._measured]))
+            verdict = f"{status}, {progress.partition(' (')[0]}" if progress else status
+            self.say(" · ".join([*self._parts(verdict), *self._measured]))
             self._measured = []  # of this round; the next line shows it only if it is measured again
 
     def _parts(self, status: str) -> list[str]:

@@ -180,11 +180,11 @@ def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
 
 def _run_in(out: Path) -> tuple[RunConfig, str | None] | None:
     """The configuration of the run in this folder and the recipe that it was started with, if that is recorded."""
+    if not (out / "config.json").is_file():  # without torch, which the folder's own module needs
+        return None
     from dssl.run import RunFolder
 
     folder = RunFolder(out)
-    if not folder.has_run:
-        return None
     kept = folder.read_config()
     if "task" in kept:  # of another command, which the run will say
         return None
@@ -221,8 +221,12 @@ def _take_hours(words: list[str]) -> None:
 
 def _numbers(words: Sequence[str], *names: str) -> dict[str, int]:
     """Typed settings that others of the recipe depend on: policies on the channels, warm-up on the epochs."""
-    texts = {name: _take([*words], f"--{name}") for name in names}
-    return {name: int(text) for name, text in texts.items() if text is not None and text.isascii() and text.isdigit()}
+    numbers: dict[str, int] = {}
+    for name in names:
+        rest = [*words]
+        while (text := _take(rest, f"--{name}")) is not None:  # the last one counts
+            numbers |= {name: int(text)} if text.isascii() and text.isdigit() else {}
+    return numbers
 
 
 def _take(words: list[str], flag: str) -> str | None:
@@ -233,7 +237,7 @@ def _take(words: list[str], flag: str) -> str | None:
             return word.removeprefix(f"{flag}=")
         if word == flag:
             if position + 1 >= len(words):
-                raise DsslError(f"{flag} needs a value")
+                raise DsslError(f"{flag} needs a value; see dssl train --help")
             value = words[position + 1]
             del words[position : position + 2]
             return value

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from dssl import rng
 from dssl.config import RunConfig
-from dssl.data import NoSplitError, Quarantine, Source, Subset, open_source
+from dssl.data import Quarantine, Source, Subset, open_source
+from dssl.errors import DsslError
 from dssl.evaluation.comparison import compare
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import Problem, choose_strength
@@ -253,7 +254,7 @@ class Baseline:
 
 def _finders(config: RunConfig, source: Source) -> Source | None:
     """Images without labels to be found among each other: of the test split, or of the training images if there is none."""
-    with suppress(NoSplitError):
+    with suppress(DsslError):  # there is none, or none that fits the training images
         source = open_source(config.data, split="test", channels=config.channels, value_range=source.value_range)
     if len(source) < 10:
         return None

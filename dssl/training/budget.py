@@ -84,12 +84,13 @@ class Planner:
         """The configuration with what was chosen, and the screen that says so."""
         began = time.monotonic()
         config, pace = self._sized(config, source, device)
+        changes: dict[str, Any] = {"precision": pace.speed.precision}
         if pace.torch_threads is not None and "torch_threads" not in self.typed:
-            config = replace(config, torch_threads=pace.torch_threads)
-        config = replace(config, precision=pace.speed.precision)
+            changes["torch_threads"] = pace.torch_threads
         if config.minutes is not None:
             left = 60 * config.minutes * (1 - _MARGIN) - (time.monotonic() - began) - _SETUP
-            config = self._fitted(config, source, pace, seconds=left)
+            changes |= self._fitted(config, source, pace, seconds=left)
+        config = replace(config, **changes)
         return config, self._screen(config, source, device, pace)
 
     def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Pace]:
@@ -121,7 +122,7 @@ class Planner:
         """In short runs the number of steps matters more than that of the images in each."""
         return config.batch_size if "batch_size" in self.typed else min(64, config.batch_size)
 
-    def _fitted(self, config: RunConfig, source: Source, pace: Pace, *, seconds: float) -> RunConfig:
+    def _fitted(self, config: RunConfig, source: Source, pace: Pace, *, seconds: float) -> dict[str, Any]:
         """As many epochs as the seconds allow, with the measurements of kNN and progress."""
         steps = max(1, len(source) // config.batch_size)
         epoch, check = steps * config.batch_size / pace.images_per_second, pace.check_seconds(config, source)
@@ -135,7 +136,7 @@ class Planner:
             changes["adapt"] = shorter["adapt"]
         if "knn_every" not in self.typed and config.knn_every:
             changes["knn_every"] = -(-epochs // checks)
-        return replace(config, **changes)
+        return changes
 
     def _screen(self, config: RunConfig, source: Source, device: torch.device, pace: Pace) -> list[str]:
         """Images, machine, speed, what was chosen, and how long it takes."""

@@ -97,7 +97,7 @@ def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple
         same = ("epochs", "optimizer", "adapt", "precision", "schedule_from")
         return replace(config, **{name: known[name] for name in same}), _BY_CONTENT
     if config.epochs == done and since < done:
-        return replace(config, schedule_from=since), _BY_CONTENT
+        return config if config.schedule_from == since else replace(config, schedule_from=since), _BY_CONTENT
     steps = checkpoint.steps_in(folder.checkpoints)
     finished = bool(steps) and steps[-1] >= images // max(1, batch) * done
     if not finished or config.epochs < done:
