@@ -64,7 +64,8 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     given = [f"{way} {value}" for way, value in ways.items() if value is not None]
     if len(given) > 1:
         raise DsslError(f"both {' and '.join(given)} are given; choose one")
-    typed = frozenset(word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest)
+    flags = (word.partition("=")[0] for word in rest if word.startswith("--"))
+    typed = frozenset(flag.removeprefix("--").replace("-", "_") for flag in flags)
     if {"minutes", "epochs"} <= typed:
         raise DsslError("both --minutes and --epochs are given; choose one: the minutes decide the number of epochs")
     if resumed is not None:

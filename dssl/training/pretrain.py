@@ -50,6 +50,10 @@ from dssl.weights import checkpoint
 Gallery = Callable[[Source, BaseViewMaker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
+_BY_CONTENT = ("data", "init", "teacher")
+_EXTENDED = ("epochs", "schedule_from", "optimizer.warmup_epochs")
+"""Settings in which a run may differ from what its folder says: files that have moved, and more epochs for a finished run."""
+
 
 def train(
     config: RunConfig, out: Path | str, *, gallery: Gallery | None = None, planner: Planner | None = None
@@ -73,10 +77,6 @@ def train(
         if signals is None or signals.signal is None:
             raise
         raise Stopped(signals.signal, saved=False) from None
-
-
-_BY_CONTENT = ("data", "init", "teacher")
-_EXTENDED = ("epochs", "schedule_from", "optimizer.warmup_epochs")
 
 
 def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple[RunConfig, tuple[str, ...]]:
