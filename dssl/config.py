@@ -74,6 +74,8 @@ class HealthConfig:
     """Stop the run when it has collapsed; a NaN always stops it."""
     every: int = 20
     """Check every N steps."""
+    compare_with_start: bool = True
+    """Measure the encoder before the first step, and then whenever kNN is, whether it has become better."""
 
     def __post_init__(self) -> None:
         within("health.every", self.every, "[1, inf)")
@@ -115,7 +117,7 @@ class RunConfig:
     """A pretraining run."""
 
     HARMLESS: ClassVar[tuple[str, ...]] = (
-        "checkpoint.", "health.", "threads", "knn_every", "bad_share", "checkpoint_activations",
+        "checkpoint.", "health.", "threads", "torch_threads", "minutes", "knn_every", "bad_share", "checkpoint_activations",
     )  # fmt: skip
     """Settings that a resumed run may change, since no weight depends on them."""
 
@@ -158,7 +160,12 @@ class RunConfig:
     """The policy of heavy views."""
 
     epochs: int = 100
-    """Passes over the images."""
+    """Passes over the images; a finished run that is given more of them goes on."""
+    minutes: float | None = None
+    """Fit the number of epochs to this time, measured on this machine (--hours 2 is the same as --minutes 120); the recipe folder
+    also chooses encoder and image size on a CPU."""
+    schedule_from: int = 0
+    """The epoch at which warm-up and cosine begin again; set when a finished run is given more epochs."""
     batch_size: int = 256
     """Images per step, over all processes."""
     seed: int = 0
@@ -177,6 +184,8 @@ class RunConfig:
     """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images and make views; by default the node's cores, divided among its processes."""
+    torch_threads: int | None = None
+    """Threads that compute on a CPU; by default torch's choice, or what is measured to be faster where the speed is measured."""
     batchnorm_across_ranks: bool = True
     """With several processes, BatchNorm sees the global batch, so that results do not depend on their number."""
 
@@ -205,6 +214,9 @@ class RunConfig:
 
         for name in ("image_size", "epochs", "threads"):
             within(name, vars(self)[name], f"[1, {LARGEST[name]}]")
+        within("torch_threads", self.torch_threads, f"[1, {LARGEST['threads']}]")
+        within("minutes", self.minutes, "(0, inf)")
+        within("schedule_from", self.schedule_from, f"[0, {self.epochs})")
         require(self.batch_size >= 2, "batch_size", self.batch_size, "at least 2: BatchNorm needs more than one image")
         within("limit", self.limit, "[2, inf)")
         within("window", self.window, "[1, inf)")
@@ -243,9 +255,9 @@ class RunConfig:
             raise DsslError(
                 f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"
             )
-        if self.optimizer.warmup_epochs > self.epochs - self.head_epochs:
-            epochs = self.epochs - self.head_epochs
-            kind = "of the run" if not self.head_epochs else "in which the encoder learns"
+        epochs = self.epochs - max(self.head_epochs, self.schedule_from)
+        if self.optimizer.warmup_epochs > epochs:
+            kind = "of the run" if epochs == self.epochs else "that the schedule has"
             raise DsslError(
                 f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs:g}, expected at most the "
                 f"{epochs} epoch{'s' if epochs != 1 else ''} {kind}, such as --optimizer.warmup-epochs {epochs / 10:g}"

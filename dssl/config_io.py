@@ -22,7 +22,7 @@ Plain = dict[str, Any]
 _RENAMED = {"adapt.most_drift": "adapt.max_drift", "method.regularise": "method.regularize"}
 """Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _ADDED: Plain = {
-    "method.guard": 0.0, "method.predictor": "shared",
+    "method.guard": 0.0, "method.predictor": "shared", "schedule_from": 0,
     **dict.fromkeys(("teacher", "teacher_encoder", "adapt", "shuffle", "window", "range")),
 }  # fmt: skip
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""
@@ -113,6 +113,9 @@ def load(path: Path) -> RunConfig:
         raise DsslError(f"{path} cannot be read: {error}") from None
     except RecursionError:
         raise DsslError(f"{path} cannot be read: it is nested too deeply") from None
+    own = plain.get("config") if isinstance(plain, dict) and "dssl_version" in plain else None
+    if isinstance(own, dict):  # a run's config.json
+        plain = own | {"minutes": None}  # which were spent: its epochs are settings now
     return from_dict(plain, where=str(path))
 
 

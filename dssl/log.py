@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,12 +21,37 @@ from dssl.run import RunFolder, naming
 from dssl.state import HealthCheck, RunLength
 
 logger = logging.getLogger("dssl")
+_SILENCE = 2.0
+"""Seconds after which a phase says what it is."""
 
 
 def show_messages() -> None:
     """Print what the program logs to stderr, and of other libraries only warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logger.setLevel(logging.INFO)
+
+
+@contextmanager
+def phase(doing: str) -> Iterator[None]:
+    """Say what is being done where it takes longer than two seconds, so that nobody waits in front of a silent program."""
+
+    def say() -> None:
+        with tqdm.external_write_mode(file=sys.stderr):  # takes a progress bar away and puts it back
+            logger.info(f"{doing} ...")
+
+    timer = threading.Timer(_SILENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def clock_time(seconds: float) -> str:
+    """``0:40``, ``12:40``, ``1:02:40``."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 class Log:
@@ -38,29 +64,35 @@ class Log:
         self.status = ""
         """The last status that was logged."""
         self.last_knn: float | None = None
+        self._began, self._start = time.perf_counter(), start
         self._since, self._since_step, self._waited = time.perf_counter(), start, 0.0
-        self._measured = ""
+        self._done, self._speed = start, ""
+        self._measured: list[str] = []
         self._last_check: HealthCheck | None = None
         folder = folder if active else None
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
         # without a terminal (a pipe, a batch system) one line per epoch is enough
         terminal = active and sys.stderr is not None and sys.stderr.isatty()
-        self._bar = tqdm(
-            total=length.total, initial=start, unit="step", dynamic_ncols=True, disable=not terminal, smoothing=0.05
-        )
+        self._bar = tqdm(total=length.total, initial=start, bar_format="{desc}", disable=not terminal)
 
     def step(self, waited: float) -> None:
         """Count one step and the seconds for which it waited for data."""
         self._waited += waited
-        self._bar.update(1)
+        self._done += 1
+        if not self._bar.disable:
+            self._bar.set_description_str(self._fitting(), refresh=False)
+            self._bar.update(1)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Measuring and saving are not training: their seconds count neither in its rate nor in its share of waiting."""
         began = time.perf_counter()
         yield
-        self._since += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._since += seconds
+        if self._done == self._start:  # before the first step: no part of what the steps take
+            self._began += seconds
 
     def check(self, now: HealthCheck, *, rate: float) -> None:
         """Record what was measured; of a verdict that has changed also its reason and its remedies, which are printed, too."""
@@ -77,31 +109,56 @@ class Log:
         tables = {group: table for group, table in now.record.items() if isinstance(table, Mapping)}
         named = {f"{group}/{name}": value for group, table in tables.items() for name, value in table.items()}
         self._board.scalars(scalars | named, step)
-        self._bar.set_postfix_str(
-            f"{images:.0f} images/s, loss {now.loss:.3f}, {now.text}, {status}, "
-            f"data {data:.0%} / compute {1 - data:.0%}"
-        )
+        self._speed = f"{images:.0f} images/s (data {data:.0%})"
         if news:
             self.say(*verdict.lines())
         self.status = status
 
-    def round(self, step: int, status: str) -> None:
+    def round(self, step: int, status: str, *, progress: str = "") -> None:
         """One line per round; beside a progress bar only if something was measured."""
-        if (self._bar.disable or self._measured) and (now := self._last_check) is not None:
-            where = self.length.position(step)
-            self.say(f"{where}  loss {now.loss:.3f}  {now.text}  {status}{self._measured}")
-            self._measured = ""  # of this round; the next line shows it only if it is measured again
+        if (self._bar.disable or self._measured) and self._last_check is not None:
+            verdict = f"{status}, {progress.partition(' (')[0]}" if progress else status
+            self.say(" · ".join([*self._parts(verdict), *self._measured]))
+            self._measured = []  # of this round; the next line shows it only if it is measured again
+
+    def _parts(self, status: str) -> list[str]:
+        """Of a line, the most important first: a narrow terminal shows only the beginning."""
+        seconds, steps = time.perf_counter() - self._began, self._done - self._start
+        left = clock_time(seconds / steps * (self.length.total - self._done)) if steps else "?"
+        parts = [self.length.position(self._done), f"{left} left"]
+        if (now := self._last_check) is not None:
+            parts += [status, self._speed, f"loss {now.loss:.3f}", *([now.text] if now.text else [])]
+        return parts
+
+    def _fitting(self) -> str:
+        """As much of the line as the terminal is wide."""
+        try:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        except OSError:
+            width = 80
+        line = ""
+        for part in self._parts(self.status):
+            longer = f"{line} · {part}" if line else part
+            if len(longer) >= width:
+                break
+            line = longer
+        return line
 
     def knn(self, step: int, result: Mapping[str, Any]) -> None:
         self.write(self._at(step) | dict(result))
         self.last_knn = float(result["knn"])
-        self._measured = f", kNN {self.last_knn:.1f} %"
+        self._show(step, f"kNN {self.last_knn:.1f}%")
         self._board.scalars({"knn": self.last_knn}, step)
 
+    def _show(self, step: int, text: str) -> None:
+        """In the line of this round; what is measured before the first step is said by whoever measures it."""
+        if step:
+            self._measured.append(text)
+
     def start(self, step: int, record: Mapping[str, Any], text: str) -> None:
-        """How a run that started from weights compares with them."""
+        """How a run compares with its start."""
         self.write(self._at(step) | dict(record))
-        self._measured = f", {text}"
+        self._show(step, text)
         values = record["start"] | record["start"]["held_out"]
         scalars = {f"start/{name}": value for name, value in values.items() if isinstance(value, float)}
         self._board.scalars(scalars, step)

@@ -7,8 +7,8 @@ remembers how a run got to a step: inputs, learning rate and random numbers are 
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dssl import rng
 from dssl.config import CheckpointConfig, Precision
-from dssl.log import Log
+from dssl.log import Log, phase
 from dssl.objective import Objective
 from dssl.optim import set_learning_rate
 from dssl.precision import autocast, loss_scaler
@@ -34,6 +34,11 @@ Inputs = TypeVar("Inputs")
 
 class Hook:
     """Something beside the task that is called as the loop goes, on every process."""
+
+    doing: str = "measuring"
+    """What to call it where it takes long."""
+    sets_weights: bool = False
+    """Whether it changes the weights at the end of the run: one that was stopped before that is not saved as finished."""
 
     def begin(self, log: Log) -> None: ...
 
@@ -93,18 +98,23 @@ class Ending:
     """What stopped it, if a signal did."""
     knn: float | None = None
     """The last kNN accuracy in percent that this process has measured since its start."""
+    progress: str = ""
+    """How the encoder compares with the run's start; empty where that was not measured."""
 
     @property
     def exit_code(self) -> int:
-        """0 success, 3 collapsed, 4 diverged, 5 below where it started, 128 + n stopped by signal n."""
+        """Of health, not progress: 0 success, 3 collapsed, 4 diverged, 5 below where it started, 128 + n stopped by signal n."""
         if self.signal is not None:
             return 128 + self.signal
         codes = {"diverged": 4, "collapsed": 3, "partial collapse": 3, "below where it started": 5}
         return codes.get(self.verdict.status, 0)
 
 
-def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending:
-    """Train from the first step, or from a checkpoint, to the last step, a signal or a bad end."""
+def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = (), signals: StopSignals | None = None) -> Ending:
+    """Train from the first step, or from a checkpoint, to the last step, a signal or a bad end.
+
+    ``signals`` are those that the caller listens to already.
+    """
     # -- the start: weights, optimiser, step and the monitor's memory are all that a checkpoint holds
     world, folder, length, total = opened.world, opened.folder, task.length, task.length.total
     optimizer, monitor, hooks = task.optimizer, task.monitor, (task, *task.hooks)
@@ -129,16 +139,14 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
     with (
         task.batches(state.step) as batches,
         Log(folder, start=state.step, length=length, batch_size=task.batch_size, active=world.first) as log,
-        StopSignals(alone=world.size == 1) as stop,
+        StopSignals(alone=world.size == 1) if signals is None else nullcontext(signals) as stop,
     ):
         log.say(*checkpointer.warnings, *intro)
         if state.step:
             resuming = f"resuming at step {state.step} of {total}"
             log.say(resuming if state.step < total else f"this run is finished: {total} steps")
-        with log.aside():
-            for hook in hooks:
-                hook.begin(log)
-        for step in range(state.step, total):
+        stopped = not _measure(hooks, log, stop, lambda hook: hook.begin(log))
+        for step in range(state.step, state.step if stopped else total):
             # -- the step
             started = time.perf_counter()
             batch = batches.at(step)
@@ -175,10 +183,10 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
                 if stops:
                     break
             if round_ends:
-                with log.aside():
-                    for hook in hooks:
-                        hook.after_round(step + 1, log)
-                log.round(step + 1, monitor.verdict.status)
+                stopped = not _measure(hooks, log, stop, lambda hook: hook.after_round(state.step, log))
+                log.round(step + 1, monitor.verdict.status, progress=monitor.progress)
+                if stopped and last and any(hook.sets_weights for hook in hooks):
+                    break  # what these weights would have become is not known: the last epoch is repeated
 
             # -- the save: at the end of a round, after some minutes, at the end, and before a signal ends the run
             leaving = stop.signal is not None
@@ -191,7 +199,7 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
                     if last:  # there is no next check, and the metrics would end on the verdict of this one
                         log.check(dataclasses.replace(check, verdict=monitor.verdict), rate=rate)
                 elif world.first:
-                    with log.aside():
+                    with log.aside(), phase("saving"):
                         checkpointer.save()
                 else:
                     checkpointer.begin_again()
@@ -202,7 +210,23 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = ()) -> Ending
         signal = world.first_found(stop.signal)  # one node may be preempted and the others not
         _say_ending(log, checkpointer, signal)
     world.wait()  # for the last save: a process that ends takes the others with it
-    return Ending(state.step, total, monitor.verdict, checkpointer.newest(), signal, log.last_knn)
+    return Ending(
+        state.step, total, monitor.verdict, checkpointer.newest(), signal, log.last_knn, progress=monitor.progress
+    )
+
+
+def _measure(hooks: Sequence[Hook], log: Log, stop: StopSignals, call: Callable[[Hook], None]) -> bool:
+    """Call all hooks; False if a signal came, and none is called any more."""
+    try:
+        with log.aside(), stop.interrupting():
+            for hook in hooks:
+                with phase(hook.doing):
+                    call(hook)
+    except KeyboardInterrupt:
+        if stop.signal is None:
+            raise
+        return False
+    return True
 
 
 def take_step(
@@ -233,7 +257,11 @@ def _say_ending(log: Log, checkpointer: Checkpointer, signal: int | None) -> Non
         reasons = verdict.lines() if verdict.status != log.status else []
         log.say(*reasons, f"{stopped}: {checkpointer.last_healthy_line()}")
     elif signal is not None:
-        log.say(stopped if checkpointer.folder is None else f"{stopped} and saved; the same command resumes it")
+        at = checkpointer.saved_step
+        then = "; the same command starts it again" if at is None else f"; the same command resumes it at step {at}"
+        if at == step:
+            then = " and saved; the same command resumes it"
+        log.say(stopped if checkpointer.folder is None else f"{stopped}{then}")
     elif verdict.status in ("collapsed", "partial collapse"):
         log.say(f"finished, but {verdict.status}: {checkpointer.last_healthy_line()}")
     elif verdict.status == "below where it started":  # judged after the last check, which has not said it

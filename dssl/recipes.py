@@ -8,7 +8,7 @@ from typing import Any
 from dssl import config_io
 from dssl.config import AdaptConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError, choices
-from dssl.methods import METHODS, Defaults, MethodSettings
+from dssl.methods import METHODS, Defaults, MethodSettings, SimCLRConfig
 
 PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
 """The paper's heavy augmentation (appendix), with the operation ranges of its code."""
@@ -75,20 +75,25 @@ def imagenet(method: str = "simsiam") -> Settings:
 def folder(method: str = "simclr") -> Settings:
     """Your own images, in any folder; give --data FOLDER.
 
-    SimCLR, because it gains within an hour, where SimSiam may end below the untrained encoder.
-    Magnitudes that grow monotonically (``monotone14``), the data's own mean and standard deviation, and a size for a single GPU.
-    ``dssl doctor --recipe folder`` measures how long it takes on yours; on a CPU ``adapt`` is the quicker way.
+    SimCLR, because it gains within minutes, where SimSiam may end below the untrained encoder, and four standard views, each
+    pulled to the mean of the others. The size is for a GPU and hours: with --minutes it fits the machine, on a CPU with a smaller
+    encoder and smaller views. docs/training.md has the measurements behind these settings.
     """
     base = imagenet(method)
+    settings, optimizer = base["method"], dataclasses.replace(base["optimizer"], warmup_epochs=10)
+    if isinstance(settings, SimCLRConfig):  # LARS is for large batches
+        settings, optimizer = SimCLRConfig(temperature=0.2), OptimizerConfig(rate=0.4, warmup_epochs=10)
     return base | {
         "data": "folder",
         "image_size": 128,
         "normalization": "measure",
         "encoder": "resnet18",
+        "method": settings,
+        "graph": "fastsiam",
         "heavy": "ra(2,9,monotone14)",
         "epochs": 200,
         "batch_size": 128,
-        "optimizer": dataclasses.replace(base["optimizer"], warmup_epochs=10),
+        "optimizer": optimizer,
     }
 
 
@@ -163,6 +168,20 @@ HEAVY_POLICIES = frozenset(settings().get("heavy", RunConfig.heavy) for settings
 """Those that nobody has asked for."""
 
 
+def shortened(settings: Settings, epochs: object) -> Settings:
+    """The warm-up and the head epochs of a recipe as the same shares of a run with fewer epochs than the recipe's."""
+    if not isinstance(epochs, int) or not 0 < epochs < settings["epochs"]:
+        return settings
+    share, optimizer, adapt = epochs / settings["epochs"], settings["optimizer"], settings.get("adapt")
+    settings = settings | {
+        "optimizer": dataclasses.replace(optimizer, warmup_epochs=round(optimizer.warmup_epochs * share, 3))
+    }
+    if adapt is not None:
+        heads = min(epochs - 1, round(adapt.head_epochs * share))
+        settings["adapt"] = dataclasses.replace(adapt, head_epochs=heads)
+    return settings
+
+
 def recipe(
     name: str, *, method: str | MethodSettings | None = None, keep_head: bool = False, **changes: Any
 ) -> RunConfig:
@@ -183,6 +202,7 @@ def recipe(
         if name != "robust":
             raise DsslError(f"keep-head with the recipe {name}: expected the recipe robust; leave it out")
         settings |= _KEEP_HEAD
+    settings = shortened(settings, changes.get("epochs"))
     if changes.get("channels", 3) not in (1, 3):
         from dssl.augment import parse, show, without_colour
 

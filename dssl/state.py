@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -80,6 +81,9 @@ class Monitor(Generic[Report]):
     """Checks a run every few steps and judges it; its memory is saved in the checkpoint."""
 
     verdict: Verdict
+    """Of its health, which is not whether it learns."""
+    progress: str = ""
+    """How the encoder compares with the run's start, such as "better than untrained (kNN 44.3 -> 51.0 %)"; empty if unknown."""
     near_start: bool = False
     """Whether the weights as they are now were measured and are close to those that the run started from."""
     last_near_start: int | None = None
@@ -180,6 +184,8 @@ class Checkpointer:
         self.folder, self.config, self.state = folder, config, state
         self.length, self.header = length, dict(header)
         self.last_healthy: int | None = None
+        self.saved_step: int | None = None
+        """Of the newest checkpoint, if there is one."""
         self.warnings: list[str] = []
         self._saved_at = time.monotonic()
 
@@ -192,7 +198,9 @@ class Checkpointer:
                 f"(fingerprint {fingerprint[:12]}, then {before[:12]}): restore them, or name another --out"
             )
         self.state.load(saved)
-        self.last_healthy = saved.header.get("last_healthy")
+        self.saved_step = self.state.step
+        if saved.header.get("verdict") != "too early":  # earlier versions took one that was not judged for healthy
+            self.last_healthy = saved.header.get("last_healthy")
         self.warnings = [f"{line}; resuming from {path.name}" for line in warnings]
 
     def due(self, *, round_ends: bool, last: bool, leaving: bool) -> bool:
@@ -216,7 +224,7 @@ class Checkpointer:
         assert self.folder is not None
         step, monitor = self.state.step, self.state.monitor
         status = monitor.verdict.status
-        if status in ("healthy", "too early"):
+        if status == "healthy":  # not one that was saved too early to be judged
             self.last_healthy = step
         if monitor.near_start:
             monitor.last_near_start = step
@@ -226,6 +234,7 @@ class Checkpointer:
             "scaler": self.state.scaler.state_dict(), "verdict": status, "last_healthy": self.last_healthy,
         }  # fmt: skip
         checkpoint.write(checkpoint.path_at(folder, step), header, self.state.tensors())
+        self.saved_step = step
         self.begin_again()
         protected = {step for step in (self.last_healthy, monitor.last_near_start) if step is not None}
         if self.config.keep_every is not None:
@@ -257,6 +266,7 @@ class StopSignals:
         self.signal: int | None = None
         self._alone, self._clock, self._since = alone, clock, 0.0
         self._before: dict[int, object] = {}
+        self._interrupts = False
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():
@@ -268,9 +278,28 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal gave, it takes
 
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Around work that may be given up, such as measuring: a signal raises KeyboardInterrupt in it, at once.
+
+        Not in one of several processes, which the others wait for.
+        """
+        if self._alone and self.signal is not None:
+            raise KeyboardInterrupt
+        self._interrupts = self._alone
+        try:
+            yield
+        finally:
+            self._interrupts = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal, self._since = number, self._clock()
+            if os.environ.get("RANK", "0") == "0":  # past all buffers: a handler may run in the middle of a write
+                with suppress(OSError):
+                    os.write(2, f"\n{signal.Signals(number).name} received: stopping\n".encode())
+            if self._interrupts:
+                raise KeyboardInterrupt
         elif self.signal != number or (
             number == signal.SIGINT and self._alone and self._clock() - self._since >= _HURRY
         ):

@@ -208,7 +208,10 @@ def _stop_with_parent() -> None:
 def run_job(job: Job, place: Place, *, threads: int | None = None) -> int:
     """0 when the result is written, 128 + n when signal n stopped the job, 2 for a mistake, which is logged."""
     run, result = place.runs / job.name, place.result(job)
-    config = dataclasses.replace(place.located(job), threads=threads)
+    located = place.located(job)
+    # the untrained encoder is a row of the table: no run needs to measure it again
+    health = dataclasses.replace(located.health, compare_with_start=False)
+    config = dataclasses.replace(located, threads=threads, health=health)
     run.parent.mkdir(parents=True, exist_ok=True)
     with run.with_name(f".{run.name}.lock").open("w") as lock:
         # another harness, or an orphan of a killed one, may still be at this job: wait for it

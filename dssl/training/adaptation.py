@@ -14,6 +14,7 @@ from dssl.run import Run
 from dssl.state import Verdict
 from dssl.training.baseline import CLOSE, Baseline
 from dssl.training.health import HealthMonitor
+from dssl.training.knn import knn_due
 from dssl.training.prepare import TrainingData, trained_blocks
 from dssl.weights import checkpoint
 
@@ -64,7 +65,12 @@ def interpolate(
 
 
 class ComparedWithStart(Hook):
-    """Measures the encoder of a run with ``init`` beside the weights that it started from."""
+    """Measures the encoder beside the one that the run started from: whether it learns.
+
+    Of a run with ``init`` every round, and one that is below its start says so; of any other run when kNN is measured.
+    """
+
+    doing = "comparing with the start"
 
     def __init__(
         self,
@@ -77,29 +83,36 @@ class ComparedWithStart(Hook):
         header: Mapping[str, Any],
         head_steps: int,
         total: int,
+        steps_per_epoch: int,
     ) -> None:
         assert run.folder is not None
-        self.config, self.encoder, self.monitor, self.run = config, encoder, monitor, run
+        self.config, self.data, self.encoder, self.monitor, self.run = config, data, encoder, monitor, run
+        self.header, self._steps_per_epoch = header, steps_per_epoch
         self.folder, self.head_steps, self.total = run.folder, head_steps, total
         self.baseline: Baseline | None = None
         """Of the first process, until the run is finished."""
-        new = run.first_step == 0
-        if run.first_step >= total:
+        if run.first_step >= total or not self._lost:
             return
-        if not new and not self.folder.start_file.is_file():
-            if config.adapt is not None:
-                raise DsslError(
-                    f"{self.folder.start_file} is missing: the result of this run lies between these weights and the last ones; "
-                    "put the file back, or start again with another --out"
-                )
-        elif run.world.first:
-            self.baseline = Baseline(config, data, encoder, self.folder, header=header, new=new)
+        if config.adapt is not None:
+            raise DsslError(
+                f"{self.folder.start_file} is missing: the result of this run lies between these weights and the last ones; "
+                "put the file back, or start again with another --out"
+            )
+
+    @property
+    def _lost(self) -> bool:
+        """Whether the start of a resumed run is not known any more."""
+        return self.run.first_step > 0 and not self.folder.start_file.is_file()
 
     def begin(self, log: Log) -> None:
-        if (baseline := self.baseline) is None or self.run.first_step:
+        if self.run.first_step >= self.total or self._lost or not self.run.world.first:
             return
-        log.start(0, baseline.record(None), baseline.text())
-        log.say(f"the start: {baseline.text()}")
+        new = self.run.first_step == 0
+        self.baseline = Baseline(self.config, self.data, self.encoder, self.folder, header=self.header, new=new)
+        if not new:
+            return
+        log.start(0, self.baseline.record(None), self.baseline.text())
+        log.say(f"the start{' (untrained)' if self.config.init is None else ''}: {self.baseline.text()}")
         if self.config.adapt is not None and self.config.adapt.max_drift is not None:
             log.say("on the way the encoder may be below its start; the result lies between the two")
 
@@ -107,18 +120,20 @@ class ComparedWithStart(Hook):
         self.monitor.near_start = False  # until it is measured
 
     def after_round(self, step: int, log: Log) -> None:
-        self.monitor.compare_with_start(self.run.world.from_first(lambda: self._compare(step, log)))
+        if self.config.init is not None or knn_due(self.config, step // self._steps_per_epoch):
+            self.monitor.compare_with_start(self.run.world.from_first(lambda: self._compare(step, log)))
 
     def _compare(self, step: int, log: Log) -> Verdict | None:
         """The verdict if the encoder fell below the weights that it started from."""
         if (baseline := self.baseline) is None or step <= self.head_steps:  # it has not moved yet
             return None
         drift = baseline.measure(self.encoder).drift
-        self.monitor.near_start = drift <= CLOSE
-        verdict = None
-        if self.config.adapt is None or step == self.total:  # else the run ends on weights between these and the start
+        self.monitor.near_start = self.config.init is not None and drift <= CLOSE
+        self.monitor.progress, verdict = baseline.progress(finished=step == self.total), None
+        if self.config.init is not None and (self.config.adapt is None or step == self.total):
+            # else the run ends on weights between these and the start
             verdict = baseline.judge(step, self._instead())
-        log.start(step, baseline.record(verdict), baseline.text())
+        log.start(step, baseline.record(verdict, progress=self.monitor.progress), baseline.text())
         return verdict
 
     def _instead(self) -> str:
@@ -133,20 +148,27 @@ class ComparedWithStart(Hook):
 class Averaged(Hook):
     """Averages the last weights of the encoder; at the end it moves from the start towards the average, as the drift allows."""
 
+    doing = "choosing how far to move from the start"
+    sets_weights = True
+
     def __init__(
         self,
         config: AdaptConfig,
         encoder: nn.Module,
         optimizer: torch.optim.Optimizer,
         compared: ComparedWithStart,
+        *,
+        first_step: int,
     ) -> None:
+        """``first_step`` is the one from which on the encoder learns, or learns again."""
         self.config, self.encoder, self.optimizer, self.compared = config, encoder, optimizer, compared
         self.head_steps, self.total = compared.head_steps, compared.total
+        self.first_step = first_step
 
     def after_step(self, step: int) -> None:
         if step + 1 == self.head_steps:
             self.optimizer.state.clear()  # the moments of gradients that random heads gave
-        averaged = max(1, round(self.config.average * (self.total - self.head_steps)))
+        averaged = max(1, round(self.config.average * (self.total - self.first_step)))
         if self.config.average and (count := step + 1 - (self.total - averaged)) >= 1:
             add_to_average(self.optimizer, self._trained().values(), count=count)
 

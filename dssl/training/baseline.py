@@ -1,10 +1,13 @@
-"""A run that starts from weights is measured against them: before, during and after, on its own training images.
+"""A run is measured against its own start, weights from elsewhere or an untrained encoder: before, during and after.
 
 Drift needs no labels: 1 - mean cosine of an image's features before and now. Where the images have labels, kNN and a linear
-probe on a part of them that is held out say whether it did harm. The test images are never read here.
+probe on a part of the training images that is held out say whether it did good or harm. Without labels it is told by how often
+a view finds its image: among those of the test split where there is one, which is read for nothing else here.
 """
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,10 +20,12 @@ from torch import Tensor, nn
 
 from dssl import rng
 from dssl.config import RunConfig
-from dssl.data import Quarantine, Source
+from dssl.data import Quarantine, Source, Subset, open_source
+from dssl.errors import DsslError
 from dssl.evaluation.comparison import compare
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import Problem, choose_strength
+from dssl.evaluation.quality import retrieval, two_views
 from dssl.methods.losses import effective_rank
 from dssl.run import RunFolder
 from dssl.state import Verdict
@@ -34,6 +39,12 @@ HELD_OUT = 4
 NEIGHBOURS, TEMPERATURE = 20, 0.1
 SURE = 0.01
 """Below this p-value of McNemar's test the held-out images have got worse, or better."""
+LIKELY = 0.05
+"""Below this p-value, or beyond two standard errors, a run is said to be better or worse than its start."""
+REFERENCE = "ra(2,9,monotone14)"
+"""The policy of the views that must find their image."""
+FINDERS = 500
+"""Images that are to be found, at most."""
 CLOSE = 0.2
 """Up to this drift a checkpoint counts as one to go back to: the measure that needs no labels."""
 
@@ -49,6 +60,8 @@ class Comparison:
     """Accuracy in percent of kNN and probe on the held-out images; empty without labels."""
     p_values: dict[str, float]
     """McNemar's, against the start; empty at the start."""
+    retrieval: float | None = None
+    """How often, in percent, an augmented view is nearest to its own image; measured where there are no labels."""
 
 
 class Baseline:
@@ -91,13 +104,16 @@ class Baseline:
         self._labels = _labels(source, rows)
         self._strength: float | None = None
         self._before = self._predict(self._features)
-        self.latest = self._compare(self._features)
+        self._finders = None if self._labels is not None else _finders(config, source)
+        self.latest = self._compare(self._features, encoder)
+        self.retrieval = self.latest.retrieval
+        """Of the start."""
 
     def drift(self, encoder: nn.Module) -> float:
         return self._drift(self._as_before(encoder))
 
     def measure(self, encoder: nn.Module) -> Comparison:
-        self.latest = self._compare(self._as_before(encoder))
+        self.latest = self._compare(self._as_before(encoder), encoder)
         return self.latest
 
     def _as_before(self, encoder: nn.Module) -> Tensor:
@@ -140,19 +156,46 @@ class Baseline:
         """Accuracy of the start on the held-out images."""
         return self._accuracies(self._before)
 
-    def record(self, verdict: Verdict | None) -> dict[str, Any]:
+    def record(self, verdict: Verdict | None, *, progress: str = "") -> dict[str, Any]:
         """For metrics.jsonl."""
         below = {} if verdict is None else {"below": {"reason": verdict.reason, "remedies": verdict.remedies}}
-        return {"start": {**asdict(self.latest), "apart": self.apart, **below}}
+        said = {"progress": progress} if progress else {}
+        return {"start": {**asdict(self.latest), "apart": self.apart, **below, **said}}
 
     def text(self) -> str:
         """For the progress line."""
-        now, parts = self.latest, [f"drift {self.latest.drift:.2f}"]
+        now = self.latest
+        parts = [] if self.config.init is None else [f"drift {now.drift:.2f}"]
         for name, value in now.held_out.items():
-            parts.append(f"{name} {value:.1f} %" + (f" (start {self.before[name]:.1f})" if now.p_values else ""))
+            parts.append(
+                f"held-out {name} {value:.1f}%" + (f" (start {self.before[name]:.1f})" if now.p_values else "")
+            )
+        if now.retrieval is not None:
+            parts.append(f"a view finds its image {now.retrieval:.1f}%")
         return ", ".join(parts)
 
-    def _compare(self, features: Tensor) -> Comparison:
+    def progress(self, *, finished: bool) -> str:
+        """How the encoder compares with the start, such as "better than untrained (kNN 44.3 -> 51.0 %)"; empty if unknown."""
+        now, changes = self.latest, {}
+        if now.held_out:
+            values = {name: (self.before[name], value) for name, value in now.held_out.items()}
+            changes = {name: values[name][1] - values[name][0] for name, p in now.p_values.items() if p < LIKELY}
+        elif now.retrieval is not None and self.retrieval is not None and self._finders is not None:
+            name, before, after = "a view finds its image", self.retrieval, now.retrieval
+            values = {name: (before, after)}
+            error = math.sqrt(sum(share * (100 - share) for share in (before, after)) / len(self._finders))
+            changes = {name: after - before} if abs(after - before) > 2 * error else {}
+        else:
+            return ""
+        start = "untrained" if self.config.init is None else "its start"
+        numbers = ", ".join(f"{name} {before:.1f} -> {after:.1f} %" for name, (before, after) in values.items())
+        if changes and min(changes.values()) > 0:
+            return f"better than {start} ({numbers})"
+        if changes and max(changes.values()) < 0:
+            return f"worse than {start} ({numbers})"
+        return f"no better than {start}{'' if finished else ' yet'} ({numbers})"
+
+    def _compare(self, features: Tensor, encoder: nn.Module) -> Comparison:
         predicted = self._predict(features)
         p_values = {}
         if self._labels is not None and features is not self._features:
@@ -166,7 +209,18 @@ class Baseline:
             feature_rank=effective_rank(features),
             held_out=self._accuracies(predicted),
             p_values=p_values,
+            retrieval=None if self._finders is None else self._found(encoder, self._finders),
         )
+
+    def _found(self, encoder: nn.Module, finders: Source) -> float:
+        """As `dssl tune` scores policies: the same views at every call."""
+        standard = self.config.standard
+        augmented = f"({standard}) > {REFERENCE}" if self.config.channels == 3 else standard  # it changes colours
+        views = two_views(
+            encoder_of(self.config, encoder, self.data), finders, policies=(augmented, standard), seed=self.config.seed,
+            quarantine=Quarantine(finders, max_share=1.0),
+        )  # fmt: skip
+        return 100 * retrieval(*views)
 
     def _drift(self, features: Tensor) -> float:
         return max(0.0, 1 - float(F.cosine_similarity(features, self._features).mean()))
@@ -196,6 +250,15 @@ class Baseline:
             return {}
         right = split.labels[split.queries]
         return {name: 100 * float((one == right).mean()) for name, one in predicted.items()}
+
+
+def _finders(config: RunConfig, source: Source) -> Source | None:
+    """Images without labels to be found among each other: of the test split, or of the training images if there is none."""
+    with suppress(DsslError):  # there is none, or none that fits the training images
+        source = open_source(config.data, split="test", channels=config.channels, value_range=source.value_range)
+    if len(source) < 10:
+        return None
+    return Subset(source, rng.sample(rng.key(config.seed, "finders"), len(source), FINDERS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,6 +232,7 @@ class HealthMonitor(Monitor[LossReport]):
             **({} if self.episode is None else {"spell": asdict(self.episode)}),
             **({} if self.below is None else {"below": asdict(self.below)}),
             **({} if self.last_near_start is None else {"last_close": self.last_near_start}),
+            **({"progress": self.progress} if self.progress else {}),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -241,7 +242,7 @@ class HealthMonitor(Monitor[LossReport]):
         self.seen = state["seen"]
         if episode := state.get("spell"):
             self.episode = CollapseEpisode(**_renamed(episode, "looks", "checks"))
-        self.last_near_start = state.get("last_close")
+        self.last_near_start, self.progress = state.get("last_close"), str(state.get("progress", ""))
         if below := state.get("below"):
             self.below = Verdict(**(_renamed(below, "verdict", "status") | {"remedies": tuple(below["remedies"])}))
             if self.verdict.status == self.below.status:

@@ -20,8 +20,15 @@ BANK, QUERIES = 20_000, 10_000
 NEIGHBOURS, TEMPERATURE = 200, 0.1
 
 
+def knn_due(config: RunConfig, epoch: int) -> bool:
+    """Whether the encoder is measured after this epoch."""
+    return config.knn_every > 0 and (epoch % config.knn_every == 0 or epoch in (1, config.epochs))
+
+
 class OnlineKnn(Hook):
     """Measures the encoder as it is; says nothing if the data has no labels or no test split."""
+
+    doing = "measuring kNN accuracy"
 
     def __init__(
         self,
@@ -66,7 +73,7 @@ class OnlineKnn(Hook):
             log.knn(step, self.measure())
 
     def due(self, epoch: int) -> bool:
-        return self._bank is not None and (epoch % self.config.knn_every == 0 or epoch in (1, self.config.epochs))
+        return self._bank is not None and knn_due(self.config, epoch)
 
     def measure(self) -> dict[str, Any]:
         """Accuracy in percent, with its protocol."""

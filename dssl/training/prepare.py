@@ -19,6 +19,7 @@ from dssl.data.scale import Range, as_range, parse_range
 from dssl.distributed import ALONE, World
 from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
+from dssl.log import phase
 from dssl.methods.method import Method
 from dssl.methods.teacher import Teacher
 from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
@@ -202,10 +203,12 @@ def training_data(config: RunConfig, *, kept: Mapping[str, Any] | None = None, w
     wanted = parse_range(config.range, channels=config.channels)
     if value_range is None and wanted is not None and wanted.percent:
         value_range = world.from_first(lambda: open_data(config).value_range)
-    source = world.in_turn(lambda: open_data(config, value_range=value_range))
+    with phase(f"reading the list of images in {config.data}"):
+        source = world.in_turn(lambda: open_data(config, value_range=value_range))
     if kept is not None:
         return TrainingData(source, Normalization.of(kept["normalization"]))
-    return TrainingData(source, world.from_first(lambda: normalization_of(config, source)))
+    with phase("measuring mean and standard deviation of the images"):
+        return TrainingData(source, world.from_first(lambda: normalization_of(config, source)))
 
 
 def fit_to_data(config: RunConfig, method: Method, data: TrainingData, *, new: bool, world: World = ALONE) -> None:

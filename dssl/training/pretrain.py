@@ -1,7 +1,9 @@
 """Pretraining on the loop: views of images are pulled to each other along the edges of a graph."""
 
+import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,18 @@ from dssl.data import Quarantine, Source, check_sample
 from dssl.data.folder import holds
 from dssl.data.loader import Batch, Batches, DeviceTransfer
 from dssl.distributed import World
-from dssl.errors import DsslError
-from dssl.log import Log
+from dssl.errors import DsslError, Stopped
+from dssl.log import Log, phase
 from dssl.methods import MatchConfig
 from dssl.methods.method import Method
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.precision import half_type, precision_of
-from dssl.run import Run
-from dssl.state import RunLength
+from dssl.run import Run, RunFolder
+from dssl.state import RunLength, StopSignals
 from dssl.training.adaptation import Averaged, ComparedWithStart, rate_shares
+from dssl.training.budget import Planner
 from dssl.training.health import HealthMonitor, patience
 from dssl.training.knn import OnlineKnn
 from dssl.training.prepare import (
@@ -47,39 +50,121 @@ from dssl.weights import checkpoint
 Gallery = Callable[[Source, BaseViewMaker, Path], NDArray[np.uint8]]
 """Draws the views of a few images into a file and returns the picture: ``dssl.report.pictures.draw_gallery``."""
 
+_BY_CONTENT = ("data", "init", "teacher")
+_EXTENDED = ("epochs", "schedule_from", "optimizer.warmup_epochs")
+"""Settings in which a run may differ from what its folder says: files that have moved, and more epochs for a finished run."""
 
-def train(config: RunConfig, out: Path | str, *, gallery: Gallery | None = None) -> loop.Ending:
-    """Pretrain an encoder in the folder ``out``, or resume the run that is there."""
+
+def train(
+    config: RunConfig, out: Path | str, *, gallery: Gallery | None = None, planner: Planner | None = None
+) -> loop.Ending:
+    """Pretrain an encoder in the folder ``out``, or resume the run that is there.
+
+    A new run with ``minutes`` is as long as the ``planner`` finds it can be; a finished run that is given more epochs goes on.
+    """
     if holds(config.data, Path(out)):
         raise DsslError(
             f"--out is {out}, inside the images of --data {config.data}: the run's pictures would become part of "
             "the data; name a folder outside it"
         )
-    with Run.open(Path(out), config, by_content=("data", "init", "teacher")) as run:
-        return pretrain(config, run, gallery=gallery)
+    config, may_differ = as_it_stands(config, RunFolder(Path(out)), fitted=planner is None)
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    signals = StopSignals() if alone else None  # torchrun ends processes that are not in their loop yet
+    try:
+        with signals or nullcontext(), Run.open(Path(out), config, by_content=may_differ) as run:
+            return pretrain(config, run, gallery=gallery, planner=planner, signals=signals)
+    except KeyboardInterrupt:
+        if signals is None or signals.signal is None:
+            raise
+        raise Stopped(signals.signal, saved=False) from None
 
 
-def pretrain(config: RunConfig, run: Run, *, gallery: Gallery | None = None) -> loop.Ending:
+def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple[RunConfig, tuple[str, ...]]:
+    """The configuration with what only the run in the folder knows, and the settings in which it may differ from the run's.
+
+    These are what was ``fitted`` to minutes, unless the configuration is the run's already, the schedule of a run that was given
+    more epochs, and of one that is given more now.
+    """
+    kept = folder.read_config() if folder.has_run else {}
+    before = kept.get("config", {})
+    images, done, batch, since = (
+        kept.get("images"), before.get("epochs"), before.get("batch_size"), before.get("schedule_from", 0)
+    )  # fmt: skip
+    if "task" in kept or not all(isinstance(number, int) for number in (images, done, batch, since)):
+        return config, _BY_CONTENT  # no run of ours, or a damaged file, which has its own error
+    if fitted and config.minutes is not None and before.get("minutes") is not None:  # once, when the run began
+        known = vars(config_io.from_dict(before, where=str(folder.config_file)))
+        same = ("epochs", "optimizer", "adapt", "precision", "schedule_from")
+        return replace(config, **{name: known[name] for name in same}), _BY_CONTENT
+    if config.epochs == done and since < done:
+        return config if config.schedule_from == since else replace(config, schedule_from=since), _BY_CONTENT
+    steps = checkpoint.steps_in(folder.checkpoints)
+    finished = bool(steps) and steps[-1] >= images // max(1, batch) * done
+    if not finished or config.epochs < done:
+        return config, _BY_CONTENT
+    more = config.epochs - done
+    warmup = min(config.optimizer.warmup_epochs, more / 10)
+    longer = replace(config, schedule_from=done, optimizer=replace(config.optimizer, warmup_epochs=warmup))
+    if config_io.difference(before, longer, ignoring=(*_BY_CONTENT, *_EXTENDED)):  # the error names all differences
+        return config, _BY_CONTENT
+    return longer, (*_BY_CONTENT, *_EXTENDED)
+
+
+def pretrain(
+    config: RunConfig, run: Run, *, gallery: Gallery | None = None, planner: Planner | None = None,
+    signals: StopSignals | None = None,
+) -> loop.Ending:  # fmt: skip
     """Pretrain in an open run."""
+    threads = torch.get_num_threads()
+    try:
+        with nullcontext() if signals is None else signals.interrupting():
+            task, intro = set_up(config, run, gallery=gallery, planner=planner)
+        return loop.run(task, run, intro=intro, signals=signals)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def set_up(
+    config: RunConfig, run: Run, *, gallery: Gallery | None = None, planner: Planner | None = None
+) -> tuple["Pretraining", list[str]]:
+    """What the loop trains, and what is said before it begins."""
     assert run.folder is not None
     world, kept = run.world, run.kept
+    init = None if run.resumed is not None else config.init
     # before the images are opened: an encoder that cannot be built, or cannot see images of this size, is rejected here
-    method = world.in_turn(lambda: build_method(config, init=None if run.resumed is not None else config.init))
+    with phase(f"building {config.encoder}"):
+        method = world.in_turn(lambda: build_method(config, init=init))
     world.all_or_error(lambda: _check_init(config, run))
     data = training_data(config, kept=kept, world=world)
-    fit_to_data(config, method, data, new=run.resumed is None and config.init is None, world=world)
+    intro, recipe = list[str](), dict[str, str]()
+    if planner is None and config.minutes is not None:
+        planner = Planner()
+    if kept is None and planner is not None:
+        recipe = {} if planner.recipe is None else {"recipe": planner.recipe}
+        if config.minutes is not None or planner.recipe == "folder":
+            planned, plan = config, planner.plan
+            with phase("measuring how fast this machine is"):
+                config, intro = world.from_first(lambda: plan(planned, data.source, world.device))
+            if (config.encoder, config.image_size) != (planned.encoder, planned.image_size):
+                method = world.in_turn(lambda: build_method(config, init=init))
+    if world.device.type == "cpu" and (torch_threads := config.torch_threads or _kept_threads(kept)) is not None:
+        torch.set_num_threads(torch_threads)
+    with phase("measuring the filters of the first layer"):
+        fit_to_data(config, method, data, new=run.resumed is None and config.init is None, world=world)
     quarantine = Quarantine(data.source, path=run.folder.quarantine_file, max_share=config.bad_share)
-    world.all_or_error(
-        lambda: (
-            check_sample(data.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
-            if world.first
-            else None
+    with phase("reading a sample of the images"):
+        world.all_or_error(
+            lambda: (
+                check_sample(data.source, seed=config.seed, threads=config.threads, quarantine=quarantine)
+                if world.first
+                else None
+            )
         )
-    )
-    precision, why = precision_of(
-        config.precision, kept, world,
-        encoder=method.encoder, image_size=config.image_size, channels=config.channels,
-    )  # fmt: skip
+    with phase("choosing the precision"):
+        precision, why = precision_of(
+            config.precision, kept, world,
+            encoder=method.encoder, image_size=config.image_size, channels=config.channels,
+        )  # fmt: skip
     header = _header(config, data, method)
     if kept is not None:
         plugins.check(kept.get("plugins", []), place=run.folder.path)
@@ -92,12 +177,25 @@ def pretrain(config: RunConfig, run: Run, *, gallery: Gallery | None = None) -> 
     if run.resumed is not None and run.resumed[1].header["fingerprint"] in earlier:
         run.resumed[1].header["fingerprint"] = data.source.fingerprint
     length = epochs_of(config, data.source)
-    run.describe(header | {"precision": precision, "images": len(data.source)}, earlier_fingerprints=earlier)
+    about = header | {"precision": precision, "images": len(data.source)} | recipe
+    run.describe(about, earlier_fingerprints=earlier)
+    intro = intro or [_intro(config, data, world, why)]
+    if config.schedule_from and run.first_step == config.schedule_from * length.round:
+        more = config.epochs - config.schedule_from
+        intro.append(
+            f"{config.schedule_from} epochs are done: {more} more from the last weights, with a new schedule of the learning rate"
+        )
     task = Pretraining(
         config, data, method, run=run, precision=precision, length=length, header=header, quarantine=quarantine,
         gallery=gallery,
     )  # fmt: skip
-    return loop.run(task, run, intro=[_intro(config, data, world, why)])
+    return task, intro
+
+
+def _kept_threads(kept: Mapping[str, Any] | None) -> int | None:
+    """The number that a resumed run was started with: its sums are then the same to the last bit."""
+    threads = (kept or {}).get("config", {}).get("torch_threads")
+    return threads if isinstance(threads, int) else None
 
 
 def epochs_of(config: RunConfig, source: Source) -> RunLength:
@@ -115,6 +213,7 @@ class Pretraining(loop.Task[Batch]):
     """A method, a graph of views and the images they are made of, as the loop trains them."""
 
     name = "method"
+    doing = "drawing the views"
 
     def __init__(
         self,
@@ -149,6 +248,7 @@ class Pretraining(loop.Task[Batch]):
             for part in method.children():
                 part.compile()
         self.head_steps = config.head_epochs * steps
+        self.schedule_start = max(config.head_epochs, config.schedule_from) * steps
         shares = {} if config.adapt is None else rate_shares(method.encoder, config.adapt)
         self.optimizer = build_optimizer(method, config.optimizer, shares=shares, first_step=self.head_steps)
         # what autocast would cast the views to in the first layer, kept once instead of twice
@@ -171,14 +271,16 @@ class Pretraining(loop.Task[Batch]):
             hooks.append(
                 OnlineKnn(config, self.data, encoder, autocast=half, steps_per_epoch=steps_per_epoch, at_start=at_start)
             )
-        if config.init is not None:
+        measures = config.health.compare_with_start and config.knn_every > 0 and run.folder is not None
+        if config.init is not None or measures:
             compared = ComparedWithStart(
-                config, self.data, encoder, self.monitor,
-                run=run, header=self.header, head_steps=self.head_steps, total=self.total,
+                config, self.data, encoder, self.monitor, run=run, header=self.header, head_steps=self.head_steps,
+                total=self.total, steps_per_epoch=steps_per_epoch,
             )  # fmt: skip
             hooks.append(compared)
             if config.adapt is not None:
-                hooks.insert(0, Averaged(config.adapt, encoder, self.optimizer, compared))
+                averaged = Averaged(config.adapt, encoder, self.optimizer, compared, first_step=self.schedule_start)
+                hooks.insert(0, averaged)
             if isinstance(config.method, MatchConfig):
                 hooks.append(Stability(config, self.data, encoder, self.monitor, run=run, total=self.total))
         return hooks
@@ -208,7 +310,7 @@ class Pretraining(loop.Task[Batch]):
     def rate(self, step: int) -> float:
         if step < self.head_steps:
             return self.fixed_rate
-        step, total = step - self.head_steps, self.total - self.head_steps
+        step, total = step - self.schedule_start, self.total - self.schedule_start
         return learning_rate(step, peak=self.fixed_rate, total=total, warmup=self.warmup)
 
     def after_step(self, step: int) -> None:

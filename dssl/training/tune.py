@@ -32,6 +32,7 @@ from dssl.precision import half_type, precision_of
 from dssl.run import Run
 from dssl.state import RunLength, Status
 from dssl.text import duration
+from dssl.training import baseline
 from dssl.training.prepare import TrainingData, build_method, encoder_of, fit_to_data, training_data
 from dssl.training.pretrain import Pretraining
 from dssl.version import VERSION
@@ -39,7 +40,7 @@ from dssl.weights.checkpoint import Checkpoint, newest_good
 from dssl.weights.encoder import Encoder
 
 TASK = "tune"
-REFERENCE = "ra(2,9,monotone14)"
+REFERENCE = baseline.REFERENCE
 """The policy of the views that judge."""
 JUDGES, JUDGED_SHARE = 2_000, 0.2
 """Images that judge and are not trained on: at most so many, and at most this share."""

@@ -96,7 +96,7 @@ def test_a_run_that_may_not_drift_returns_its_start_and_says_so(
     assert "on the way the encoder may be below its start" in caplog.text
     started = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["start"]["held_out"]
     # without a terminal a line for each epoch: what was measured, beside the start
-    assert f"kNN {started['kNN']:.1f} % (start {started['kNN']:.1f})" in caplog.messages[-1]
+    assert f"kNN {started['kNN']:.1f}% (start {started['kNN']:.1f})" in caplog.messages[-1]
     end = encoder_at(tmp_path / "run", EPOCHS * STEPS)
     assert all(torch.equal(end[name], start[name]) for name in start)
     assert "the result is the start, unchanged: even 12% of the way" in caplog.text

@@ -57,6 +57,30 @@ def test_a_run_resumes_with_its_own_command(earlier: Path, run: str, caplog: pyt
     assert sorted({*steps()} - {0}) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train folder --data images --out run-images",
+        "train --resume run-images",
+        "train --config run-images/config.json",
+    ],
+)
+def test_a_run_resumes_without_its_settings(earlier: Path, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the recipe's defaults are by now."""
+    before = json.loads((earlier / "run-images" / "config.json").read_text())
+    assert main(shlex.split(words)) == 0
+    assert "resuming at step 3 of 6" in caplog.text
+    assert json.loads((earlier / "run-images" / "config.json").read_text()) == before
+
+
+def test_a_run_is_no_other_recipes(earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "folder", "--data", "images", "--out", "run-adapt"]) == 2
+    assert main(["train", "adapt", "--data", "images", "--out", "run-images"]) == 2
+    assert capsys.readouterr().err.count("another recipe") == 2
+    assert main(["train", "--resume", "run-adapt"]) == 0
+    assert checkpoint.steps_in(earlier / "run-adapt" / "checkpoints")[-1] == 6
+
+
 def test_a_run_resumes_from_its_written_configuration(earlier: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert main(["train", "--config", "config.json", "--out", "run-images"]) == 0
     assert "resuming at step 3 of 6" in caplog.text

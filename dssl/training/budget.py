@@ -1,0 +1,198 @@
+"""What a run will be on this machine, before its first step: its speed is measured, its length chosen, and one screen says so."""
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dssl.config import RunConfig
+from dssl.data import Source
+from dssl.data.pipeline import default_threads
+from dssl.errors import LARGEST
+from dssl.recipes import shortened
+from dssl.text import columns, duration
+from dssl.training.baseline import SAMPLE
+from dssl.training.estimate import Speed, loader_rate, measure_speed
+from dssl.training.knn import BANK, QUERIES
+
+FEW_IMAGES = 5_000
+"""Below this number, weights that are good already are the better start."""
+ON_CPUS = (("whitened-quadrants", 32, 0), ("whitened-quadrants", 64, 20_000), ("whitened-quadrants", 96, 200_000))
+"""Encoder and image size that the recipe folder chooses from on a CPU, and the images that a run must be able to see for it."""
+_MARGIN, _SETUP = 0.1, 10.0
+"""Of the minutes, for what the measurement does not know; and seconds until the first step."""
+_CHECKS, _CHECK_SHARE = 10, 0.15
+"""How often a run that is fitted to minutes measures itself, and the largest share of its time that this may take."""
+_SECONDS = 1.5
+"""That a measurement of the speed takes, about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast the steps of a configuration are here."""
+
+    speed: Speed
+    loader: float
+    """Images a second whose views the loader makes."""
+    torch_threads: int | None
+    """The number that is faster; None on a GPU."""
+    overlaps: bool
+    """Whether views are made while the device computes: on a CPU both need the same cores."""
+
+    @property
+    def compute(self) -> float:
+        """Images a second that the steps alone would take, with the faster number of threads."""
+        return max(self.speed.images_per_second, self.speed.on_one_thread or 0.0)
+
+    @property
+    def images_per_second(self) -> float:
+        if self.overlaps:
+            return min(self.loader, self.compute)
+        return 1 / (1 / self.loader + 1 / self.compute)
+
+    def check_seconds(self, config: RunConfig, source: Source) -> float:
+        """Of one measurement of kNN and of progress; a forward pass is about a third of a step."""
+        if not config.knn_every:
+            return 0.0
+        images = min(SAMPLE, len(source))
+        if source.labels is not None:
+            images += min(BANK, len(source)) + min(QUERIES, len(source) // 4)
+        return images * (1 / self.loader + 1 / (3 * len(config.view_graph.made) * self.compute))
+
+    def seconds(self, config: RunConfig, source: Source) -> float:
+        """Of the whole run."""
+        images = len(source) // config.batch_size * config.batch_size * config.epochs
+        checks = 2 + config.epochs // config.knn_every if config.knn_every else 0
+        return _SETUP + images / self.images_per_second + checks * self.check_seconds(config, source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Decides what was left to decide about a new run."""
+
+    recipe: str | None = None
+    typed: frozenset[str] = frozenset()
+    """Settings that are not to be chosen."""
+    measure: Callable[[RunConfig, Source, torch.device], Pace] | None = None
+    """In place of a measurement on this machine."""
+
+    def plan(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, list[str]]:
+        """The configuration with what was chosen, and the screen that says so."""
+        began = time.monotonic()
+        config, pace = self._sized(config, source, device)
+        changes: dict[str, Any] = {"precision": pace.speed.precision}
+        if pace.torch_threads is not None and "torch_threads" not in self.typed:
+            changes["torch_threads"] = pace.torch_threads
+        if config.minutes is not None:
+            left = 60 * config.minutes * (1 - _MARGIN) - (time.monotonic() - began) - _SETUP
+            changes |= self._fitted(config, source, pace, seconds=left)
+        config = replace(config, **changes)
+        return config, self._screen(config, source, device, pace)
+
+    def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Pace]:
+        """On a CPU, with minutes: the last of ``ON_CPUS`` that sees as many images as it needs."""
+        measure = self.measure or measured
+        if config.minutes is None or self.recipe != "folder" or device.type != "cpu":
+            return config, measure(config, source, device)
+        best: tuple[RunConfig, Pace] | None = None
+        seen = math.inf
+        for encoder, size, least in ON_CPUS:
+            tried = replace(
+                config, batch_size=self._batch(config),
+                encoder=config.encoder if "encoder" in self.typed else encoder,
+                image_size=config.image_size if "image_size" in self.typed else size,
+            )  # fmt: skip
+            if best is not None and (
+                seen < 2 * least or tried == best[0]
+            ):  # it is about twice as slow as the one before
+                break
+            pace = measure(tried, source, device)
+            seen = 60 * config.minutes * (1 - _MARGIN) * pace.images_per_second
+            if best is not None and seen < least:
+                break
+            best = tried, pace
+        assert best is not None
+        return best
+
+    def _batch(self, config: RunConfig) -> int:
+        """In short runs the number of steps matters more than that of the images in each."""
+        return config.batch_size if "batch_size" in self.typed else min(64, config.batch_size)
+
+    def _fitted(self, config: RunConfig, source: Source, pace: Pace, *, seconds: float) -> dict[str, Any]:
+        """As many epochs as the seconds allow, with the measurements of kNN and progress."""
+        steps = max(1, len(source) // config.batch_size)
+        epoch, check = steps * config.batch_size / pace.images_per_second, pace.check_seconds(config, source)
+        checks = min(_CHECKS, max(1, int(_CHECK_SHARE * seconds / check))) if check else 0
+        epochs = min(max(1, int((seconds - (2 + checks) * check) / epoch)), LARGEST["epochs"])
+        changes: dict[str, Any] = {"epochs": epochs}
+        shorter = shortened(vars(config), epochs)
+        if "optimizer.warmup_epochs" not in self.typed:
+            changes["optimizer"] = shorter["optimizer"]
+        if "adapt.head_epochs" not in self.typed:
+            changes["adapt"] = shorter["adapt"]
+        if "knn_every" not in self.typed and config.knn_every:
+            changes["knn_every"] = -(-epochs // checks)
+        return changes
+
+    def _screen(self, config: RunConfig, source: Source, device: torch.device, pace: Pace) -> list[str]:
+        """Images, machine, speed, what was chosen, and how long it takes."""
+        speed, size = pace.speed, f"{config.image_size} px"
+        cores = default_threads()
+        machine = f"{cores} CPU core{'s' if cores > 1 else ''}"
+        machine += ", no GPU" if device.type == "cpu" else f", {_name(device)}"
+        threads = ""
+        if speed.on_one_thread is not None:
+            count = f"{config.torch_threads} torch thread{'s' if config.torch_threads != 1 else ''}"
+            threads = f" with {count} (the faster of 1 and all)"
+        labels = "" if source.labels is None else " (labels are only used to measure)"
+        rows = [
+            ("images", f"{len(source):,} in {config.data}{labels}"),
+            ("machine", machine),
+            ("speed", f"{pace.images_per_second:,.0f} images/s in {speed.precision}{threads}; loader {pace.loader:,.0f}"),
+            ("run", f"{config.method.name}, graph {config.graph}, encoder {config.encoder}, {size}, batch {config.batch_size}"),
+            ("length", self._length(config, source, pace)),
+        ]  # fmt: skip
+        return [*columns(rows), *self._advice(config, source, device)]
+
+    def _length(self, config: RunConfig, source: Source, pace: Pace) -> str:
+        seconds = pace.seconds(config, source)
+        text = f"{config.epochs} epoch{'s' if config.epochs != 1 else ''}, about {duration(seconds)}"
+        if config.minutes is None:
+            return f"{text}; --minutes 30 would fit it to a time"
+        fits = "" if seconds <= 60 * config.minutes else ": not even one epoch fits"
+        return f"{text} (--minutes {config.minutes:g}{fits})"
+
+    def _advice(self, config: RunConfig, source: Source, device: torch.device) -> Sequence[str]:
+        """Another recipe, where training from scratch has too few images or too slow a machine."""
+        if self.recipe != "folder" or config.init is not None or (device.type != "cpu" and len(source) >= FEW_IMAGES):
+            return ()
+        reason = f"with {len(source):,} images" if len(source) < FEW_IMAGES else "without a GPU"
+        channels = () if config.channels == 3 else ("--channels", str(config.channels))
+        lines = [
+            shlex.join(["dssl", "train", name, "--data", config.data, *channels, "--out", f"runs/{name}"])
+            for name in ("adapt", "robust")
+        ]
+        return (
+            f"{reason}, an encoder that starts from ImageNet weights is better after minutes than one from scratch after hours:",
+            f"  {lines[0]}",
+            f"  {lines[1]}    (for noise, blur and bad light)",
+        )
+
+
+def measured(config: RunConfig, source: Source, device: torch.device) -> Pace:
+    """Real steps and the real loader, for a few seconds."""
+    speed = measure_speed(config, device, seconds=_SECONDS)
+    threads = None
+    if device.type == "cpu":
+        one = speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second  # a tie is noise
+        threads = 1 if one else torch.get_num_threads()
+    loader = loader_rate(config, source, seconds=_SECONDS / 2)
+    return Pace(speed=speed, loader=loader, torch_threads=threads, overlaps=device.type != "cpu")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
