@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         raise
     except (DsslError, OSError) as mistake:
+        if os.environ.get("DSSL_TRACEBACK") == "1":
+            raise
         print(f"dssl: {_one_line(mistake)}", file=sys.stderr)
         return 2
     except Stopped as stopped:
@@ -50,13 +52,14 @@ def _run(name: str, words: list[str]) -> int:
     command = importlib.import_module(module_name(name))
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
-    parsed = _parse(command.Arguments, f"dssl {name}", words, default)
+    parsed = parse(command.Arguments, f"dssl {name}", words, default)
     code: int = command.run(with_home(parsed))
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
 
 
-def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
+def parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
+    """The arguments of a command from its words; what was wrong with them is one line."""
     import tyro
 
     said = io.StringIO()

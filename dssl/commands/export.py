@@ -30,8 +30,7 @@ def run(arguments: Arguments) -> int:
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
     loaded = open_encoder(arguments)
-    base = default_folder(arguments.weights)
-    out = arguments.out or base / "export"
+    base, out = default_folder(arguments.weights), folder_of(arguments)
     own = arguments.out is None and (arguments.weights.is_dir() or base != Path())
     for line in clear_other_weights(out, loaded, own=own):
         print(line)
@@ -43,3 +42,8 @@ def run(arguments: Arguments) -> int:
     write_text(path, card(loaded, exported, evaluation=evaluation, earlier=earlier_files(path, exported)))
     print(f"{path}: model card{'' if evaluation is None else ', with what dssl evaluate measured'}")
     return 0
+
+
+def folder_of(arguments: Arguments) -> Path:
+    """Where the files are written."""
+    return arguments.out or default_folder(arguments.weights) / "export"
