@@ -1,7 +1,7 @@
 """Self-supervised visual pretraining and adaptation: views of an image as a directed graph, and a verdict when a run collapses.
 
-The public API: a view graph, a method and their objective for your own loop; ``dssl.training.train`` (``from dssl.training import
-train``) and ``load_encoder`` for the whole way. Everything is imported when it is first used.
+The public API: ``dssl.train``, ``evaluate``, ``embed``, ``export``, ``views`` and ``open_run`` do what the commands do.
+A view graph, a method and their objective are for your own loop. Everything is imported when it is first used.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dssl.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from dssl.api import Embeddings, Run, embed, evaluate, export, open_run, train, views
     from dssl.config import RunConfig
     from dssl.data import register_source
     from dssl.errors import DsslError
@@ -36,6 +37,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 _HOME = {
     name: module
     for module, names in {
+        "api": ("Embeddings", "Run", "embed", "evaluate", "export", "open_run", "train", "views"),
         "config": ("RunConfig",),
         "data": ("register_source",),
         "errors": ("DsslError",),
@@ -64,10 +66,11 @@ _HOME = {
 }
 
 __all__ = [
-    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "LossReport", "Method", "MethodSettings",
-    "Objective", "Prediction", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "Teacher", "VICReg",
-    "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "build_encoder", "encoder_names", "equation6", "feature_dim",
-    "load_encoder", "named_graph", "recipe", "register_encoder", "register_source", "soft",
+    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "Embeddings", "LossReport",
+    "Method", "MethodSettings", "Objective", "Prediction", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam",
+    "SimSiamConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
+    "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
+    "named_graph", "open_run", "recipe", "register_encoder", "register_source", "soft", "train", "views",
 ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except Exception as mistake:
         place, known = plugins.place_of(mistake), isinstance(mistake, DsslError | OSError)
-        if not place and not known:
+        if os.environ.get("DSSL_TRACEBACK") == "1" or not (place or known):
             raise
         what = _one_line(mistake) if known else f"{type(mistake).__name__}: {one_line(mistake)}"
         print(f"dssl: {place}{': ' if place else ''}{what}", file=sys.stderr)
@@ -59,7 +59,7 @@ def _run(name: str, words: list[str]) -> int:
     command = importlib.import_module(module_name(name))
     # a command whose settings depend on what is asked for (train) takes those words out first
     default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
-    parsed = _parse(command.Arguments, f"dssl {name}", words, default)
+    parsed = parse(command.Arguments, f"dssl {name}", words, default)
     code: int = command.run(with_home(parsed))
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
@@ -79,7 +79,8 @@ def _load_plugins(words: list[str]) -> list[str]:
     return rest
 
 
-def _parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
+def parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
+    """The arguments of a command from its words; what was wrong with them is one line."""
     import tyro
 
     said = io.StringIO()

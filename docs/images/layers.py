@@ -13,7 +13,7 @@ LAYERS = (
     ("run state log loop", "The run's folder, and the one training loop."),
     ("evaluation training", "What is trained and measured on that loop."),
     ("report", "Pages and pictures."),
-    ("commands cli", "One file per command."),
+    ("commands cli api", "One file per command, and the same as functions."),
 )
 
 

@@ -101,7 +101,7 @@ def run(arguments: Arguments) -> int:
         progress=show_progress,
     )
     data = _data(arguments, encoder)
-    out = arguments.out or default_folder(arguments.weights) / "evaluation"
+    out = folder_of(arguments)
     store = FeatureStore(encoder, folder=out / "features")
     train, test = _opened(arguments, data, encoder)
     if made := _made_split(arguments, train, test):
@@ -115,6 +115,11 @@ def run(arguments: Arguments) -> int:
         _evaluate(arguments, benchmark, protocols, data=data, out=out)
     print(f"{time.perf_counter() - begun:.1f} s")
     return 0
+
+
+def folder_of(arguments: Arguments) -> Path:
+    """Where results and features are kept."""
+    return arguments.out or default_folder(arguments.weights) / "evaluation"
 
 
 def _evaluate(

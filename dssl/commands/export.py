@@ -44,8 +44,7 @@ def run(arguments: Arguments) -> int:
             f"--onnx-preprocessing belongs to the format onnx, and --formats is {' '.join(arguments.formats)}"
         )
     loaded = open_encoder(arguments)
-    base = default_folder(arguments.weights)
-    out = arguments.out or base / "export"
+    base, out = default_folder(arguments.weights), folder_of(arguments)
     own = arguments.out is None and (arguments.weights.is_dir() or base != Path())
     check_formats(loaded, out, arguments.formats)
     for line in clear_other_weights(out, loaded, own=own):
@@ -62,3 +61,8 @@ def run(arguments: Arguments) -> int:
     known = ", with what dssl evaluate measured" if evaluation is not None or comparison is not None else ""
     print(f"{path}: model card{known}")
     return 0
+
+
+def folder_of(arguments: Arguments) -> Path:
+    """Where the files are written."""
+    return arguments.out or default_folder(arguments.weights) / "export"

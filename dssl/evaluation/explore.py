@@ -43,7 +43,8 @@ class Exploration:
     @property
     def isolation(self) -> NDArray[np.float32]:
         """The mean cosine distance to the nearest others: large for outliers."""
-        return 1 - self.similarity.mean(axis=1)
+        mean: NDArray[np.float32] = self.similarity.mean(axis=1)
+        return 1 - mean
 
     @property
     def medoids(self) -> NDArray[np.int64]:

@@ -190,8 +190,8 @@ class ViewGraph:
 
     @staticmethod
     def parse(text: str) -> "ViewGraph":
-        """The graph of a text such as ``s1<->s2, h1->s1, h2->s2``; ``str(graph)`` is its inverse."""
-        return _parse(text)
+        """The graph of a text such as ``s1<->s2, h1->s1, h2->s2``, whose inverse is ``str(graph)``, or of a preset's name."""
+        return named_graph(text)
 
     def __str__(self) -> str:
         return _write(self)
@@ -591,13 +591,13 @@ def named_graph(text: str) -> ViewGraph:
     """The graph of a preset's name, of ``soft(0.1)``, of ``equation6(1,0,1,0)``, or of the text form itself."""
     text = text.strip()
     if text in PRESETS:
-        return ViewGraph.parse(PRESETS[text].text)
+        return _parse(PRESETS[text].text)
     call = re.fullmatch(r"(\w+)\s*\(([^()]*)\)", text)
     if call and call[1] in ("soft", "equation6"):
         return _call(text, call[1], [word.strip() for word in call[2].split(",")])
     if re.fullmatch(r"[\w-]*", text) or call:
         raise choices("graph", call[1] if call else text, [*PRESETS, "soft", "equation6"])
-    return ViewGraph.parse(text)
+    return _parse(text)
 
 
 def _call(text: str, name: str, words: list[str]) -> ViewGraph:

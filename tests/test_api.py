@@ -1,0 +1,127 @@
+"""The verbs for Python: the same run folders, numbers and errors as the commands."""
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dssl
+from dssl import cli
+from dssl.api import TrainSettings
+from dssl.config import OptimizerConfig, RunConfig
+from dssl.errors import DsslError
+
+TINY = {"encoder": "small", "image_size": 16, "batch_size": 16, "threads": 1, "knn_every": 0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> dssl.Run:
+    out = tmp_path_factory.mktemp("api") / "run"
+    return dssl.train("shapes", data="shapes:64", out=out, epochs=2, method={"name": "simsiam", "hidden": 32}, **TINY)
+
+
+def test_the_settings_of_train_are_those_of_a_run() -> None:
+    given = {"data", "schedule_from"}  # an argument of its own; what a run writes down when it is given more epochs
+    assert set(TrainSettings.__annotations__) == {field.name for field in fields(RunConfig)} - given
+
+
+def test_public_names_exist_and_say_what_they_are_for() -> None:
+    for name in dssl.__all__:
+        assert getattr(dssl, name).__doc__ or name == "__version__", name
+    assert set(dssl.__all__) <= set(dir(dssl))
+
+
+def test_a_run_of_python_is_a_run_of_the_command_and_the_reverse(run: dssl.Run, tmp_path: Path) -> None:
+    assert run.finished
+    assert run.config.method.name == "simsiam"
+    assert (run.config.epochs, run.config.seed) == (2, 0)
+    assert cli.main(["train", "--resume", str(run.path)]) == 0  # nothing left to do
+    words = ["--encoder", "small", "--image-size", "16", "--batch-size", "16", "--threads", "1", "--knn-every", "0"]
+    assert cli.main(["train", "shapes", "--data", "shapes:64", "--epochs", "2", "--out", str(tmp_path / "cli"), *words,
+                     "--method.hidden", "32"]) == 0  # fmt: skip
+    first, second = (path.read_bytes() for path in (_newest(run.path), _newest(tmp_path / "cli")))
+    assert first == second
+    assert dssl.open_run(tmp_path / "cli").verdict.status == run.verdict.status
+    with pytest.raises(DsslError, match="nowhere"):
+        dssl.open_run(tmp_path / "nowhere")
+
+
+def _newest(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("*.safetensors"))
+
+
+def test_settings_may_be_tables_or_configurations_and_a_misspelled_one_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    made = dssl.train(
+        "shapes", data="shapes:32", out=out, epochs=1, optimizer=OptimizerConfig(rate=0.1, warmup_epochs=0.0),
+        health={"stop": True}, **TINY,
+    )  # fmt: skip
+    assert made.config.optimizer == OptimizerConfig(rate=0.1, warmup_epochs=0.0)
+    assert made.config.health.stop
+    with pytest.raises(DsslError, match="batch_size"):
+        dssl.train("shapes", batchsize=3)
+    with pytest.raises(DsslError, match="rate"):
+        dssl.train("shapes", optimizer={"ratte": 3})
+    with pytest.raises(DsslError, match="shapes"):
+        dssl.train("shape")
+
+
+def test_a_run_shows_itself_in_a_notebook(run: dssl.Run) -> None:
+    assert run.verdict.status in repr(run)
+    page = run._repr_html_()
+    assert page.startswith("<iframe")
+    assert "&lt;html" in page
+    assert run.metrics()[-1]["step"] > 0
+    assert run.encoder().training is False
+
+
+def test_evaluation_is_what_the_command_writes(run: dssl.Run, tmp_path: Path) -> None:
+    plain = dssl.evaluate(run, data="shapes:64", protocols=["knn"], out=tmp_path / "evaluation", threads=1)
+    assert plain == json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    compared = dssl.evaluate(
+        run, data="shapes:64", against="untrained", protocols=["knn"], out=tmp_path / "c", threads=1
+    )
+    assert compared == json.loads((tmp_path / "c" / "comparison.json").read_text())
+
+
+def test_embeddings_are_those_that_the_command_writes(run: dssl.Run, tmp_path: Path) -> None:
+    vectors = dssl.embed(run, "shapes:20", threads=1)
+    assert cli.main(["embed", str(run.path), "shapes:20", "--out", str(tmp_path / "e.npz"), "--threads", "1"]) == 0
+    written = np.load(tmp_path / "e.npz")
+    assert np.array_equal(vectors.vectors, written["embeddings"])
+    assert list(vectors.names) == written["names"].tolist()
+    assert vectors.labels is not None
+    assert len(vectors.labels) == 20
+
+
+def test_export_and_views_return_where_they_wrote(run: dssl.Run, tmp_path: Path) -> None:
+    folder = dssl.export(run, out=tmp_path / "export")
+    (file,) = folder.glob("*.safetensors")
+    assert dssl.load_encoder(file).training is False
+    page = dssl.views("shapes:8", policies=["ra(2,5)"], out=tmp_path / "views.html", size=16)
+    assert page.is_file()
+
+
+def test_a_graph_is_parsed_from_its_name_too() -> None:
+    assert dssl.ViewGraph.parse("dssl") == dssl.named_graph("dssl")
+
+
+def test_the_traceback_of_a_mistake_can_be_asked_for(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "dssl", "graph", "no graph"]
+    plain, traced = (
+        subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+        for environment in (_environment(), {**_environment(), "DSSL_TRACEBACK": "1"})
+    )
+    assert plain.returncode == 2
+    assert len(plain.stderr.splitlines()) == 1
+    assert "Traceback" in traced.stderr
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {name: value for name, value in os.environ.items() if name != "DSSL_TRACEBACK"}
