@@ -17,7 +17,13 @@ from dssl.data.loader import centre_crop
 from dssl.report import page
 from dssl.report.page import COLORS
 
-KINDS = ("shot-noise", "impulse-noise", "motion-blur", "fog", "pixelate")
+KINDS = {
+    "shot": "shot noise",
+    "impulse": "impulse noise",
+    "motion": "motion blur",
+    "fog": "fog",
+    "pixelate": "pixelated",
+}
 SIZE, SEVERITY = 160, 3
 
 
@@ -26,11 +32,11 @@ def draw(paths: list[Path]) -> Figure:
     shown = {"clean": photos}
     for kind in KINDS:
         shown[kind] = corrupt_images(photos, kind, SEVERITY, seed=0, indices=np.arange(len(photos)), threads=1)
-    figure = Figure(figsize=(11, 1.0 + 1.75 * len(paths)), layout="constrained", facecolor=COLORS["surface"])
+    figure = Figure(figsize=(11, 0.7 + 1.25 * len(paths)), layout="constrained", facecolor=COLORS["surface"])
     parts = figure.subfigures(1, 2, width_ratios=[6, 2.6])
     grid = parts[0].subplots(len(paths), len(shown), squeeze=False)
     for column, (kind, images) in enumerate(shown.items()):
-        grid[0, column].set_title(kind.replace("-", " "), fontsize=10, color=COLORS["ink"])
+        grid[0, column].set_title(KINDS.get(kind, kind), fontsize=10, color=COLORS["ink"])
         for row, image in enumerate(images):
             grid[row, column].imshow(image)
             grid[row, column].set_axis_off()
