@@ -15,7 +15,9 @@ from dssl.api import TrainSettings
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import DsslError
 
-TINY = {"encoder": "small", "image_size": 16, "batch_size": 16, "threads": 1, "knn_every": 0}
+TINY = {
+    "encoder": "small", "image_size": 16, "batch_size": 16, "threads": 1, "knn_every": 0, "precision": "fp32",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,7 @@ def test_a_run_of_python_is_a_run_of_the_command_and_the_reverse(run: dssl.Run, 
     assert (run.config.epochs, run.config.seed) == (2, 0)
     assert cli.main(["train", "--resume", str(run.path)]) == 0  # nothing left to do
     words = ["--encoder", "small", "--image-size", "16", "--batch-size", "16", "--threads", "1", "--knn-every", "0"]
+    words += ["--precision", "fp32"]
     assert cli.main(["train", "shapes", "--data", "shapes:64", "--epochs", "2", "--out", str(tmp_path / "cli"), *words,
                      "--method.hidden", "32"]) == 0  # fmt: skip
     first, second = (path.read_bytes() for path in (_newest(run.path), _newest(tmp_path / "cli")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl.cli import _parse, main
+from dssl.cli import main, parse
 from dssl.commands import module_name, train
 from dssl.commands.arguments import command_line, with_home
 from dssl.recipes import recipe
@@ -99,10 +99,10 @@ def test_the_command_line_is_the_inverse_of_its_parser(words: str) -> None:
     """Parsed by the real parser and written down again: the same words, and the same arguments once more."""
     name, *rest = shlex.split(words)
     kind = importlib.import_module(module_name(name)).Arguments
-    parsed = _parse(kind, f"dssl {name}", rest, None)
+    parsed = parse(kind, f"dssl {name}", rest, None)
     written = command_line(name, parsed)
     assert written == f"dssl {words}"
-    assert _parse(kind, f"dssl {name}", shlex.split(written)[2:], None) == parsed
+    assert parse(kind, f"dssl {name}", shlex.split(written)[2:], None) == parsed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from benchmarks import adapt, gpu, our_views, page, train_paper, views
 from benchmarks.view_peers import VIEWS, Contender
 from dssl import Objective, named_graph
 from dssl.augment import Buffers, Plan, ViewMaker
-from dssl.cli import _parse
+from dssl.cli import parse
 from dssl.commands import train as train_command
 from dssl.data import decode
 from dssl.methods import METHODS
@@ -193,7 +193,7 @@ def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(
     for line in text.splitlines():
         if line.startswith("dssl train"):
             default, words = train_command.defaults(shlex.split(line.replace("$GRAY", adapt.GRAY))[2:])
-            parsed = _parse(train_command.Arguments, "dssl train", words, default)
+            parsed = parse(train_command.Arguments, "dssl train", words, default)
             assert parsed.config.adapt is not None
 
 

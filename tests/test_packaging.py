@@ -128,6 +128,6 @@ def test_what_is_private_is_bounded() -> None:
 
 def test_the_docstring_of_the_package_names_what_works() -> None:
     names = re.findall(r"``(dssl\.[\w.]+)``", dssl.__doc__ or "")
-    assert "dssl.training.train" in names
+    assert "dssl.train" in names
     for name in names:
         assert callable(operator.attrgetter(name.removeprefix("dssl."))(dssl))

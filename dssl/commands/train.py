@@ -165,7 +165,7 @@ def _next(arguments: Arguments, result: "Ending") -> str:
     against = "untrained" if arguments.config.init is None else "start"
     if result.knn is not None:
         return shlex.join(["dssl", "evaluate", str(arguments.out), "--against", against])
-    return shlex.join(["dssl", "embed", str(arguments.out), arguments.config.data])
+    return shlex.join(["dssl", "explore", str(arguments.out)])
 
 
 def _chosen_in_vain(config: RunConfig) -> bool:

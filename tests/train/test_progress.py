@@ -100,7 +100,7 @@ def test_a_run_without_labels_measures_whether_views_find_their_image(
     verdict, file, following = capsys.readouterr().out.splitlines()
     assert "than untrained (a view finds its image" in verdict
     assert file == str(checkpoint.path_at(out / "checkpoints", 10))
-    assert following == f"next: dssl embed {out} {images}"
+    assert following == f"next: dssl explore {out}"
 
 
 @pytest.mark.parametrize(
