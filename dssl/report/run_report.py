@@ -63,7 +63,7 @@ class RunData:
     """Records of metrics.jsonl with the state of the embeddings, by step."""
     knns: tuple[dict[str, Any], ...]
     starts: tuple[dict[str, Any], ...] = ()
-    """Records of where the run stands beside the weights that it started from; empty where it started from none."""
+    """Records of how the run compares with its first weights; empty where that was not measured."""
 
     @property
     def evaluated(self) -> list[tuple[str, str, str]]:
@@ -79,6 +79,13 @@ class RunData:
     def total(self) -> int:
         """Steps of the whole run."""
         return self.images // self.config.batch_size * self.config.epochs
+
+    @property
+    def progress(self) -> str:
+        """How the encoder compares with the run's start, in words; empty where that was not measured."""
+        return next(
+            (start["progress"] for record in reversed(self.starts) if "progress" in (start := record["start"])), ""
+        )
 
     @property
     def finished(self) -> bool:

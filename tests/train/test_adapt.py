@@ -175,7 +175,7 @@ def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
     assert drift[0][1] == 0 < drift[1][1]
     assert len(run.since_start("kNN")) == len(run.since_start("probe")) == 3
     text = run_report.html([run], command="dssl report")
-    assert "Beside the weights that it started from" in text
+    assert "Compared with the start" in text
     (_, before), *_, (_, after) = run.since_start("kNN")
     assert f">{before:.1f} → {after:.1f} %<" in text
     assert f">{drift[-1][1]:.2f}<" in text
@@ -184,7 +184,7 @@ def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
     assert "not measured" not in plot
     without = replace(run, starts=())
     bare = run_report.html([without], command="dssl report")
-    assert "Beside the weights" not in bare
+    assert "Compared with the start" not in bare
     # also in the curve of kNN on a test split, where there is one
     measured = replace(run, knns=({"epoch": 0.0, "knn": 60.0}, {"epoch": 1.0, "knn": 61.0}))
     dashes = [
