@@ -148,7 +148,7 @@ def robust(method: str = "match") -> Settings:
 
 
 _KEEP_HEAD: Settings = {
-    # clean images weigh five times as much, the rate is an eighth, and the result stays close to the start
+    # clean images weigh five times as much, the rate is a tenth, and the result stays close to the start
     "graph": "h1->s1, c1->s1:5, h1 = heavy(s1), c1 = identity(s1)",
     "heavy": "corrupt",
     "epochs": 3,
