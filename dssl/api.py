@@ -141,9 +141,7 @@ def train(
 
 def open_run(path: str | Path) -> Run:
     """A run by its folder, which ``dssl train`` or ``dssl.train`` has written."""
-    run = Run(Path(path))
-    run.data  # noqa: B018  # an error if it is none
-    return run
+    return Run(read_run(Path(path)).path)
 
 
 def evaluate(
