@@ -12,7 +12,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,17 +177,18 @@ def main() -> None:
         given = {"photos": options.photos, "elpv": options.elpv}[cell.data]
         if given and cell.name not in kept():
             for command in (cell.train(), cell.compare()):
-                _run(command, places)
+                run(command, places)
             keep(options.out)
     for cell in FINETUNE:
         for place, command in cell.finetune():
             if {"photos": options.photos, "elpv": options.elpv}[cell.data] and f"{cell.name}-{place}" not in kept():
-                _run(cell.train(), places)  # returns at once where the run is finished
-                _run(command, places)
+                run(cell.train(), places)  # returns at once where the run is finished
+                run(command, places)
                 keep(options.out)
 
 
-def _run(command: str, places: dict[str, str]) -> None:
+def run(command: str, places: Mapping[str, str]) -> None:
+    """Run a command of the page with the places of this machine in place of the names in capitals."""
     words = shlex.split(command)[1:]
     for name, place in places.items():
         words = [

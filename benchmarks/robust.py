@@ -11,9 +11,6 @@ import argparse
 import base64
 import json
 import resource
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from benchmarks.adapt import run as run_command
 from dssl.augment import KINDS, SEVERITIES, corrupt_images, kinds_seen
 from dssl.data import open_source
 from dssl.data.loader import Batches, EvaluationBatches
@@ -306,13 +304,13 @@ def main() -> None:
             continue
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         if ARMS[cell.arm][1]:
-            _run(cell.train(), places)
+            run_command(cell.train(), places)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if cell.arm == "batchnorm":
             train = {"photos": places.get("TRAIN"), "elpv": f"{options.elpv}/train"}[cell.data]
             start = options.out / f"{cell.data}-directed-0" / "start.safetensors"
             re_estimate(start, str(train), options.out / f"{cell.data}-batchnorm-0.safetensors")
-        _run(cell.evaluate(), places)
+        run_command(cell.evaluate(), places)
         path = options.out / f"{cell.name}-evaluation" / "robustness.json"
         measured = Robustness.of(json.loads(path.read_text(encoding="utf-8")))
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -322,18 +320,6 @@ def main() -> None:
         runs = kept() | {cell.name: run}
         write_text(KEPT, json.dumps(runs, indent=1, sort_keys=True) + "\n")
         write_text(PAGE, page(runs))
-
-
-def _run(command: str, places: Mapping[str, str]) -> None:
-    words = shlex.split(command)[1:]
-    for name, place in places.items():
-        words = [
-            place + word.removeprefix(name) if word == name or word.startswith(f"{name}/") else word for word in words
-        ]
-    print(shlex.join(["dssl", *words]), flush=True)
-    code = subprocess.run([sys.executable, "-m", "dssl", *words, "--threads", "1"], check=False).returncode
-    if code not in (0, 5):  # 5: below where it started, which is a result
-        sys.exit(code)
 
 
 if __name__ == "__main__":

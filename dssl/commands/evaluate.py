@@ -185,7 +185,7 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Pa
 
 
 def _write(arguments: Arguments, path: Path, content: str, summary: str, html: Callable[..., str]) -> None:
-    """Write the numbers and, unless told otherwise, the page beside them; print the summary and where they are."""
+    """Write the numbers and, unless turned off, the page next to them; print the summary and where they are."""
     write_text(path, content + "\n")
     print(f"{summary}\n\n{path}")
     if arguments.page:

@@ -1,7 +1,7 @@
 """A run is measured against its own start, weights from elsewhere or an untrained encoder: before, during and after.
 
 Drift needs no labels: 1 - mean cosine of an image's features before and now. Where the images have labels, kNN and a linear
-probe on a part of the training images that is held out say whether it did good or harm. Without labels it is told by how often
+probe on a part of the training images that is held out say whether it did good or harm. Without labels it is judged by how often
 a view finds its image: among those of the test split where there is one, which is read for nothing else here.
 """
 

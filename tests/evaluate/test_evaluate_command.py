@@ -401,7 +401,7 @@ def test_class_folders_without_a_test_split_get_one(
     (row,) = json.loads((folder / "evaluation" / "comparison.json").read_text())["against"][0]["protocols"]
     assert {row[side]["test_fingerprint"] for side in ("protocol", "other_protocol")} == {about["test_fingerprint"]}
     assert {row[side]["train_images"] for side in ("protocol", "other_protocol")} == {15}
-    # with a test set of one's own, nothing is set aside
+    # with test images given, nothing is set aside
     capsys.readouterr()
     assert run(Arguments(protocols=("knn",), test=str(flat), references=False, **settings)) == 0
     assert "set aside" not in capsys.readouterr().out
