@@ -10,14 +10,13 @@ COMMANDS: dict[str, str] = {
     "explore": "look at unlabelled images: map, neighbours, near-duplicates, outliers, what to label first",
     "export": "write weights for torchvision, timm, Detectron2 or ONNX, verified by loading them back",
     "views": "show the views of your images, and what each policy does to them",
-    "tune": "find the heavy policy for your images, without labels, in bounded time",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
     "data": "inspect a source of images, pack it, or download CIFAR-10",
     "reproduce": "run the paper's tables and figures, at scales from minutes to GPUs",
     "doctor": "check this machine and estimate how long a run would take",
 }
 
-TAKE_PLUGINS = frozenset({"train", "evaluate", "embed", "explore", "export", "report", "views", "tune"})
+TAKE_PLUGINS = frozenset({"train", "evaluate", "embed", "explore", "export", "report", "views"})
 """Commands with --plugin FILE."""
 
 _OF_SIBLINGS = {

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Quarantine, Source, Subset
 from dssl.data.loader import Batches
-from dssl.evaluation.probe import Problem
 from dssl.evaluation.store import FeatureStore
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, spread
@@ -66,31 +65,6 @@ def retrieval(first: Tensor, second: Tensor) -> float:
     """The share of images of whose first view the nearest second view is their own: 1 / N by chance, 1 at best."""
     nearest = (F.normalize(first.double(), dim=1) @ F.normalize(second.double(), dim=1).T).argmax(dim=1)
     return float((nearest == torch.arange(len(first), device=nearest.device)).double().mean())
-
-
-class Turned(nn.Module):
-    """The features of the four quarter turns of an image, one after the other."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.network(images.rot90(turns, (2, 3))) for turns in range(4)], dim=1)
-
-
-def rotation_accuracy(features: Tensor, *, strength: float = 1e-4) -> float:
-    """Of ``Turned``: how many turns of the images of the second half a linear probe on the first half gets right.
-
-    The images have been put in random order.
-    """
-    turned = features.reshape(len(features), 4, -1)
-    half = len(turned) // 2
-    turns = torch.arange(4).repeat(len(turned), 1)
-    probe = Problem(turned[:half].flatten(0, 1), turns[:half].flatten(), classes=4).solve(
-        strength, tolerance=2e-5, most=100
-    )
-    return float((probe.predict(turned[half:].flatten(0, 1)) == turns[half:].flatten()).double().mean())
 
 
 def quality(store: FeatureStore, test: Source, *, seed: int, policy: str | None = None) -> Quality:

@@ -195,9 +195,8 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     if not folder.has_run:
         raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
     about = folder.read_config()
-    if (task := about.get("task")) is not None:
-        command, page = {"tune": ("tune", "tune.html")}.get(task, ("evaluate-coco", EVALUATION_PAGE))
-        raise DsslError(f"{path} is a run of dssl {command}: its page is {path / page}")
+    if about.get("task") is not None:
+        raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
     config = config_io.recorded(about["config"], where=str(folder.config_file))
     try:
         images, precision = int(about["images"]), str(about["precision"])

@@ -213,7 +213,7 @@ class Baseline:
         )
 
     def _found(self, encoder: nn.Module, finders: Source) -> float:
-        """As `dssl tune` scores policies: the same views at every call."""
+        """How often a heavy view of an image finds it: the same views at every call."""
         standard = self.config.standard
         augmented = f"({standard}) > {REFERENCE}" if self.config.channels == 3 else standard  # it changes colours
         views = two_views(

@@ -8,10 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
-from torch import Tensor, nn
 
-from dssl.evaluation.quality import Turned, alignment, retrieval, rotation_accuracy, uniformity
+from dssl.evaluation.quality import alignment, retrieval, uniformity
 from dssl.methods.losses import effective_rank, spread
 from dssl.report.pictures import layouts, map_picture, map_thumbnail, pca, retrieve
 
@@ -76,41 +74,6 @@ def test_retrieval_finds_the_nearest_others() -> None:
     }  # fmt: skip
     assert nearest[10][0][1] == pytest.approx(math.cos(0.1))
     assert retrieve(features[:1], rows[:1], queries=5, count=2, seed=0) == {}
-
-
-class Corners(nn.Module):
-    """The means of the four quarters: from these a bright corner tells the turn."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return nn.functional.adaptive_avg_pool2d(images, 2).flatten(1)
-
-
-def test_turned_images_are_the_four_quarter_turns() -> None:
-    image = torch.zeros(1, 1, 4, 4)
-    image[:, :, 0, 0] = 4
-    found = Turned(Corners())(image).reshape(4, 4)
-    assert found.argmax(dim=1).tolist() == [0, 2, 3, 1]  # counter-clockwise, beginning at the top left
-
-
-def test_a_probe_reads_every_turn_off_a_bright_corner_and_none_off_the_mean() -> None:
-    images = 0.1 * torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    images[:, :, :3, :3] += 1
-    assert rotation_accuracy(Turned(Corners())(images)) == 1
-    mean = images.mean(dim=(1, 2, 3))[:, None].repeat(1, 4)
-    assert rotation_accuracy(mean) == 0.25  # equal features: one answer for all four turns
-
-
-def test_the_rotation_probe_is_a_logistic_regression_on_one_half_judged_on_the_other() -> None:
-    generator = torch.Generator().manual_seed(1)
-    features = torch.randn(120, 4, 6, generator=generator) + 1.2 * torch.eye(4, 6)
-    found = rotation_accuracy(features.reshape(120, -1), strength=1e-2)
-    fit, judge = features[:60].reshape(-1, 6), features[60:].reshape(-1, 6)
-    mean = fit.mean(dim=0)
-    scale = (fit - mean).square().sum(dim=1).mean().sqrt()
-    turns = torch.arange(4).repeat(60)
-    theirs = LogisticRegression(C=1 / (1e-2 * 240), tol=1e-10, max_iter=1000).fit((fit - mean) / scale, turns)
-    assert 0.4 < found < 0.95
-    assert found == pytest.approx(theirs.score((judge - mean) / scale, turns), abs=1 / 240)
 
 
 def test_retrieval_counts_the_views_that_find_their_own_image() -> None:
