@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from dssl.commands.arguments import command_line, is_first_process
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 
 
 @dataclass(frozen=True, kw_only=True)

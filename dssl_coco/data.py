@@ -23,7 +23,7 @@ from dssl.data.decode import read_image
 from dssl.data.pipeline import Piped, Pipeline, default_threads
 from dssl.errors import DsslError, require
 from dssl.files import printable
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 
 THINNEST = 0.01
 """Pixels of a box's side inside its image: scaled and in float32 a thinner one may have none, which torchvision rejects."""

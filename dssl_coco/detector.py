@@ -18,7 +18,7 @@ from dssl.models import build_encoder
 from dssl.state import Loss
 from dssl.weights.encoder import Encoder
 from dssl.weights.load import open_weights
-from dssl_coco.config import SCRATCH, CocoConfig
+from dssl_coco import SCRATCH, CocoConfig
 from dssl_coco.data import Sample
 
 

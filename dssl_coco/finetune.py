@@ -10,10 +10,9 @@ import torch
 import torch.distributed as dist
 
 from dssl import config_io, loop
-from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import OptimizerConfig, Precision
 from dssl.data.pipeline import in_threads
-from dssl.distributed import World
+from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.optim import build_optimizer
@@ -22,7 +21,7 @@ from dssl.run import EVALUATION_FILE, Run
 from dssl.state import LossMonitor, RunLength
 from dssl.version import VERSION
 from dssl.weights import checkpoint
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 from dssl_coco.data import CocoBatches, CocoData, CocoImage, Sample, read_scaled, read_split, scaled_size
 from dssl_coco.detector import Detector, Origin, build_detector
 from dssl_coco.results import CocoResult, Detection, require_pycocotools, score, to_results

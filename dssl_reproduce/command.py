@@ -62,9 +62,9 @@ def run(arguments: Arguments) -> int:
     number, parts = _check(arguments)
     from tqdm import tqdm
 
+    from dssl_reproduce import chosen_targets
     from dssl_reproduce.harness import pretraining_commands, run_jobs
     from dssl_reproduce.outcome import Place, finished
-    from dssl_reproduce.paper import chosen_targets
     from dssl_reproduce.scales import jobs_of, named_scale
     from dssl_reproduce.table import build
 

@@ -30,10 +30,9 @@ from dssl.config import RunConfig
 from dssl.data.pipeline import default_threads
 from dssl.distributed import pick_device
 from dssl.errors import DsslError, Stopped, one_line
+from dssl.evaluation import Result
 from dssl.evaluation.protocols import Benchmark, evaluate, supervised
-from dssl.evaluation.result import Result
 from dssl.evaluation.robustness import robustness
-from dssl.evaluation.store import FeatureStore
 from dssl.files import write_text
 from dssl.log import show_messages
 from dssl.report.pictures import draw_gallery
@@ -43,11 +42,10 @@ from dssl.state import StopSignals
 from dssl.training.prepare import open_data, open_test_data, untrained_encoder
 from dssl.training.pretrain import train
 from dssl.version import VERSION
-from dssl.weights.encoder import Encoder
+from dssl.weights.encoder import Encoder, FeatureStore
 from dssl.weights.load import open_weights
-from dssl_reproduce import outcome
+from dssl_reproduce import CORRUPTIONS, outcome
 from dssl_reproduce.outcome import Corrupted, Measured, Outcome, Place, finished, pack, pack_counts
-from dssl_reproduce.paper import CORRUPTIONS
 from dssl_reproduce.scales import Job
 
 logger = logging.getLogger("dssl")

@@ -15,7 +15,7 @@ from dssl.evaluation.classifier import SUPERVISED, Training
 from dssl.graph import named_graph
 from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
 from dssl.recipes import PAPER_HEAVY
-from dssl_reproduce.paper import BASELINES, EQUAL_COMPUTE, Experiment, PaperCell, Target, our_cell
+from dssl_reproduce import BASELINES, EQUAL_COMPUTE, Experiment, PaperCell, Target, our_cell
 
 NO_HEAVY = "ra(2,5)"
 """The heavy policy of a graph without heavy views: a single value, so that equal runs have equal settings."""

@@ -18,9 +18,8 @@ from dssl.report import page
 from dssl.report.page import COLORS, Colour
 from dssl.report.run_report import series
 from dssl.training.health import COLLAPSED, PARTIAL
-from dssl_reproduce import outcome
+from dssl_reproduce import BASELINES, OURS, PaperCell, Target, every_target, outcome
 from dssl_reproduce.outcome import Outcome, Score, mean_error
-from dssl_reproduce.paper import BASELINES, OURS, PaperCell, Target, every_target
 from dssl_reproduce.scales import Scale, job_of, named_scale, with_our_rows
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dssl.commands.doctor import Arguments, run
 from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.recipes import recipe
-from dssl.training import estimate
-from dssl.training.estimate import Speed, drawn_images, loader_rate, measure_speed
+from dssl.training import budget
+from dssl.training.budget import Speed, drawn_images, loader_rate, measure_speed
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         usual = {"images_per_second": 100.0, "on_one_thread": 60.0}
         rest = {"checkpoint_bytes": 10**7, "precision": "fp32", "why": "fp32: as measured"}
         speed = Speed(**usual | rates | rest)
-        monkeypatch.setattr(estimate, "measure_speed", lambda *_: speed)
-        monkeypatch.setattr(estimate, "loader_rate", lambda *_: loader)
+        monkeypatch.setattr(budget, "measure_speed", lambda *_: speed)
+        monkeypatch.setattr(budget, "loader_rate", lambda *_: loader)
 
     return put
 

@@ -6,7 +6,7 @@ LAYERS = (
     ("version errors types rng text files plugins", "No torch. One way to replace a file, one way to draw a number."),
     ("graph", "Views and edges, their text form, the paper's graphs."),
     ("augment data", "Policies and kernels on uint8; sources, decoding, the loader."),
-    ("distributed batchnorm", "The processes of a run, and what they exchange."),
+    ("distributed", "The processes of a run, and what they exchange."),
     ("models methods objective", "Encoder, method and graph become a loss."),
     ("config config_io recipes", "Settings: read strictly, built once."),
     ("precision optim weights", "Arithmetic, optimisers, checkpoints, weights from elsewhere."),

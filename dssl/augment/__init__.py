@@ -1,8 +1,6 @@
 """Views of images: policies as data, plans drawn as arrays, kernels bit-identical to Pillow."""
 
 from dssl.augment.corruptions import corrupt_images, kinds_seen
-from dssl.augment.custom import add_function, add_kernel
-from dssl.augment.kinds import KINDS, SEVERITIES, Kind
 from dssl.augment.maker import (
     CIFAR10,
     DEFAULT_POLICIES,
@@ -16,7 +14,18 @@ from dssl.augment.maker import (
     ViewMaker,
 )
 from dssl.augment.operations import OPERATIONS, TABLES
-from dssl.augment.policy import NAMED, Policy, check_channels, meanings_of, parse, show, without_colour
+from dssl.augment.policy import (
+    NAMED,
+    Policy,
+    add_function,
+    add_kernel,
+    check_channels,
+    meanings_of,
+    parse,
+    show,
+    without_colour,
+)
+from dssl.augment.primitives import KINDS, SEVERITIES, Kind
 
 __all__ = [
     "CIFAR10", "DEFAULT_POLICIES", "IMAGENET", "KINDS", "NAMED", "OPERATIONS", "SEVERITIES", "TABLES", "BaseViewMaker", "Buffers",

@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.augment.kinds import KINDS, Corruption
 from dssl.augment.maker import ViewMaker
 from dssl.augment.policy import (
     AtMagnitude,
@@ -25,6 +24,7 @@ from dssl.augment.policy import (
     parts,
     show,
 )
+from dssl.augment.primitives import KINDS, Corruption
 from dssl.errors import DsslError
 
 Familiarity: TypeAlias = Literal["seen", "similar", "unseen"]

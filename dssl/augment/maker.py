@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl import rng
-from dssl.augment.custom import run_custom
 from dssl.augment.operations import Floats
-from dssl.augment.policy import Chain, Policy, check_channels, meanings_of, parse, show, sizing
+from dssl.augment.policy import Chain, Policy, check_channels, meanings_of, parse, run_custom, show, sizing
 from dssl.augment.primitives import Script
 from dssl.errors import DsslError, choices
 
@@ -195,13 +194,11 @@ class ViewMaker(BaseViewMaker):
     def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
         """As the base class says: float32 where a normalisation is set, else uint8."""
         kind = np.uint8 if self.normalization is None else np.float32
-        shape = (len(self.names), count, self.size, self.size, self.channels)
+        block = np.zeros((len(self.names), count, self.size, self.size, self.channels), kind)
         if pinned:
             import torch
 
-            block = torch.zeros(shape, dtype=getattr(torch, kind.__name__), pin_memory=True).numpy()
-        else:
-            block = np.zeros(shape, kind)
+            block = torch.from_numpy(block).pin_memory().numpy()
         return Buffers(self._program.names, self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.augment.kernels import codes as code
+from dssl.augment import kernels as code
 
 Floats: TypeAlias = NDArray[np.float64]
 Sign: TypeAlias = Literal["none", "negate", "mirror"]
@@ -28,7 +28,7 @@ class Operation:
     name: str
     kernel: int
     encoding: int
-    """How its value, and up to two draws, become the numbers of its kernel: a code of ``kernels.codes``."""
+    """How its value, and up to two draws, become the numbers of its kernel: a code of ``kernels``."""
     unit: str
     low: float
     high: float
@@ -75,7 +75,7 @@ OPERATIONS: dict[str, Operation] = {
         Operation("jpeg", code.JPEG, code.PLAIN, "quality", 1, 100),
     )
 }
-"""Every operation that a table or a policy can name; ``custom.py`` adds to it."""
+"""Every operation that a table or a policy can name; ``add_kernel`` and ``add_function`` add to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> int:
     import torch
 
     from dssl.distributed import pick_device
-    from dssl.training.estimate import drawn_images, loader_rate, measure_speed
+    from dssl.training.budget import drawn_images, loader_rate, measure_speed
     from dssl.training.prepare import open_data
 
     config, device = _configuration(arguments), pick_device(arguments.device)

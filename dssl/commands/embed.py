@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> int:
     from dssl.data.source import expanded
     from dssl.distributed import pick_device
     from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
-    from dssl.models.dense import DenseEncoder
+    from dssl.models.blocks import DenseEncoder
     from dssl.precision import half_type
 
     check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))

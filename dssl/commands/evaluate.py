@@ -89,8 +89,8 @@ def run(arguments: Arguments) -> int:
     begun = time.perf_counter()
     from dssl.distributed import pick_device
     from dssl.evaluation.protocols import Benchmark
-    from dssl.evaluation.store import FeatureStore
     from dssl.precision import half_type
+    from dssl.weights.encoder import FeatureStore
 
     encoder = open_encoder(arguments)
     encoder = dataclasses.replace(

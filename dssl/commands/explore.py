@@ -21,9 +21,8 @@ from dssl.errors import DsslError, within
 if TYPE_CHECKING:
     from dssl.data import Source
     from dssl.evaluation.explore import Exploration
-    from dssl.evaluation.store import FeatureStore
     from dssl.report.explore import Query
-    from dssl.weights.encoder import Features
+    from dssl.weights.encoder import Features, FeatureStore
 
 _QUERIES = 10
 
@@ -90,7 +89,7 @@ def _features(arguments: Arguments, out: Path) -> "tuple[Source, Features, Featu
     from dssl.data import open_source
     from dssl.distributed import pick_device
     from dssl.evaluation.embed import read_embeddings
-    from dssl.evaluation.store import FeatureStore
+    from dssl.weights.encoder import FeatureStore
 
     if arguments.weights.suffix == ".npz":
         if not arguments.data:

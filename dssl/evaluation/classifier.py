@@ -24,7 +24,7 @@ from dssl.data import Source
 from dssl.data.loader import CROP_RATIO, Batch, Batches, DeviceTransfer
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
-from dssl.evaluation.result import frozen
+from dssl.evaluation import frozen
 from dssl.graph import View
 from dssl.optim import build_optimizer, peak_rate
 from dssl.run import Run, RunFolder

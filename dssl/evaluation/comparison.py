@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from dssl import rng
 from dssl.data import Source
 from dssl.errors import DsslError, memory_for
+from dssl.evaluation import Result, frozen
 from dssl.evaluation.protocols import PROTOCOLS, Benchmark, supervised, untrained
-from dssl.evaluation.result import Result, frozen
-from dssl.evaluation.store import FeatureStore
 from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
-from dssl.weights.encoder import Encoder, Origin
+from dssl.weights.encoder import Encoder, FeatureStore, Origin
 from dssl.weights.load import WORD, imagenet_normalization, is_imagenet, load_imagenet, open_weights
 
 RESAMPLES = 10_000

@@ -17,7 +17,7 @@ from dssl.data import Source
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError, one_line
 from dssl.files import replacing, write_text
-from dssl.models.dense import DenseEncoder
+from dssl.models.blocks import DenseEncoder
 from dssl.weights.encoder import Encoder, Features, NothingReadable
 
 SMALL = 100_000

@@ -20,18 +20,16 @@ from dssl import rng
 from dssl.data import Source, Subset, require_labels
 from dssl.data.loader import CROP_RATIO
 from dssl.errors import DsslError, choices, memory_for
-from dssl.evaluation import classifier, probe
+from dssl.evaluation import Reference, Result, classifier, count_correct, frozen, probe, references_for
 from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.quality import Quality, quality
-from dssl.evaluation.result import Reference, Result, count_correct, frozen, references_for
-from dssl.evaluation.store import Columns, FeatureStore
 from dssl.files import printable
 from dssl.models import build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
 from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
-from dssl.weights.encoder import Encoder, Origin, Progress
+from dssl.weights.encoder import Columns, Encoder, FeatureStore, Origin, Progress
 from dssl.weights.formats import evaluation_of
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1

@@ -11,11 +11,10 @@ from dssl import rng
 from dssl.augment import ViewMaker
 from dssl.data import Quarantine, Source, Subset
 from dssl.data.loader import Batches
-from dssl.evaluation.store import FeatureStore
 from dssl.graph import View
 from dssl.methods.losses import effective_rank, spread
 from dssl.models import evaluating, forward
-from dssl.weights.encoder import Encoder, Features
+from dssl.weights.encoder import Encoder, Features, FeatureStore
 
 SAMPLE, _BATCH = 2_048, 256
 """Images on which pairs are compared, at most."""

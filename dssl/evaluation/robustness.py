@@ -19,11 +19,11 @@ from dssl.augment.corruptions import Familiarity
 from dssl.data.loader import CROP_RATIO, DeviceTransfer, EvaluationBatches, centre_crop
 from dssl.data.pipeline import thread_count
 from dssl.errors import DsslError, memory_for, one_line
+from dssl.evaluation import frozen
 from dssl.evaluation.comparison import LEVEL, paired_verdict
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import NEIGHBOURS, TEMPERATURE, Benchmark
-from dssl.evaluation.result import frozen
 from dssl.graph import named_graph
 from dssl.models import evaluating, forward
 from dssl.weights.encoder import Encoder

@@ -10,8 +10,8 @@ import torch
 from PIL import Image as Pillow
 
 from dssl import rng
+from dssl.evaluation import Result
 from dssl.evaluation.protocols import Benchmark, Evaluation
-from dssl.evaluation.result import Result
 from dssl.report import page
 from dssl.report.pictures import Picture, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
 from dssl.run import EVALUATION_FILE

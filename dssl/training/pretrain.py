@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from dssl import config_io, loop, plugins
 from dssl.augment import BaseViewMaker
-from dssl.batchnorm import batchnorm_across_ranks
 from dssl.config import Precision, RunConfig
 from dssl.data import Quarantine, Source, check_sample
 from dssl.data.folder import holds
 from dssl.data.loader import Batch, Batches, DeviceTransfer
-from dssl.distributed import World
+from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError, Stopped
 from dssl.log import Log, phase
 from dssl.methods import MatchConfig

@@ -9,7 +9,7 @@ from scipy import stats
 from torchvision.transforms import RandomResizedCrop
 
 from dssl.augment import TABLES, ViewMaker
-from dssl.augment.kernels import codes as code
+from dssl.augment import kernels as code
 from dssl.augment.kernels.resample import crop_box
 from dssl.augment.maker import Program
 from dssl.augment.policy import Chain, parse

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dssl.augment import OPERATIONS, TABLES, add_kernel
-from dssl.augment.kernels import codes as code
+from dssl.augment import kernels as code
 from dssl.augment.kernels.draw import _fifteen_digits
 from dssl.augment.maker import Program
 from dssl.augment.policy import parse
@@ -170,8 +170,8 @@ def test_every_table_and_operation_is_among_them():
 
 
 def test_a_custom_operation_gets_its_number_value_and_draws(monkeypatch):
-    monkeypatch.setattr("dssl.augment.custom._runners", [("another", None)])
-    monkeypatch.setattr("dssl.augment.custom.OPERATIONS", OPERATIONS)
+    monkeypatch.setattr("dssl.augment.policy._runners", [("another", None)])
+    monkeypatch.setattr("dssl.augment.policy.OPERATIONS", OPERATIONS)
     add_kernel("mine", None, low=0, high=1)
     try:
         program = Program(["v"], [parse("gray > mine(0.25)?0.5")], [-1], size=32)

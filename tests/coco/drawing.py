@@ -17,7 +17,7 @@ from dssl.config import RunConfig
 from dssl.methods import BYOLConfig
 from dssl.training.prepare import build_method
 from dssl.weights import checkpoint
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 
 CATEGORIES = [{"id": 90, "name": "triangle"}, {"id": 3, "name": "square"}, {"id": 41, "name": "never there"}]
 """Neither in order nor without gaps, as in COCO."""

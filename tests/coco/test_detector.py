@@ -13,7 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from dssl.errors import DsslError
 from dssl.precision import autocast
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 from dssl_coco.data import make_sample, read_split
 from dssl_coco.detector import Detector, Origin, build_detector, verify_backbone
 from tests.coco.drawing import draw, pretrained, tiny

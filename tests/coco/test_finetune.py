@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from dssl import config_io, rng
-from dssl.batchnorm import BatchNorm2dAcrossRanks
 from dssl.cli import main
-from dssl.distributed import World
+from dssl.distributed import BatchNorm2dAcrossRanks, World
 from dssl.errors import DsslError
 from dssl.weights import checkpoint
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 from dssl_coco.data import CocoBatches, read_split
 from dssl_coco.detector import Origin, build_detector
 from dssl_coco.finetune import Finetuning, detect_all, finetune

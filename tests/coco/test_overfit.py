@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dssl_coco.config import CocoConfig
+from dssl_coco import CocoConfig
 from dssl_coco.finetune import finetune
 
 IMAGES = 4

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dssl import DsslError, Objective, named_graph
-from dssl.batchnorm import batchnorm_across_ranks
+from dssl.distributed import batchnorm_across_ranks
 from tests.distributed.worker import join
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
 

@@ -24,7 +24,7 @@ from dssl import (
     VICRegConfig,
     named_graph,
 )  # fmt: skip
-from dssl.batchnorm import batchnorm_across_ranks
+from dssl.distributed import batchnorm_across_ranks
 
 STEPS = 5
 _TYPES = (torch.float64, torch.float32, torch.bfloat16)

@@ -18,10 +18,9 @@ from dssl.config_io import to_dict
 from dssl.data import Source, shapes
 from dssl.data.shapes import Shapes
 from dssl.evaluation.protocols import Benchmark
-from dssl.evaluation.store import FeatureStore
 from dssl.models import build_encoder
 from dssl.weights import checkpoint
-from dssl.weights.encoder import Encoder
+from dssl.weights.encoder import Encoder, FeatureStore
 from dssl.weights.load import open_weights
 
 

@@ -20,7 +20,7 @@ from dssl.commands.embed import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
 from dssl.models import build_encoder
-from dssl.models.dense import DenseEncoder, last_map
+from dssl.models.blocks import DenseEncoder, last_map
 from dssl.weights.encoder import Encoder
 
 

@@ -18,10 +18,9 @@ from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
 from dssl.data import open_source, split_off
 from dssl.errors import DsslError
-from dssl.evaluation import classifier, protocols
+from dssl.evaluation import REFERENCES, Result, classifier, protocols, references_for
 from dssl.evaluation.comparison import open_other
 from dssl.evaluation.protocols import PROTOCOLS, Benchmark, aligned_labels, chosen_protocols, evaluate
-from dssl.evaluation.result import REFERENCES, Result, references_for
 from dssl.report import evaluation as page
 from dssl.weights.load import open_weights
 

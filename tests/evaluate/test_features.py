@@ -15,8 +15,7 @@ from dssl.data import Quarantine, UnreadableImage, open_source
 from dssl.data.loader import DeviceTransfer, EvaluationBatches
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.evaluation.store import FeatureStore
-from dssl.weights.encoder import Encoder, weights_hash
+from dssl.weights.encoder import Encoder, FeatureStore, weights_hash
 
 
 class Mean(nn.Module):

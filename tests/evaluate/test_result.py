@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dssl.errors import DsslError
-from dssl.evaluation.result import Result, count_correct, frozen, wilson
+from dssl.evaluation import Result, count_correct, frozen, wilson
 from dssl.weights.encoder import weights_hash
 
 

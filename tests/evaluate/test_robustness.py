@@ -19,9 +19,8 @@ from dssl.errors import DsslError
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import Benchmark, evaluate
 from dssl.evaluation.robustness import CorruptedImages, Robustness, familiarity_of, resampled, robustness
-from dssl.evaluation.store import FeatureStore
 from dssl.weights import checkpoint
-from dssl.weights.encoder import Encoder
+from dssl.weights.encoder import Encoder, FeatureStore
 from dssl.weights.load import open_weights
 
 FEW = 24

@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 
 from dssl.data.shapes import Shapes
 from dssl.evaluation.protocols import PROTOCOLS, Benchmark
-from dssl.evaluation.store import FeatureStore
+from dssl.weights.encoder import FeatureStore
 
 
 @pytest.mark.parametrize(("side", "ratio", "cropped"), [(32, 1.0, 0), (40, 0.875, 101), (None, 0.875, 50)])

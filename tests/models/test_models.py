@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dssl import DsslError, build_encoder, encoder_names, feature_dim, models
-from dssl.models.dense import DenseEncoder
+from dssl.models.blocks import DenseEncoder
 
 
 @pytest.mark.parametrize(

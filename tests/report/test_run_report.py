@@ -12,7 +12,7 @@ from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.report import run_report
 from dssl.report.run_report import EmbeddingMap, find_runs, read_run
-from dssl_reproduce.paper import targets
+from dssl_reproduce import targets
 from dssl_reproduce.scales import SCALES
 from dssl_reproduce.table import build, for_page
 from tests.report.run_folders import write_run

@@ -16,10 +16,9 @@ import pytest
 from dssl.errors import DsslError
 from dssl.evaluation import protocols
 from dssl.weights import checkpoint
-from dssl_reproduce import outcome
+from dssl_reproduce import Experiment, PaperCell, outcome
 from dssl_reproduce.harness import gpus_here, progress, run_job, run_jobs
 from dssl_reproduce.outcome import finished
-from dssl_reproduce.paper import Experiment, PaperCell
 from dssl_reproduce.scales import job_of, jobs_of
 from tests.reproduce import tiny
 

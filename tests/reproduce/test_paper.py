@@ -3,9 +3,9 @@
 import pytest
 
 from dssl.errors import DsslError
-from dssl.evaluation.result import REFERENCES
+from dssl.evaluation import REFERENCES
 from dssl.methods import METHODS
-from dssl_reproduce.paper import BASELINES, WORDS, PaperCell, chosen_targets, targets
+from dssl_reproduce import BASELINES, WORDS, PaperCell, chosen_targets, targets
 
 EVERY = targets()
 

@@ -18,7 +18,7 @@ from dssl.objective import Objective
 from dssl.optim import build_optimizer, set_learning_rate
 from dssl.recipes import PAPER_HEAVY
 from dssl.training.prepare import build_method, normalization_of, view_maker
-from dssl_reproduce.paper import BEYOND, EQUAL_COMPUTE, STEPS, Experiment, chosen_targets, targets
+from dssl_reproduce import BEYOND, EQUAL_COMPUTE, STEPS, Experiment, chosen_targets, targets
 from dssl_reproduce.scales import (
     HEAVY_WEIGHT,
     SCALES,

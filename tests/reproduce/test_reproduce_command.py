@@ -17,9 +17,9 @@ from dssl import config_io
 from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.report.page import SERIES
+from dssl_reproduce import targets
 from dssl_reproduce.command import Arguments, run
 from dssl_reproduce.outcome import Measured, Outcome
-from dssl_reproduce.paper import targets
 from dssl_reproduce.scales import SCALES, Job, jobs_of, with_our_rows
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -13,12 +13,11 @@ from dssl.augment import KINDS, kinds_seen
 from dssl.data import open_source
 from dssl.evaluation.protocols import Benchmark
 from dssl.evaluation.robustness import robustness
-from dssl.evaluation.store import FeatureStore
+from dssl.weights.encoder import FeatureStore
 from dssl.weights.load import open_weights
-from dssl_reproduce import outcome
+from dssl_reproduce import CORRUPTIONS, ROBUSTNESS, Target, our_cell, outcome
 from dssl_reproduce.harness import run_job
 from dssl_reproduce.outcome import Corrupted, Outcome, finished, pack_counts
-from dssl_reproduce.paper import CORRUPTIONS, ROBUSTNESS, Target, our_cell
 from dssl_reproduce.scales import SCALES, job_of, jobs_of
 from dssl_reproduce.table import build, document, for_page, picture, plain, terminal
 from tests.reproduce import tiny

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dssl_reproduce import EQUAL_COMPUTE, STEPS, targets
 from dssl_reproduce.outcome import Measured, Outcome, pack, read
-from dssl_reproduce.paper import EQUAL_COMPUTE, STEPS, targets
 from dssl_reproduce.scales import HEAVY_WEIGHT, SCALES, WEIGHTED, Job, jobs_of
 from dssl_reproduce.table import (
     PaperDifference,

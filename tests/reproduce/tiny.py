@@ -9,10 +9,9 @@ from pathlib import Path
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.evaluation.classifier import SUPERVISED
 from dssl.methods import SimSiamConfig
-from dssl_reproduce import table
+from dssl_reproduce import Experiment, PaperCell, Target, table
 from dssl_reproduce.harness import SessionEnd, run_jobs
 from dssl_reproduce.outcome import Place, finished
-from dssl_reproduce.paper import Experiment, PaperCell, Target
 from dssl_reproduce.scales import Scale, jobs_of
 
 

@@ -12,8 +12,7 @@ from dssl.cli import main
 from dssl.config import RunConfig
 from dssl.data import Source, open_source
 from dssl.recipes import recipe
-from dssl.training.budget import ON_CPUS, Pace, Planner
-from dssl.training.estimate import Speed
+from dssl.training.budget import ON_CPUS, Pace, Planner, Speed
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from tests.train.test_resume import draw

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 from numba import njit
 
-from dssl.augment.kernels import codes as code
+from dssl.augment import kernels as code
 from dssl.augment.kernels.color import byte
 from dssl.augment.kernels.draw import STEP, mix
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from dssl.augment.kernels import codes as code
+from dssl.augment import kernels as code
 
 STEP = np.uint64(0x9E3779B97F4A7C15)  # the generator of dssl/rng.py, number by number
 _ORDERS = np.array(list(itertools.permutations(range(4))))

@@ -12,7 +12,7 @@ from numba.core import event
 from numba.core.cgutils import voidptr_t
 from numba.extending import intrinsic
 
-from dssl.augment.kernels import codes as code
+from dssl.augment import kernels as code
 from dssl.augment.kernels import color, geometry, resample
 from dssl.augment.kernels.corrupt import corrupt
 from dssl.augment.kernels.draw import draw_all

@@ -8,7 +8,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dssl.augment.kernels.codes import CROP_ATTEMPTS
+from dssl.augment.kernels import CROP_ATTEMPTS
 from dssl.augment.kernels.geometry import copy
 
 _BITS = 22  # Pillow keeps 32 - 8 - 2 bits of a weight
