@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -112,7 +111,7 @@ def run(arguments: Arguments) -> int:
     elif arguments.against is not None:
         _compare(arguments, benchmark, protocols, data=data, out=out)
     else:
-        _evaluate(arguments, benchmark, protocols, data=data, out=out)
+        _evaluate(arguments, benchmark, protocols, out=out)
     print(f"{time.perf_counter() - begun:.1f} s")
     return 0
 
@@ -122,16 +121,13 @@ def folder_of(arguments: Arguments) -> Path:
     return arguments.out or default_folder(arguments.weights) / "evaluation"
 
 
-def _evaluate(
-    arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, data: str, out: Path
-) -> None:
+def _evaluate(arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str, ...], *, out: Path) -> None:
     from dssl.evaluation.protocols import evaluate, reference_rows, with_earlier
     from dssl.report import evaluation as page
     from dssl.run import EVALUATION_FILE
 
     policy = (benchmark.encoder.header.get("config") or {}).get("standard")
-    published = _reference_data(data, benchmark.classes)
-    evaluation = evaluate(benchmark, protocols, data=published, policy=policy, say=_say)
+    evaluation = evaluate(benchmark, protocols, policy=policy, say=_say)
     if arguments.references:
         _say("reference rows")
         evaluation = dataclasses.replace(evaluation, reference_rows=reference_rows(benchmark, protocols))
@@ -251,12 +247,3 @@ def _made_split(arguments: Arguments, train: "Source", test: "Source") -> str | 
         f"{train.source.name}: no test split, so {TEST_SHARE:.0%} of each class is set aside with seed {arguments.seed}: "
         f"{len(test):,} test images; {kept}"
     )
-
-
-def _reference_data(data: str, classes: tuple[str, ...]) -> str:
-    """Which published results are about the same images."""
-    if data.startswith("cifar10:"):
-        return "cifar10"
-    if len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes):
-        return "imagenet"
-    return ""

@@ -20,7 +20,7 @@ from dssl import rng
 from dssl.data import Source, Subset, require_labels
 from dssl.data.loader import CROP_RATIO
 from dssl.errors import DsslError, choices, memory_for
-from dssl.evaluation import Reference, Result, classifier, count_correct, frozen, probe, references_for
+from dssl.evaluation import Result, classifier, count_correct, frozen, probe
 from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.quality import Quality, quality
@@ -301,7 +301,6 @@ class Evaluation:
 
     results: tuple[Result, ...]
     quality: Quality
-    references: tuple[Reference, ...]
     notes: tuple[str, ...]
     checkpoint: dict[str, Any] = field(default_factory=dict)
     reference_rows: tuple[Result, ...] = ()
@@ -315,7 +314,6 @@ class Evaluation:
             "results": [result.plain() for result in self.results],
             "reference_rows": [result.plain() for result in self.reference_rows],
             "quality": dataclasses.asdict(self.quality),
-            "references": [dataclasses.asdict(reference) for reference in self.references],
             "notes": list(self.notes),
         }
 
@@ -324,13 +322,12 @@ def evaluate(
     benchmark: Benchmark,
     protocols: Sequence[str],
     *,
-    data: str = "",
     policy: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Evaluation:
     """Run the protocols one after the other; the encoder is the same before and after each, or the number is invalid.
 
-    ``data`` (cifar10, imagenet) picks the published references, ``policy`` the views by which alignment is measured.
+    ``policy`` makes the views by which alignment is measured.
     """
     encoder = benchmark.encoder
     needed = f"image_size {encoder.image_size}, the encoder {encoder.name} and {len(benchmark.train):,} training images"
@@ -344,11 +341,9 @@ def evaluate(
         with frozen(encoder.network):
             unlabelled = quality(benchmark.store, benchmark.test, seed=benchmark.seed, policy=policy)
     benchmark.forget_trainings()
-    kinds = {str(result.protocol["kind"]) for result in results}
     return Evaluation(
         results=tuple(results),
         quality=unlabelled,
-        references=tuple(references_for(data=data, kinds=kinds)),
         notes=tuple(_notes(benchmark)),
         checkpoint=encoder.protocol(),
     )

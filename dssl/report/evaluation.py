@@ -48,7 +48,7 @@ def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """The numbers for a terminal, followed by published ones."""
+    """The numbers for a terminal."""
     rows = [("protocol", "top-1 %", "95 % interval", "correct", "backbone")]
     rows += [(result.name, *_numbers(result), str(result.protocol["backbone"])) for result in evaluation.results]
     if evaluation.reference_rows:
@@ -56,14 +56,6 @@ def summary(evaluation: Evaluation) -> str:
         rows += [(row.name, *_numbers(row), str(row.protocol["backbone"])) for row in evaluation.reference_rows]
     measured = ", ".join(f"{name} {value}" for name, value in _quality(evaluation))
     lines = [*columns(rows), "", f"without labels: {measured}"]
-    if evaluation.references:
-        other = "other epochs, seeds and code: read the protocol"
-        lines += ["", f"published for the same data and kind of protocol ({other})"]
-        published = []
-        for reference in evaluation.references:
-            accuracies = ", ".join(f"{method} {accuracy:g}" for method, accuracy in reference.accuracies)
-            published.append((reference.kind, accuracies, reference.where, reference.protocol))
-        lines += [f"  {line}" for line in columns(published)]
     lines += [f"note: {note}" for note in evaluation.notes]
     return "\n".join(lines)
 

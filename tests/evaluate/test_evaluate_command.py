@@ -18,7 +18,7 @@ from dssl.cli import main
 from dssl.commands.evaluate import Arguments, run
 from dssl.data import open_source, split_off
 from dssl.errors import DsslError
-from dssl.evaluation import REFERENCES, Result, classifier, protocols, references_for
+from dssl.evaluation import Result, classifier, protocols
 from dssl.evaluation.comparison import open_other
 from dssl.evaluation.protocols import PROTOCOLS, Benchmark, aligned_labels, chosen_protocols, evaluate
 from dssl.report import evaluation as page
@@ -89,7 +89,6 @@ def test_trained_protocols_all_run_and_leave_the_encoder_alone(new_benchmark: Ca
     for result in found.results:
         assert result.protocol["training"]["epochs"] == 1
     assert found.results[0].protocol["training"]["batch_size"] == 200  # as many as there are
-    assert {one.kind for one in found.references} == set()
 
 
 def test_what_one_protocol_trained_outlives_the_failure_of_the_next(
@@ -266,16 +265,6 @@ def test_protocols_by_name() -> None:
     assert chosen_protocols(["probe", "knn"]) == ("knn", "probe")
     assert set(chosen_protocols(["all"])) == set(PROTOCOLS)
     assert chosen_protocols(["quick"])[:2] == ("knn", "probe")
-
-
-def test_references_are_of_the_same_data_and_kind() -> None:
-    assert references_for(data="", kinds={"linear"}) == []
-    kinds = {one.kind for one in references_for(data="cifar10", kinds={"linear", "knn", "supervised"})}
-    assert kinds == {"linear", "knn", "supervised"}
-    assert {one.data for one in REFERENCES} == {"cifar10", "imagenet"}
-    assert all(30 < accuracy < 100 for one in REFERENCES for _, accuracy in one.accuracies)
-    paper = references_for(data="cifar10", kinds={"linear"})[0]
-    assert dict(paper.accuracies)["simsiam dssl"] == 94.5
 
 
 @pytest.mark.parametrize("size", [0, -1, 5_000, 100_000])
