@@ -1,26 +1,23 @@
 """The paper's table with our numbers beside its own, and the same as Markdown, columns for a terminal, JSON and pictures."""
 
 import io
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dssl import text
-from dssl.errors import DsslError
 from dssl.graph import named_graph
 from dssl.report import page
-from dssl.report.page import COLORS, Colour
+from dssl.report.page import COLORS
 from dssl.report.run_report import series
 from dssl.training.health import COLLAPSED, PARTIAL
-from dssl_reproduce import BASELINES, OURS, PaperCell, Target, every_target, outcome
+from dssl_reproduce import BASELINES, OURS, PaperCell, Target
 from dssl_reproduce.outcome import Outcome, Score, mean_error
-from dssl_reproduce.scales import Scale, job_of, named_scale, with_our_rows
+from dssl_reproduce.scales import Scale, job_of, with_our_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 Agreement = Literal["agrees", "disagrees", "higher", "lower", "inconclusive", "not measured"]
 Place = tuple[str, str]
 """A row and a column."""
-_COLOURS: dict[str, Colour] = {"collapse": "bad", "diverged": "bad", "agrees": "good", "disagrees": "bad"}
 _BROKEN = ("collapse", "diverges")
 _SPREAD = (
     "Spread is that of the worst view: 1 is healthy, 0 is a single point. Below the upper dashed line a run has "
@@ -444,46 +440,6 @@ def plain(table: ResultTable) -> dict[str, object]:
         "cells": [{"row": row, "column": column, **asdict(cell)} for (row, column), cell in table.cells.items()],
         "comparisons": [asdict(one) for one in table.comparisons],
     }
-
-
-def for_page(table: ResultTable, *, heading: str = "") -> dict[str, object]:
-    """What the page of a report shows of a table, or of the grid of it that has this heading."""
-    target, columns = table.target, table.target.grids[heading]
-    rows = [row for row in target.rows if any((row, column) in table.cells for column in columns)]
-    cells = {place: (cell.paper, cell.ours, _COLOURS.get(cell.state, "neutral")) for place, cell in table.cells.items()}
-    return {
-        "title": f"{target.title}: {heading}" if heading else target.title,
-        "about": f"{target.name}{f' ({target.label})' if target.label else ''}, {target.measure}, scale {table.scale}",
-        "columns": tuple(map(_within, columns)),
-        "rows": [(row, [cells.get((row, column)) for column in columns]) for row in rows],
-        "comparisons": [
-            (one.where, one.paper, one.ours, one.verdict, _COLOURS.get(one.verdict, "neutral"))
-            for one in table.comparisons
-            if not heading or one.where.startswith(f"{heading}: ")
-        ],
-        "notes": table.notes,
-    }
-
-
-def tables_in(folder: Path) -> list[dict[str, object]]:
-    """The tables of a folder, rebuilt from its results."""
-    outcomes = {path.stem: outcome.read(path) for path in sorted((folder / "cells").glob("*.json"))}
-    tables = []
-    for name, target in every_target().items():
-        path = folder / f"{name}.json"
-        if path.is_file():
-            try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-                scale, seeds = named_scale(content["scale"]), tuple(content["seeds"])
-            except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-                raise DsslError(
-                    f"{path} is not a table of dssl reproduce ({error}): delete it and run dssl reproduce again"
-                ) from None
-            made = build(target, scale, seeds=seeds, outcomes=outcomes)
-            tables += [for_page(made, heading=heading) for heading in made.target.grids]
-    if not tables:
-        raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
-    return tables
 
 
 def picture(table: ResultTable) -> bytes | None:

@@ -85,8 +85,8 @@ def test_the_home_folder_is_expanded_by_the_command_line(
     "words",
     [
         "views shapes:40",
-        "views 'my photos' --policies 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --size 32 --no-speed",
-        "report runs/a 'runs/b c' --out page.html --tables results/cpu --images 0",
+        "views 'my photos' --policies 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --size 32",
+        "report runs/a 'runs/b c' --out page.html --images 0",
         "evaluate run --stem padding2 --image-size 64 --protocols knn probe --threads 2 --no-page",
         "explore run --label 20",
         "explore run photos --query a.jpg 'b c.jpg' --duplicates 0.97 --split test",

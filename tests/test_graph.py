@@ -273,15 +273,15 @@ def test_nonsense_is_refused_by_name(text: str, part: str) -> None:
 def test_nonsense_from_python_is_refused_too() -> None:
     view = View(name="s1", policy="standard")
     edge = Edge(predictor="s1", targets=(Vertex("s2"),))
-    with pytest.raises(DsslError, match="there is no view s2"):
+    with pytest.raises(DsslError, match="view s2"):
         ViewGraph((view,), (edge,))
-    with pytest.raises(DsslError, match="declared twice"):
+    with pytest.raises(DsslError, match="view s1"):
         ViewGraph((view, view), (edge,))
-    with pytest.raises(DsslError, match="not a view of this graph"):
+    with pytest.raises(DsslError, match="s9"):
         ViewGraph((replace(view, source="s9"),), (edge,))
     with pytest.raises(DsslError, match="view name '1s'"):
         View(name="1s", policy="standard")
-    with pytest.raises(DsslError, match="unbalanced"):
+    with pytest.raises(DsslError, match=r"'ra\(2,5'"):
         View(name="s", policy="ra(2,5")
     with pytest.raises(DsslError, match="normalize is 'mean'"):
         ViewGraph((view,), (edge,), "mean")  # type: ignore[arg-type]

@@ -22,8 +22,6 @@ class Arguments:
     """Folders of runs (the --out of dssl train), or folders that hold runs, such as results/cpu/runs."""
     out: Path = Path("report.html")
     """The page to write."""
-    tables: Path | None = None
-    """A folder of dssl reproduce, such as results/cpu: its tables are shown on the page."""
     images: int = 600
     """Test images on the map of the embeddings; 0 for no map."""
 
@@ -38,15 +36,10 @@ def run(arguments: Arguments) -> int:
     from dssl.report import run_report
 
     runs = run_report.find_runs(arguments.runs)
-    tables = []
-    if arguments.tables is not None:
-        from dssl_reproduce.table import tables_in
-
-        tables = tables_in(arguments.tables)
     count = arguments.images
     maps, classes, notes = run_report.embedding_maps(runs, images=count) if count else ([], (), [])
     command = command_line("report", arguments)
-    page = run_report.html(runs, command=command, tables=tables, maps=maps, classes=classes, notes=notes)
+    page = run_report.html(runs, command=command, maps=maps, classes=classes, notes=notes)
     write_text(arguments.out, page)
     print(run_report.summary(runs), *(f"note: {note}" for note in notes), f"\n{arguments.out}", sep="\n")
     return 0

@@ -52,8 +52,6 @@ class Arguments:
     """A run, a checkpoint or other weights: distances are measured by its features, and views take its size and channels."""
     encoder: str | None = None
     """With --weights: the encoder, if the file does not name it."""
-    speed: bool = True
-    """Measure views per second; with --no-speed the same command writes the same bytes."""
 
 
 def run(arguments: Arguments) -> int:
@@ -81,7 +79,7 @@ def run(arguments: Arguments) -> int:
     size = arguments.size or (usual.image_size if loaded is None else loaded.image_size)
     survey = views.survey(
         source, policies=policies, standard=arguments.standard or usual.standard, size=size, channels=channels,
-        seed=arguments.seed, examples=arguments.show, sample=arguments.sample, measure_speed=arguments.speed,
+        seed=arguments.seed, examples=arguments.show, sample=arguments.sample,
         progress=show_progress,
         encoder=None if loaded is None else f"{loaded.name} in {Path(loaded.place).name}",
         features=None if loaded is None else _features(loaded),

@@ -133,11 +133,7 @@ def compare(
 
     With several draws an image counts with the mean over them: the interval is about other images, not about other draws.
     """
-    labels = np.asarray(labels)
-    was_right = _right(labels, before, name="before")
-    is_right = _right(labels, after, name="after")
-    if was_right.shape != is_right.shape:
-        raise DsslError(f"{len(was_right)} draws before and {len(is_right)} after: expected the same draws in both")
+    was_right, is_right = (np.atleast_2d(predicted) == labels for predicted in (before, after))
     change = is_right.astype(np.int64) - was_right.astype(np.int64)
     draws, images = change.shape
     won, lost = int((change > 0).sum()), int((change < 0).sum())
@@ -159,16 +155,6 @@ def compare(
         won_rows=_largest(change.sum(axis=0)),
         lost_rows=_largest(-change.sum(axis=0)),
     )
-
-
-def _right(labels: NDArray[np.int64], predicted: NDArray[Any], *, name: str) -> NDArray[np.bool_]:
-    rows = np.atleast_2d(np.asarray(predicted))
-    if labels.ndim != 1 or len(labels) == 0 or rows.ndim != 2 or rows.shape[1] != len(labels) or len(rows) == 0:
-        raise DsslError(
-            f"predictions {name} of shape {np.shape(predicted)} for labels of shape {labels.shape}: expected one for each image"
-        )
-    right: NDArray[np.bool_] = rows == labels
-    return right
 
 
 def _percent(right: NDArray[np.bool_]) -> float:

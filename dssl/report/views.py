@@ -1,8 +1,6 @@
 """The page of ``dssl views``: what policies do to a sample of your images, measured on the views themselves and shown."""
 
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,12 +16,11 @@ from dssl.augment import KINDS, SEVERITIES, Policy, ViewMaker, parse, show
 from dssl.augment.policy import AtMagnitude, Corruption, RandAugment, TrivialAugment, UniformAugment, named_table, parts
 from dssl.data import Source, UnreadableImage
 from dssl.data.decode import resize
-from dssl.data.pipeline import default_threads
 from dssl.data.scale import Range
 from dssl.errors import DsslError
 from dssl.graph import View
 from dssl.report import page
-from dssl.report.page import COLORS, SERIES, Colour, Plot, percent, rate
+from dssl.report.page import COLORS, SERIES, Colour, Plot, percent
 from dssl.report.pictures import PICTURE_SIDE, Picture, SheetRow, contact_sheet, picture, png, shrunk
 from dssl.text import columns
 from dssl.types import Image
@@ -44,9 +41,6 @@ _BLOCK = 64
 """Images whose views are held at one time, so that memory does not grow with the sample."""
 
 _PROBES = 32
-_TIMED_BYTES = 128_000_000
-"""Decoded images that are kept to measure the speed on, at most; one is always kept."""
-_SPEED_SECONDS = 0.5
 
 
 CORRUPTIONS = "corruptions"
@@ -77,7 +71,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class PolicyStrength:
-    """What one policy did to the sample; ``speed`` in views per second, None where it was not measured."""
+    """What one policy did to the sample."""
 
     policy: str
     change: NDArray[np.float64]
@@ -85,7 +79,6 @@ class PolicyStrength:
     flat: float
     far: float
     """The share of views that differ more from their standard view than the standard view of another image does."""
-    speed: float | None
 
     @property
     def quartiles(self) -> list[float]:
@@ -107,7 +100,6 @@ class Survey:
     seed: int
     standard: str
     standard_flat: float
-    threads: int
     examples: tuple[Example, ...]
     probes: tuple[Image, ...]
     """The first originals at the views' size, on which single operations are tried."""
@@ -127,7 +119,6 @@ def survey(
     seed: int,
     examples: int,
     sample: int,
-    measure_speed: bool = True,
     encoder: str | None = None,
     features: Callable[[Pixels], FeatureRows] | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -137,16 +128,14 @@ def survey(
     The images of the source have ``channels`` channels. The seed draws them without replacement; unreadable ones are skipped
     and named. With the ``features`` of an encoder, distances from the original are measured by them instead of by pixels.
     """
-    maker_of = partial(ViewMaker, size=size, seed=seed, channels=channels, policies={"standard": standard})
     heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
     views = [View(name="s1", policy="standard")]
     views += [View(name=name, policy=policy, source="s1") for name, policy in zip(heavy, policies, strict=True)]
-    maker = maker_of(views)
+    maker = ViewMaker(views, size=size, seed=seed, channels=channels, policies={"standard": standard})
     order = rng.permutation(rng.key(seed, "survey"), len(source))[:sample]
     unreadable: list[str] = []
     shown: list[Example] = []
     probes: list[Image] = []
-    timed: list[Image] = []
     # of every view the change, and whether it is farther, nearly flat and far, block by block
     measures: dict[str, list[tuple[NDArray[Any], ...]]] = {view.name: [] for view in views}
     for start in range(0, len(order), _BLOCK):
@@ -165,12 +154,9 @@ def survey(
             maker.apply_many(plan, row, [image], out, len(small))
             # the whole image squeezed to the size of its views, for comparison with them
             small.append(resize(image, (size, size), Pillow.Resampling.BILINEAR))
-            # nothing else of a decoded image is kept, except for the few on which the speed is measured
+            # nothing else of a decoded image is kept
             if len(shown) + len(thumbnails) < examples:
                 thumbnails.append((source.label_of(index), shrunk(image, side=2 * PICTURE_SIDE)))
-            bytes_timed = sum(other.nbytes for other in timed) + image.nbytes
-            if measure_speed and (not timed or (len(timed) < _BLOCK and bytes_timed <= _TIMED_BYTES)):
-                timed.append(image)
         if not small:
             continue
         views_of = {name: batch[: len(small)] for name, batch in out.items()}
@@ -189,18 +175,17 @@ def survey(
             shown.append(Example(name=title, original=original, standard=standard_views[row], heavy=heavy_views))
     if not shown:
         raise DsslError(f"none of the {len(order)} images chosen from {source.name} can be read: {unreadable[0]}")
-    threads, strengths = default_threads(), []
+    strengths = []
     summaries = {
         name: [np.concatenate(column) for column in zip(*rows, strict=True)] for name, rows in measures.items()
     }
     for view in views[1:]:
         moved, *rest = summaries[view.name]
         farther, flat, as_far = (float(values.mean()) for values in rest)
-        per_second = speed(maker_of([views[0], view]), timed, threads=threads) if measure_speed else None
-        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=as_far, speed=per_second))
+        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=as_far))
     return Survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
-        value_range=source.value_range, seed=seed, standard=standard, threads=threads, examples=tuple(shown),
+        value_range=source.value_range, seed=seed, standard=standard, examples=tuple(shown),
         standard_flat=float(summaries["s1"][2].mean()), probes=tuple(probes), policies=tuple(strengths),
         encoder=encoder, unreadable=tuple(unreadable),
     )  # fmt: skip
@@ -248,32 +233,6 @@ def _distance(
         return partial(change, originals)
     encoded = features(originals)
     return lambda images: angle(encoded, features(images))
-
-
-def speed(maker: ViewMaker, images: Sequence[Image], *, threads: int) -> float:
-    """Views made per second, planning included and decoding not, after one warm-up pass over a block of images.
-
-    Fewer images than a block are used in turn.
-    """
-    indices = np.arange(_BLOCK, dtype=np.int64)
-    out = maker.allocate(_BLOCK)
-    with ThreadPoolExecutor(threads) as workers:
-
-        def one_pass(epoch: int) -> None:
-            plan = maker.plan(indices, epoch=epoch)
-
-            def part(first: int) -> None:
-                for row in range(first, _BLOCK, threads):
-                    maker.apply_many(plan, row, [images[row % len(images)]], out, row)
-
-            list(workers.map(part, range(threads)))
-
-        one_pass(0)
-        passes, begun = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - begun) < _SPEED_SECONDS:
-            passes += 1
-            one_pass(passes)
-    return passes * _BLOCK * len(maker.names) / elapsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,13 +352,11 @@ def sheet(survey: Survey) -> bytes:
 
 def summary(survey: Survey) -> str:
     """The page's numbers for a terminal."""
-    rows = [("policy", "nearly flat", "farther", "far", "change", "views/s", "")]
+    rows = [("policy", "nearly flat", "farther", "far", "change", "")]
     for policy in survey.policies:
-        speed = "-" if policy.speed is None else rate(policy.speed)
         shares = percent(policy.flat), percent(policy.farther), percent(policy.far)
-        numbers = (*shares, f"{np.median(policy.change):.1f}", speed)
-        rows.append((policy.policy, *numbers, judge(policy)[1]))
-    lines = columns(rows, align="<>>>>>")
+        rows.append((policy.policy, *shares, f"{np.median(policy.change):.1f}", judge(policy)[1]))
+    lines = columns(rows, align="<>>>>")
     if survey.unreadable:
         lines += ["", f"{len(survey.unreadable)} images could not be read, the first: {survey.unreadable[0]}"]
     return "\n".join(lines)

@@ -55,9 +55,9 @@ def test_bad_operations_of_ones_own_are_refused():
     for name in ("rotate", "standard", "heavy", "ra", "1st", "a b", ""):
         with pytest.raises(DsslError):
             add_function(name, lambda image: image)
-    with pytest.raises(DsslError, match="the smaller"):
+    with pytest.raises(DsslError, match="test-backwards"):
         add_kernel("test-backwards", _roll, low=1, high=0)
     add_function("test-shrinks", lambda image: image[1:])
     maker = ViewMaker([View(name="v", policy="resize > test-shrinks")], size=8, seed=0)
-    with pytest.raises(DsslError, match=r"test-shrinks.*returned uint8 of shape \(7, 8, 3\)"):
+    with pytest.raises(DsslError, match=r"test-shrinks.*\(7, 8, 3\).*\(8, 8, 3\)"):
         make(maker, images(1), np.arange(1))

@@ -153,13 +153,13 @@ def test_images_of_any_sizes_in_one_call(normalization):
         assert one_by_one[name][3:8].any()
         np.testing.assert_array_equal(together[name], one_by_one[name])
     for images_, row, message in (
-        (pictures, 3, "rows 3 to 7 are not"),
+        (pictures, 3, "3 to 7"),
         ([], 0, "no images"),
-        (pictures[:1], 7, "row 7 is"),
+        (pictures[:1], 7, "row 7"),
     ):
         with pytest.raises(DsslError, match=message):
             maker.apply_many(plan, row, images_, together, 0)
-    with pytest.raises(DsslError, match="do not fit"):
+    with pytest.raises(DsslError, match=r"row 5.* 5 images"):
         maker.apply_many(plan, 0, pictures, together, 5)
 
 
@@ -192,7 +192,7 @@ def test_a_bad_image_is_refused_before_a_pixel_is_touched(image, part: str):
     maker = ViewMaker([View(name="v", policy="standard")], size=8, seed=0)
     out = maker.allocate(1)
     out["v"][:] = 77
-    with pytest.raises(DsslError, match="image") as caught:
+    with pytest.raises(DsslError) as caught:
         maker.apply_many(maker.plan(np.arange(1), epoch=0), 0, [image], out, 0)
     assert part in str(caught.value)
     assert (out["v"] == 77).all()
@@ -242,7 +242,7 @@ def test_a_bad_maker_is_refused(arguments: dict, part: str):
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((float("nan"),), (1.0,)), ((0.5, 0.5), (1.0,)), ((), ())])
 def test_a_bad_normalisation_is_refused(mean, std):
-    with pytest.raises(DsslError, match="normalisation"):
+    with pytest.raises(DsslError):
         Normalization(mean, std)
 
 

@@ -139,12 +139,12 @@ def test_faulty_files_are_refused_with_the_file_and_the_id(tmp_path: Path, chang
 
 def test_a_file_that_is_missing_or_not_json(tmp_path: Path) -> None:
     draw(tmp_path)
-    with pytest.raises(DsslError, match=r"instances_val2017.json does not exist \(the folder has instances_all.json\)"):
+    with pytest.raises(DsslError, match=r"instances_val2017\.json.*instances_all\.json"):
         read_split(tmp_path, "val2017")
     (tmp_path / "annotations" / "instances_all.json").write_text("[1, 2")
-    with pytest.raises(DsslError, match="is not valid JSON"):
+    with pytest.raises(DsslError, match=r"instances_all\.json"):
         read_split(tmp_path, "all")
-    with pytest.raises(DsslError, match="has no such files"):
+    with pytest.raises(DsslError, match="nowhere"):
         read_split(tmp_path / "nowhere", "all")
 
 
@@ -152,7 +152,7 @@ def test_missing_files_are_counted_and_the_first_are_named(tmp_path: Path) -> No
     draw(tmp_path)
     for number in (1, 2, 4, 6):
         (tmp_path / "all" / f"{number}.png").unlink()
-    with pytest.raises(DsslError, match=r"lacks 4 of the 6 annotated images: 1.png, 2.png, 4.png, \.\.\.$"):
+    with pytest.raises(DsslError, match=r"4 of the 6 .*1\.png, 2\.png, 4\.png, \.\.\.$"):
         read_split(tmp_path, "all")
 
 

@@ -62,7 +62,7 @@ def test_a_picture_of_another_size_is_refused(image: CocoImage) -> None:
     from PIL import Image
 
     Image.new("RGB", (60, 100)).save(image.path)
-    with pytest.raises(DsslError, match=r"has 60 x 100 pixels, its annotations are for 100 x 60"):
+    with pytest.raises(DsslError, match=r"60 x 100 .*100 x 60"):
         make_sample(image, shorter=60, longest=999, mirror=False)
 
 

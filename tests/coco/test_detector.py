@@ -64,7 +64,7 @@ def test_one_changed_tensor_is_noticed(file: Path, built: dict[str, tuple[Detect
     network = copy.deepcopy(built["frozen"][0].network.backbone.body)
     assert verify_backbone(network, config) == 100
     network.layer3[1].bn2.running_var[5] += 1e-6
-    with pytest.raises(RuntimeError, match=r"1 tensors of the backbone differ from .*layer3.1.bn2.running_var"):
+    with pytest.raises(RuntimeError, match=r"layer3\.1\.bn2\.running_var"):
         verify_backbone(network, config)
 
 
@@ -185,9 +185,9 @@ def test_targets_of_training_are_not_rounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"encoder": "small"}, "is the encoder small: Mask R-CNN's feature pyramid needs a plain ResNet"),
-        ({"encoder": "resnet18-cifar"}, "is the encoder resnet18-cifar"),
-        ({"channels": 1}, "is an encoder for gray images"),
+        ({"encoder": "small"}, "encoder small"),
+        ({"encoder": "resnet18-cifar"}, "encoder resnet18-cifar"),
+        ({"channels": 1}, "--channels 3"),
     ],
 )
 def test_encoders_without_a_pyramid_are_refused(tmp_path: Path, changes: dict[str, object], part: str) -> None:
@@ -197,9 +197,9 @@ def test_encoders_without_a_pyramid_are_refused(tmp_path: Path, changes: dict[st
 
 
 def test_scratch_needs_a_resnet_and_no_frozen_norm(tmp_path: Path) -> None:
-    with pytest.raises(DsslError, match="--encoder is the encoder vgg16"):
+    with pytest.raises(DsslError, match=r"--encoder .*vgg16"):
         build_detector(tiny(tmp_path, encoder="vgg16"), classes=3)
-    with pytest.raises(DsslError, match="there are no statistics to freeze"):
+    with pytest.raises(DsslError, match="--norm sync"):
         tiny(tmp_path, norm="frozen")
     with pytest.raises((DsslError, OSError), match="nowhere"):
         build_detector(tiny(tmp_path, weights="nowhere.safetensors"), classes=3)

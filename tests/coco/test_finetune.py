@@ -78,7 +78,7 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
         again = finetune(config, tmp_path / "run")
     assert "this run is finished: 2 steps" in caplog.text
     assert again.scores == result.scores
-    with pytest.raises(DsslError, match=r"another configuration \(flip: True -> False; rate: 0.02 -> 0.5\)"):
+    with pytest.raises(DsslError, match=r"flip: True -> False; rate: 0\.02 -> 0\.5"):
         finetune(replace(config, rate=0.5, flip=False, threads=2), tmp_path / "run")
 
 
@@ -226,10 +226,10 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_pat
     write(tmp_path, "empty", [(64, 64, [])])
     write(tmp_path, "other", [(64, 64, [square(1, 1, 30)])], categories=[{"id": 3, "name": "cat"}])
     for changes, part in (
-        ({"train": "empty"}, "has no image with an object: there is nothing to train on"),
-        ({"test": "empty"}, "has no image with an object: there is nothing to score"),
-        ({"test": "other"}, "have different categories"),
-        ({"train": "train2017"}, "instances_train2017.json does not exist"),
+        ({"train": "empty"}, "empty .*train on"),
+        ({"test": "empty"}, "empty .*score"),
+        ({"test": "other"}, "other"),
+        ({"train": "train2017"}, r"instances_train2017\.json"),
     ):
         with pytest.raises(DsslError, match=part):
             finetune(tiny(tmp_path, **changes), tmp_path / "run")
@@ -243,10 +243,10 @@ def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"config": {}}))
-    with pytest.raises(DsslError, match="holds a run of another kind"):
+    with pytest.raises(DsslError, match="pretraining"):
         finetune(tiny(tmp_path), folder)
     (folder / "config.json").write_text(json.dumps({"task": "coco", "config": {}}))
-    with pytest.raises(DsslError, match=r"holds a run of another kind \(coco\)"):
+    with pytest.raises(DsslError, match=r"\(coco\)"):
         train(RunConfig(), folder)
 
 

@@ -90,7 +90,7 @@ def test_white_is_zero_where_a_tiff_says_so(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
 def test_pixels_without_a_range_are_refused(tmp_path, kind):
-    with pytest.raises(UnreadableImage, match="no fixed range"):
+    with pytest.raises(UnreadableImage, match="--range 0,1"):
         read(tmp_path, saved(Image.fromarray(np.ones((4, 4), kind)), "TIFF"))
 
 
@@ -130,12 +130,10 @@ def test_a_tiff_is_read_right_or_refused_with_the_option_that_reads_it(tmp_path,
     path = tmp_path / "x.tif"
     tifffile.imwrite(path, pixels.transpose(order), photometric=colour, planarconfig=planes)
     if channels != 3:
-        with pytest.raises(
-            UnreadableImage, match=r"not a photograph .*: if this TIFF has N channels, use --channels N"
-        ):
+        with pytest.raises(UnreadableImage, match="--channels N"):
             read_image(str(path))
     elif planes == "separate" and kind == np.uint16:
-        with pytest.raises(UnreadableImage, match=r"misreads: use --range, such as --range 0,65535"):
+        with pytest.raises(UnreadableImage, match="--range 0,65535"):
             read_image(str(path))
     else:
         assert np.array_equal(read_image(str(path)), pixels if kind == np.uint8 else pixels >> 8)
@@ -170,7 +168,7 @@ def test_bad_files_are_named_with_a_reason(tmp_path, content, reason):
 def test_extreme_sizes(tmp_path):
     assert read(tmp_path, saved(Image.new("RGB", (1, 1)), "PNG")).shape == (1, 1, 3)
     assert read(tmp_path, saved(Image.new("RGB", (1, 30000)), "PNG")).shape == (30000, 1, 3)
-    with pytest.raises(UnreadableImage, match="no side"):
+    with pytest.raises(UnreadableImage, match=f"{MAX_SIDE + 1} x 1"):
         read(tmp_path, saved(Image.new("L", (MAX_SIDE + 1, 1)), "PNG"))
 
 

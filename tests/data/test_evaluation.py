@@ -93,9 +93,9 @@ def test_the_numbers_are_those_of_the_view_maker():
 
 @pytest.mark.parametrize("threads", [0, -1])
 def test_no_threads_at_all_are_refused(threads):
-    with pytest.raises(DsslError, match=f"threads {threads}: expected at least 1"):
+    with pytest.raises(DsslError, match=f"threads {threads}"):
         EvaluationBatches(Pictures([(4, 4)]), size=4, threads=threads)
-    with pytest.raises(DsslError, match=f"threads {threads}: expected at least 1"):
+    with pytest.raises(DsslError, match=f"threads {threads}"):
         list(in_threads(abs, [1], threads=threads))
 
 

@@ -176,7 +176,7 @@ def test_bad_files_are_replaced_the_same_way_everywhere(tmp_path):
 
 
 def test_too_many_bad_files_stop_the_run():
-    with make(Numbers(50, set(range(10)))) as batches, pytest.raises(DsslError, match="cannot be read"):
+    with make(Numbers(50, set(range(10)))) as batches, pytest.raises(DsslError, match="of 50 images"):
         list(batches)
 
 
@@ -380,9 +380,9 @@ def test_the_real_view_maker_is_the_same_on_threads_ranks_and_starts():
     ("count", "options", "expected"),
     [
         (1, {"batch_size": 1}, "one image"),
-        (7, {}, "7 images, fewer than the batch size of 8"),
-        (50, {"batch_size": 0}, "at least 1"),
-        (50, {"batch_size": 9, "world_size": 2}, "multiple of the 2"),
+        (7, {}, "7 images.* 8"),
+        (50, {"batch_size": 0}, "batch size 0"),
+        (50, {"batch_size": 9, "world_size": 2}, "9.* 2 processes"),
         (50, {"steps": 3}, "either epochs or steps"),
         (50, {"epochs": None}, "either epochs or steps"),
         (50, {"threads": 0}, "threads"),

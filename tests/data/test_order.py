@@ -148,7 +148,7 @@ def test_part_of_the_shards(tars):
     shards = [int(shard_of[shuffled.at(step).indices[0]]) for step in range(len(chosen))]
     assert sorted(shards) == shard_of.tolist()
     assert len([1 for a, b in pairwise(shards) if a != b]) == len(set(shards)) - 1
-    with pytest.raises(DsslError, match="not in the order"):
+    with pytest.raises(DsslError, match="--shuffle shards"):
         require_shards(Subset(source, chosen[::-1]))
 
 
@@ -174,15 +174,15 @@ def test_shards_are_read_ahead_of_their_window(tars, monkeypatch):
 
 def test_refusals(tmp_path):
     shapes = open_source("shapes:40")
-    with pytest.raises(DsslError, match=r"--shuffle shards: shapes.* does not consist of shards"):
+    with pytest.raises(DsslError, match="--shuffle shards: shapes"):
         order_of(shapes, batch_size=4, seed=0, shuffle="shards")
-    with pytest.raises(DsslError, match="window 3: only --shuffle shards has one"):
+    with pytest.raises(DsslError, match=r"window 3.*--shuffle shards"):
         order_of(shapes, batch_size=4, seed=0, window=3)
     with pytest.raises(DsslError, match="window 0"):
         order(window=0)
     from dssl.config import RunConfig
 
-    with pytest.raises(DsslError, match="nothing without --shuffle shards"):
+    with pytest.raises(DsslError, match="--shuffle shards"):
         RunConfig(window=4)
-    with pytest.raises(DsslError, match="does not consist of shards"):
+    with pytest.raises(DsslError, match="--shuffle shards"):
         open_data(RunConfig(data="shapes:40", shuffle="shards"))

@@ -66,11 +66,11 @@ def test_columns(tmp_path):
     (tmp_path / "list.txt").write_text("b.parquet\n")
     assert open_source(f"{tmp_path}/list.txt#image=jpg,label=kind").fingerprint == named.fingerprint
     for text, line in (
-        (f"{plain}#image=id", "no column 'id' of images among id, jpg, mask, kind"),
-        (f"{plain}#label=mask", "no column 'mask' of numbers or texts"),
-        (f"{plain}#nonsense", "expected such as #image=img,label=fine_label"),
-        (write(tmp_path / "c.parquet", {"x": [1]}), "no column, or several, of images"),
-        (write(tmp_path / "d.parquet", {"image": pyarrow.array([], pyarrow.binary())}), "no rows; expected a column"),
+        (f"{plain}#image=id", "'id'.*id, jpg, mask, kind"),
+        (f"{plain}#label=mask", "'mask'"),
+        (f"{plain}#nonsense", "'nonsense'"),
+        (write(tmp_path / "c.parquet", {"x": [1]}), r"c\.parquet.*#image=COLUMN"),
+        (write(tmp_path / "d.parquet", {"image": pyarrow.array([], pyarrow.binary())}), r"d\.parquet"),
     ):
         with pytest.raises(DsslError, match=line):
             open_source(text)
@@ -213,7 +213,7 @@ def test_damage(tmp_path, cache):
     with pytest.raises(UnreadableImage, match=r"a\.parquet/5\.png: "):
         source.image(5)
     path.write_bytes(whole + b"x")
-    with pytest.raises(UnreadableImage, match="its shard has changed since it was indexed"):
+    with pytest.raises(UnreadableImage, match=r"a\.parquet/9\.png"):
         source.image(9)
     path.unlink()
     with pytest.raises(UnreadableImage, match="No such file"):
@@ -224,5 +224,5 @@ def test_damage(tmp_path, cache):
             open_source(str(path))
         assert "\n" not in str(caught.value)
     write(path, {"image": [*images([1]), {"bytes": None, "path": "gone.png"}]})
-    with pytest.raises(UnreadableImage, match=r"gone\.png: the row has no image"):
+    with pytest.raises(UnreadableImage, match=r"gone\.png"):
         open_source(str(path)).image(1)

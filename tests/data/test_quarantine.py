@@ -63,7 +63,7 @@ def test_a_replacement_has_the_label_of_the_image():
     assert all((shown[index] == index) == (index not in bad) for index in range(100))
     alone = Numbers(3, {1})
     lonely = Reader(alone, seed=1, quarantine=Quarantine(alone, max_share=1), labels=np.arange(3))
-    with pytest.raises(DsslError, match=r"1\.jpg: unreadable, and so are"):
+    with pytest.raises(DsslError, match=r"1\.jpg"):
         next(lonely.images([1]))
 
 
@@ -154,7 +154,7 @@ def test_a_sample_finds_a_bad_set_before_the_run_and_lets_a_good_one_pass():
 
 def test_when_nothing_can_be_read_the_search_ends():
     source = Numbers(5, set(range(5)))
-    with pytest.raises(DsslError, match="others tried"):
+    with pytest.raises(DsslError, match=r"0\.jpg.* 64"):
         next(Reader(source, seed=0, quarantine=Quarantine(source, max_share=1)).images([0]))
 
 
@@ -166,7 +166,7 @@ def test_a_list_that_cannot_be_written_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_shares_out_of_range(share):
-    with pytest.raises(DsslError, match="from 0 to 1"):
+    with pytest.raises(DsslError, match=f" {share}"):
         Quarantine(Numbers(3), max_share=share)
 
 

@@ -45,7 +45,7 @@ def test_a_folder_without_classes(tmp_path):
     source = open_source(str(tmp_path))
     assert source.classes is None
     assert source.labels is None
-    with pytest.raises(DsslError, match="no labels"):
+    with pytest.raises(DsslError, match=str(tmp_path)):
         require_labels(source)
 
 
@@ -53,7 +53,7 @@ def test_one_class_is_enough_to_train_and_too_few_to_judge(tmp_path):
     picture(tmp_path / "only/1.png")
     source = open_source(str(tmp_path))
     assert source.labels.tolist() == [0]
-    with pytest.raises(DsslError, match="only one class, 'only'"):
+    with pytest.raises(DsslError, match="'only'"):
         require_labels(source)
 
 
@@ -130,7 +130,7 @@ def test_an_empty_test_folder_is_no_test_split(tmp_path):
     with pytest.raises(NoSplitError, match="empty"):
         open_source(str(tmp_path), split="test")
     (tmp_path / "val" / "1.png").symlink_to("nowhere")
-    with pytest.raises(DsslError, match="no readable image") as caught:
+    with pytest.raises(DsslError, match=r"1\.png") as caught:
         open_source(str(tmp_path), split="test")
     assert not isinstance(caught.value, NoSplitError)
 

@@ -129,7 +129,7 @@ def test_channels_in_other_files_are_not_read_as_zeros(tmp_path, whole):
     if whole:
         assert np.array_equal(source.image(0), scaled(values, TWELVE))
     else:
-        with pytest.raises(UnreadableImage, match="in other files"):
+        with pytest.raises(UnreadableImage, match="OME-TIFF"):
             source.image(0)
 
 
@@ -197,15 +197,15 @@ def test_twelve_bits_are_not_black(tmp_path):
         (png(sensor(channels=4))[:90], "truncated"),
         (npy(sensor())[:-7], "truncated: 1,080 bytes of values expected, 1,073 found"),
         (npy(sensor())[:20], "EOF|header"),
-        (npy(sensor(channels=4)), "4 channels, expected 5: all images of a run"),
+        (npy(sensor(channels=4)), "4 channels, expected 5"),
         (tiff(sensor(channels=3)), "3 channels, expected 5"),
-        (npy(np.full((4, 4, 5), np.nan)), "none of its values is a finite number"),
-        (npy(np.ones((4, 4, 5), complex)), "values of type complex128: expected integers or floating-point"),
-        (npy(np.ones((4, 4, 5), bool)), "values of type bool"),
-        (npy(np.ones((2, 4, 4, 5))), "an array of shape .* expected height x width x channels"),
-        (npy(np.ones((0, 4, 5))), "has no values"),
+        (npy(np.full((4, 4, 5), np.nan)), "finite"),
+        (npy(np.ones((4, 4, 5), complex)), "complex128"),
+        (npy(np.ones((4, 4, 5), bool)), "bool"),
+        (npy(np.ones((2, 4, 4, 5))), r"\(2, 4, 4, 5\)"),
+        (npy(np.ones((0, 4, 5))), r"\(0, 4, 5\)"),
         (b"\xff\xd8\xff\xe0 a photo", "not a TIFF, PNG or NPY"),
-        (b"", "the file is empty"),
+        (b"", "empty"),
     ],
 )
 def test_damaged_and_foreign_files_are_named(tmp_path, content, reason, caplog):
@@ -224,13 +224,13 @@ def test_a_pickle_is_never_loaded(tmp_path):
     file = io.BytesIO()
     np.save(file, np.array([Bomb()], object), allow_pickle=True)
     (tmp_path / "a.npy").write_bytes(file.getvalue())
-    with pytest.raises(UnreadableImage, match="values of type object"):
+    with pytest.raises(UnreadableImage, match="object"):
         read_image(str(tmp_path / "a.npy"), channels=1, value_range=TWELVE)
     assert not (tmp_path / "exploded").exists()
 
 
 def test_a_claim_beyond_the_limits_is_refused_before_it_is_read(tmp_path):
-    for shape, reason in (((20_000, 20_000, 5), "more than the limit"), ((2, 40_000, 5), "no side")):
+    for shape, reason in (((20_000, 20_000, 5), "20000 x 20000 x 5"), ((2, 40_000, 5), "40000 x 2")):
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(header, {"descr": "<u2", "fortran_order": False, "shape": shape})
         content = header.getvalue() + (bytes(800_000) if shape[0] == 2 else b"")
@@ -242,7 +242,7 @@ def test_a_claim_beyond_the_limits_is_refused_before_it_is_read(tmp_path):
 def test_tiff_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
     (tmp_path / "a.tif").write_bytes(tiff(sensor()))
-    with pytest.raises(DsslError, match=r"needs tifffile: pip install 'dssl\[science\]'") as caught:
+    with pytest.raises(DsslError, match=r"pip install 'dssl\[science\]'") as caught:
         read_image(str(tmp_path / "a.tif"), channels=5, value_range=TWELVE)
     assert not isinstance(caught.value, UnreadableImage)  # the file is not at fault
 
@@ -250,13 +250,13 @@ def test_tiff_without_its_package_says_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("0", "expected such as 0,4095"),
+        ("0", "0,4095"),
         ("a,b", "'a'"),
-        ("5,5", "expected finite numbers, the smaller one first"),
-        ("1%,99", "cannot be mixed"),
+        ("5,5", "5,5"),
+        ("1%,99", "'1%,99'"),
         ("1%,101%", "between 0 and 100"),
         ("0,1;0,2", "2 pairs for 5 channels"),
-        ("0,inf", "finite numbers"),
+        ("0,inf", "0,inf"),
     ],
 )
 def test_a_wrong_range_is_refused(text, line):
@@ -366,7 +366,7 @@ def test_a_packed_copy_keeps_pixels_and_range(tmp_path):
     planes = [Image.fromarray(np.ascontiguousarray(image[:, :, c])).resize((16, 18), 3) for c in range(5)]
     assert np.array_equal(packed.image(0), np.stack([np.asarray(plane) for plane in planes], axis=2))
     assert open_source(f"packed:{tmp_path / 'out'}", channels=5, value_range=folder.value_range).channels == 5
-    with pytest.raises(DsslError, match=r"packed with the range .* not 0,4095: leave out --range, or pack it again"):
+    with pytest.raises(DsslError, match=r"not 0,4095.*--range"):
         open_source(f"packed:{tmp_path / 'out'}", channels=5, value_range="0,4095")
     written = write_shards(packed, tmp_path / "tar", split="train", form="tar", shard=50, quarantine=Quarantine(packed))
     assert written[0] == 1
@@ -385,7 +385,7 @@ def test_mean_and_deviation_are_measured_for_each_channel(tmp_path):
 
 def test_sets_of_photographs_refuse_a_range():
     for text in ("shapes:20", "cifar10:nowhere"):
-        with pytest.raises(DsslError, match="8 bits, which need no range: leave out --range"):
+        with pytest.raises(DsslError, match=r"8 bits.*--range"):
             open_source(text, value_range="0,255")
-    with pytest.raises(DsslError, match="channels 0: expected 1 to 1024"):
+    with pytest.raises(DsslError, match=r"channels 0.*1024"):
         open_source("shapes:20", channels=0)

@@ -173,7 +173,7 @@ def test_a_complete_copy_is_not_written_over(tmp_path, form):
         out = tmp_path / f"{first.name}-{second.name}"
         assert run(Arguments(action="pack", place=str(first), out=out, format=form)) == 0
         before = content_of(out)
-        with pytest.raises(DsslError, match="name a new or empty folder") as caught:
+        with pytest.raises(DsslError, match=str(out)) as caught:
             run(Arguments(action="pack", place=str(second), out=out, format=form))
         assert ("of these images" in str(caught.value)) == (first == second)
         assert content_of(out) == before
@@ -217,7 +217,7 @@ def test_a_copy_that_is_interrupted_anywhere_is_incomplete_until_the_same_comman
         (tmp_path / out / ".train.npy.abc.part").write_bytes(b"left by a kill")
         if any("train" in name and name[0] != "." for name in content_of(tmp_path / out)):
             before = content_of(tmp_path / out)
-            with pytest.raises(DsslError, match="name a new or empty folder"):
+            with pytest.raises(DsslError, match=str(tmp_path / out)):
                 run(arguments("others", out))
             assert content_of(tmp_path / out) == before
         assert run(arguments("photos", out)) == 0
@@ -245,12 +245,12 @@ def test_a_full_disk_leaves_whole_shards_and_one_line(photos, tmp_path, monkeypa
         quarantine = Quarantine(source, max_share=0.1)
         return write_shards(source, tmp_path / "out", split="train", form="tar", shard=10, quarantine=quarantine)
 
-    with pytest.raises(DsslError, match=r"No space left on device after \d+ of 37 images, about .* GB are needed"):
+    with pytest.raises(DsslError, match=r"No space left on device.* of 37 images.* GB"):
         write()
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         f"train-0000{n}-of-00004.tar" for n in range(2)
     ]
-    with pytest.raises(DsslError, match="2 of 4 shards are missing, the first is number 2"):
+    with pytest.raises(DsslError, match=r"2 of 4 shards.* 2;"):
         open_source(str(tmp_path / "out"))
     monkeypatch.undo()
     assert write()[0] == 4
@@ -259,9 +259,9 @@ def test_a_full_disk_leaves_whole_shards_and_one_line(photos, tmp_path, monkeypa
 
 def test_refusals(photos, tmp_path):
     for options, line in (
-        ({"form": "tar", "side": 64}, "--side is 64: shards hold the original files"),
-        ({"form": "pixels"}, "--shard is 10: expected with"),
-        ({"form": "tar", "channels": 0}, "--channels is 0: expected 1 or more"),
+        ({"form": "tar", "side": 64}, "--side is 64"),
+        ({"form": "pixels"}, "--shard is 10"),
+        ({"form": "tar", "channels": 0}, "--channels is 0"),
     ):
         with pytest.raises(DsslError, match=line):
             pack(photos, tmp_path / "out", **options)
@@ -277,7 +277,7 @@ def test_refusals(photos, tmp_path):
         assert path.read_text() == "of someone else"
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "1.png").write_bytes(b"x")
-    with pytest.raises(DsslError, match="no readable image"):
+    with pytest.raises(DsslError, match=str(tmp_path / "bad")):
         pack(tmp_path / "bad", tmp_path / "none", "tar", max_bad=1.0)
 
 
@@ -295,7 +295,7 @@ def test_shards_are_not_written_over_those_that_are_read(photos, tmp_path, form)
     pack(photos, tmp_path / "shards", form)
     before = {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()}
     for place in ("", f"train-*.{form}"):
-        with pytest.raises(DsslError, match="name a new or empty folder"):
+        with pytest.raises(DsslError, match=str(tmp_path / "shards")):
             pack(tmp_path / "shards" / place, tmp_path / "shards", form)
     assert {path.name: path.read_bytes() for path in (tmp_path / "shards").iterdir()} == before
 

@@ -80,7 +80,7 @@ def main(rank: int, folder: str, every_pair: bool = False) -> None:
     join(rank, folder)
     torch.set_num_threads(1)
     alone = Objective(build("simsiam"), named_graph("dssl"))
-    with pytest.raises(DsslError, match="in one of 2 processes: expected through=ddp"):
+    with pytest.raises(DsslError, match=r"2 processes.*through="):
         alone.backward(views_of(alone.graph))  # would train on gradients that nobody averaged
     for name in (*METHOD_NAMES, "simsiam guarded", "byol guarded", "simsiam per-kind", "byol per-kind"):
         whole = name == "simsiam" or (every_pair and name in ("byol", "simclr"))

@@ -103,7 +103,7 @@ def test_an_encoder_does_not_differ_from_itself(
 def test_the_start_of_a_run_is_a_word(compared: tuple[Path, Path], encoder: nn.Module) -> None:
     folder, _ = compared
     loaded = open_weights(folder)
-    with pytest.raises(DsslError, match="not a run that started from weights"):
+    with pytest.raises(DsslError, match="--against start"):
         open_other("start", loaded, seed=0)
     tensors = {f"method.encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}
     checkpoint.write(folder / "start.safetensors", loaded.header, tensors)
@@ -137,11 +137,11 @@ def test_fine_tuning_and_training_from_scratch_have_the_same_budget(
 
 def test_what_is_no_encoder_is_refused(compared: tuple[Path, Path]) -> None:
     folder, _ = compared
-    with pytest.raises(DsslError, match="--against imagnet: not a file or folder, and not one of imagenet, start"):
+    with pytest.raises(DsslError, match=r"--against imagnet.*imagenet, start"):
         run(Arguments(weights=folder, against=("imagnet",), data="shapes:60", threads=1))
-    with pytest.raises(DsslError, match="--against is empty: expected imagenet"):
+    with pytest.raises(DsslError, match=r"--against.*imagenet"):
         run(Arguments(weights=folder, against=(), data="shapes:60", threads=1))
-    with pytest.raises(DsslError, match="no ImageNet weights for small"):
+    with pytest.raises(DsslError, match=r"ImageNet.* small"):
         run(Arguments(weights=folder, against=("imagenet",), data="shapes:60", threads=1))
 
 
@@ -224,7 +224,7 @@ def test_each_encoder_runs_at_its_own_size_under_its_own_name(
     run(Arguments(weights=mobilenet, encoder="mobilenet_v3_small", image_size=64, out=tmp_path / "alone", **settings))
     alone = json.loads((tmp_path / "alone" / "evaluation.json").read_text())["results"][0]
     assert row["before"] == pytest.approx(alone["accuracy"])
-    with pytest.raises(DsslError, match="does not fit the encoder"):
+    with pytest.raises(DsslError, match=str(mobilenet)):
         run(Arguments(weights=folder, against=(f"{mobilenet}@resnet18",), **settings))
 
 

@@ -83,9 +83,9 @@ def test_constant_features_and_broken_ones() -> None:
     assert flat.predict(torch.ones(2, 3)).tolist() == [1, 1]  # the larger class, by the bias alone
     with pytest.raises(DsslError, match="NaN"):
         scaling_of(torch.full((2, 2), float("nan")))
-    with pytest.raises(DsslError, match="the labels have 1 class: expected at least 2"):
+    with pytest.raises(DsslError, match=r"1 class.* 2"):
         Problem(torch.rand(20, 3), torch.zeros(20), classes=1)
-    with pytest.raises(DsslError, match="equal numbers"):
+    with pytest.raises(DsslError, match="2 features and 3 labels"):
         Problem(torch.ones(2, 2), torch.zeros(3), classes=2)
 
 

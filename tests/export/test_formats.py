@@ -157,7 +157,7 @@ def test_torch_export(small_checkpoint: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(again(images), features(small.network, images), rtol=1e-6, atol=1e-6)
     assert done.difference <= 1e-6
-    with pytest.raises(DsslError, match=r"is a program of torch\.export, not a file of weights"):
+    with pytest.raises(DsslError, match=r"encoder\.pt2.*torch\.export"):
         load_encoder(tmp_path / "encoder.pt2")
 
 
@@ -181,11 +181,11 @@ def test_safetensors_keep_the_configuration(small_checkpoint: Path, tmp_path: Pa
 def test_encoders_that_a_client_cannot_hold(
     name: str, small_checkpoint: Path, shaken: Callable[..., nn.Module], tmp_path: Path
 ) -> None:
-    with pytest.raises(DsslError, match="no small encoder"):
+    with pytest.raises(DsslError, match=r"small.*--formats safetensors"):
         export(open_weights(small_checkpoint), tmp_path / "out", formats=[name])
     torch.save(shaken(build_encoder("resnet18-cifar", image_size=32)).state_dict(), tmp_path / "w.pth")
     cifar = open_weights(tmp_path / "w.pth", stem="cifar")
-    with pytest.raises(DsslError, match="CIFAR stem") as caught:
+    with pytest.raises(DsslError, match=r"resnet18.*--formats safetensors") as caught:
         export(cifar, tmp_path / "out", formats=[name])
     assert "Conv2d(3, 64, 3, padding=1, bias=False)" in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -240,13 +240,13 @@ def test_a_client_that_gives_other_features_voids_the_file(
         original({name: value * 1.001 if name == "conv1.weight" else value for name, value in state.items()}, path)
 
     monkeypatch.setattr(formats, "save_file", careless)
-    with pytest.raises(DsslError, match=r"differ by .* the file was removed"):
+    with pytest.raises(DsslError, match="differ by "):
         export(resnet18, tmp_path, formats=["timm"])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_formats(small_checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(DsslError, match="did you mean 'onnx'"):
+    with pytest.raises(DsslError, match="'onnx'"):
         export(open_weights(small_checkpoint), tmp_path, formats=["onn"])
     assert set(FORMATS) == {"safetensors", "torchvision", "timm", "detectron2", "onnx", "torch"}
 
@@ -262,7 +262,7 @@ def test_the_command_prints_what_was_verified_and_writes_a_card(
     card = (folder / "export" / "README.md").read_text()
     for part in ("view graph | `dssl`", "heavy policy | `ra(2,5)`", "shapes", "epoch | 3.0", "None were measured"):
         assert part in card
-    with pytest.raises(DsslError, match="--formats is empty"):
+    with pytest.raises(DsslError, match="--formats"):
         run(Arguments(weights=folder, formats=()))
 
 
@@ -276,7 +276,7 @@ def test_an_export_replaces_nothing_but_its_own(
     mine = tmp_path / "project"
     mine.mkdir()
     (mine / "README.md").write_text("my own words")
-    with pytest.raises(DsslError, match=r"README\.md is not a model card of dssl and would be replaced"):
+    with pytest.raises(DsslError, match=r"README\.md"):
         run(Arguments(weights=run_folder, out=mine))
     assert [(path.name, path.read_text()) for path in mine.iterdir()] == [("README.md", "my own words")]
 
@@ -292,7 +292,7 @@ def test_an_export_replaces_nothing_but_its_own(
     (out / "encoder.pt2").unlink()
     run(Arguments(weights=run_folder, out=out))
     assert (out / "README.md").read_text() == first
-    with pytest.raises(DsslError, match="holds an export of other weights"):
+    with pytest.raises(DsslError, match=str(out)):
         run(Arguments(weights=other, out=out))
     assert (out / "README.md").read_text() == first
 
@@ -345,7 +345,7 @@ def test_relatives_of_resnets_have_no_names_in_detectron2(
 ) -> None:
     loaded = dataclasses.replace(open_weights(small_checkpoint), name=name)
     monkeypatch.setattr(formats, "refuse_unless_held", lambda *_: None)
-    with pytest.raises(DsslError, match="Detectron2 has names only for ResNets"):
+    with pytest.raises(DsslError, match=r"Detectron2.*ResNet"):
         formats.check_formats(loaded, tmp_path, ["detectron2"])
 
 

@@ -192,7 +192,7 @@ def test_what_cannot_be_inferred_is_asked_for(name: str, tmp_path: Path) -> None
         state = torchvision.models.get_model(name, weights=None).state_dict()
     assert infer_encoder(state) is None
     torch.save({"a.weight": torch.ones(2)}, tmp_path / "w.pt")
-    with pytest.raises(DsslError, match="name it"):
+    with pytest.raises(DsslError, match=r"w\.pt.*--encoder"):
         load_encoder(tmp_path / "w.pt")
 
 
@@ -324,7 +324,7 @@ def test_a_normalisation_fits_the_channels(tmp_path: Path) -> None:
     for normalization in (None, CIFAR10):
         loaded = open_weights(path, normalization=normalization, fallback=like)
         assert len(loaded.normalization.mean) == 1
-    with pytest.raises(DsslError, match="takes images of 5 channels, and the normalisation has 3"):
+    with pytest.raises(DsslError, match=r"5 channels.* 3"):
         open_weights(tmp_path / "5.pth", normalization=CIFAR10, fallback=replace(like, channels=5))
 
 

@@ -65,9 +65,9 @@ def test_solo_learn_cifar_is_asked_for_and_equal(peers: Path, tmp_path: Path) ->
     again = open_weights(tmp_path / "encoder.safetensors")
     assert again.name == "resnet18-cifar-padding2"
     assert error(again.network, "solo-learn-cifar") < 1e-5
-    with pytest.raises(DsslError, match="the file's stem is 'padding2'"):
+    with pytest.raises(DsslError, match="'padding2'"):
         load_weights_into(build_encoder("resnet18-cifar", image_size=32), tmp_path / "encoder.safetensors")
-    with pytest.raises(DsslError, match="the file's stem is 'padding2'"):
+    with pytest.raises(DsslError, match="'padding2'"):
         open_weights(tmp_path / "encoder.safetensors", stem="cifar")
 
 
@@ -81,7 +81,7 @@ def test_lightly_benchmark_form_is_recognised_and_equal(peers: Path) -> None:
     assert "the file's stem is 'norelu'" in refused(path, encoder="resnet18-cifar")
     plain = build_encoder("resnet18-cifar", image_size=32)
     before = {name: value.clone() for name, value in plain.state_dict().items()}
-    with pytest.raises(DsslError, match=r"name ends in -cifar-norelu"):
+    with pytest.raises(DsslError, match="-cifar-norelu"):
         load_weights_into(plain, path)
     assert all(torch.equal(value, before[name]) for name, value in plain.state_dict().items())
 
@@ -124,7 +124,7 @@ def test_a_flipped_bit_in_a_foreign_file_is_refused(peers: Path, tmp_path: Path)
         damaged = bytearray(content)
         damaged[start + choose.randrange(length - 128)] ^= 1 << choose.randrange(8)
         (tmp_path / "damaged.pth").write_bytes(damaged)
-        with pytest.raises(DsslError, match=r"is damaged: .* CRC-32"):
+        with pytest.raises(DsslError, match="CRC-32"):
             read_tensors(tmp_path / "damaged.pth")
 
 

@@ -58,7 +58,7 @@ def test_a_flat_set_of_images_gives_finite_filters() -> None:
 
 
 def test_images_of_another_kind_are_refused() -> None:
-    with pytest.raises(DsslError, match=r"expected N x 3 x H x W"):
+    with pytest.raises(DsslError, match="N x 3 x H x W"):
         whiten(built(), images(channels=1))
 
 

@@ -42,7 +42,6 @@ def _survey(*, channels: int) -> Survey:
             farther=0.4 + 0.1 * k,
             flat=flat_share,
             far=0.2 * k,
-            speed=None if k == 3 else 123_456.0,
         )
         for k, (text, flat_share) in enumerate(zip(texts, shares, strict=True))
     )

@@ -100,12 +100,12 @@ def test_folders_of_runs_and_names_that_would_be_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"config": {"epocs": 3}, "images": 1, "precision": "fp32"}'])
 def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "x").mkdir()
-    with pytest.raises(DsslError, match="no run"):
+    with pytest.raises(DsslError, match=str(tmp_path / "x")):
         find_runs([tmp_path / "x"])
     (tmp_path / "x" / "config.json").write_text(content)
     with pytest.raises(DsslError, match=r"config\.json"):
         read_run(tmp_path / "x")
-    with pytest.raises(DsslError, match="is not a folder"):
+    with pytest.raises(DsslError, match=str(tmp_path / "nowhere")):
         find_runs([tmp_path / "nowhere"])
 
 
@@ -113,7 +113,7 @@ def test_a_run_on_coco_has_a_page_of_its_own(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "one", "dssl")
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {"task": "coco"}))
-    with pytest.raises(DsslError, match=r"evaluate-coco: its page is .*evaluation\.html"):
+    with pytest.raises(DsslError, match=r"evaluate-coco.*evaluation\.html"):
         read_run(folder)
 
 

@@ -12,7 +12,6 @@ from dssl.augment import KINDS
 from dssl.data import Source, UnreadableImage, open_source
 from dssl.errors import DsslError
 from dssl.report import views
-from dssl.report import views as module
 from dssl.report.views import (
     FLAT_BELOW,
     SHOWN_MAGNITUDES,
@@ -55,7 +54,7 @@ def _survey(
 ):
     return survey(
         source or Memory(channels=channels), policies=policies, standard=standard, size=24, channels=channels, seed=5, examples=3,
-        sample=sample, measure_speed=False,
+        sample=sample,
     )  # fmt: skip
 
 
@@ -102,15 +101,6 @@ def test_nothing_readable_is_said_in_one_line() -> None:
         _survey("ua", source=nothing)
 
 
-def test_speed_is_measured_when_asked_for() -> None:
-    found = survey(
-        Memory(), policies=("identity",), standard="resize", size=8, channels=3, seed=0, examples=1, sample=2
-    )
-    assert found.policies[0].speed is not None
-    assert found.policies[0].speed > 0
-    assert found.threads >= 1
-
-
 class Photos(Memory):
     """Large images, which knows how many of those that it gave away are still in memory."""
 
@@ -126,17 +116,13 @@ class Photos(Memory):
         return image
 
 
-def test_of_large_images_only_thumbnails_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TIMED_BYTES", 4 * 300 * 400 * 3)
-    monkeypatch.setattr(module, "_SPEED_SECONDS", 0.0)
-    for measure_speed, most in ((False, 2), (True, 2 + 4)):  # one in use while the next is decoded, and those to time
-        source = Photos()
-        found = survey(
-            source, policies=("identity",), standard="resize", size=24, channels=3, seed=5, examples=66, sample=70,
-            measure_speed=measure_speed,
-        )  # fmt: skip
-        assert source.most <= most
-        assert [example.original.shape for example in found.examples] == [(216, 288, 3)] * 66
+def test_of_large_images_only_thumbnails_are_kept() -> None:
+    source = Photos()
+    found = survey(
+        source, policies=("identity",), standard="resize", size=24, channels=3, seed=5, examples=66, sample=70
+    )
+    assert source.most <= 2  # one in use while the next is decoded
+    assert [example.original.shape for example in found.examples] == [(216, 288, 3)] * 66
     assert all(int(example.original[0, 0, 0]) == int(example.standard[0, 0, 0]) for example in found.examples)
     assert not any(one() is not None for one in source.given)
 
@@ -153,7 +139,7 @@ def test_of_large_images_only_thumbnails_are_kept(monkeypatch: pytest.MonkeyPatc
 )
 def test_verdicts(flat: float, farther: float, far: float, colour: str) -> None:
     change = np.arange(1.0, 101.0)
-    strength = PolicyStrength(policy="ra(8,16)", change=change, farther=farther, flat=flat, far=far, speed=None)
+    strength = PolicyStrength(policy="ra(8,16)", change=change, farther=farther, flat=flat, far=far)
     assert views.judge(strength)[0] == colour
 
 
@@ -172,11 +158,12 @@ def test_far_is_farther_than_another_image() -> None:
     """Two of the four are 40, 80 or 120 levels apart: adding 20 keeps a view nearer than that, adding 135 does not."""
     found = survey(
         Levels(), policies=("identity", "add(0.08)", "add(0.53)"), standard="resize", size=24, channels=3, seed=5, examples=3,
-        sample=4, measure_speed=False,
+        sample=4,
     )  # fmt: skip
     assert [policy.far for policy in found.policies] == [0, 0, 1]
-    alone = survey(Levels(), policies=("add(0.5)",), standard="resize", size=24, channels=3, seed=5, examples=1, sample=1,
-                   measure_speed=False)  # fmt: skip
+    alone = survey(
+        Levels(), policies=("add(0.5)",), standard="resize", size=24, channels=3, seed=5, examples=1, sample=1
+    )
     assert alone.policies[0].far == 0  # there is no other to compare with
 
 
@@ -184,7 +171,7 @@ def test_a_policy_that_destroys_photos_is_not_called_good(test_data: Path) -> No
     harmless = ("ra(2,5)", "ua", "standard")
     found = survey(
         open_source(str(test_data / "photos")), policies=(*harmless, "ra(8,16)"), standard="standard", size=128, channels=3,
-        seed=0, examples=1, sample=128, measure_speed=False,
+        seed=0, examples=1, sample=128,
     )  # fmt: skip
     colours = {policy.policy: views.judge(policy)[0] for policy in found.policies}
     assert colours == dict.fromkeys(harmless, "good") | {"ra(8,16)": "warn"}
@@ -198,7 +185,7 @@ def test_with_an_encoder_its_features_say_what_is_farther() -> None:
 
     found = survey(
         Memory(channels=1), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3,
-        sample=12, measure_speed=False, encoder="halves", features=features,
+        sample=12, encoder="halves", features=features,
     )  # fmt: skip
     inverted, darkened = found.policies
     assert found.encoder == "halves"

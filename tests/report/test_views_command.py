@@ -63,11 +63,11 @@ def test_a_folder_becomes_a_page_that_a_browser_shows_well(
 def test_size_and_standard_policy_are_those_of_training(name: str, folder: Path, tmp_path: Path) -> None:
     source, out = {"folder": str(folder), "shapes": "shapes:8"}[name], tmp_path / "page.html"
     usual = recipe(name)
-    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, speed=False))
+    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2))
     page = out.read_text()
     assert f"{usual.image_size} x {usual.image_size} x 3" in page
     assert f">{usual.standard}<" in page
-    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, size=24, speed=False))
+    run(Arguments(source=source, policies=("identity",), out=out, show=1, sample=2, size=24))
     assert f">{usual.standard}<" in out.read_text()
 
 
@@ -75,11 +75,11 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     made = []
     for name in ("first", "second"):
         out = tmp_path / name / "page.html"
-        run(Arguments(source="shapes:40", policies=("ra(2,5)",), out=out, sample=20, show=2, speed=False))
+        run(Arguments(source="shapes:40", policies=("ra(2,5)",), out=out, sample=20, show=2))
         page = out.read_text().replace(str(out), "OUT")
         made.append((page, out.with_suffix(".png").read_bytes()))
     assert made[0] == made[1]
-    assert "dssl views shapes:40 --policies &#39;ra(2,5)&#39; --out OUT --show 2 --sample 20 --no-speed" in made[0][0]
+    assert "dssl views shapes:40 --policies &#39;ra(2,5)&#39; --out OUT --show 2 --sample 20" in made[0][0]
 
 
 def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, capsys) -> None:
@@ -89,7 +89,7 @@ def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, c
     save_file(encoder.state_dict(), weights)
     out = tmp_path / "page.html"
     asked = Arguments(
-        source="shapes:40", policies=("ra(2,5)", "ra(8,16)"), out=out, sample=20, show=20, speed=False, weights=weights,
+        source="shapes:40", policies=("ra(2,5)", "ra(8,16)"), out=out, sample=20, show=20, weights=weights,
         encoder="small",
     )  # fmt: skip
     run(asked)
@@ -103,7 +103,7 @@ def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, c
 
     expected = survey(
         open_source("shapes:40"), policies=asked.policies, standard="standard-cifar", size=32, channels=3, seed=0, examples=1,
-        sample=20, measure_speed=False, features=features,
+        sample=20, features=features,
     )  # fmt: skip
     for policy in expected.policies:
         line = next(line for line in said.splitlines() if line.startswith(policy.policy))
@@ -151,7 +151,7 @@ def test_the_contact_sheet_does_not_become_one_of_the_images(
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, given: dict, message: str) -> None:
-    settings = {"source": "shapes:10", "out": tmp_path / "page.html", "speed": False, "sample": 8} | given
+    settings = {"source": "shapes:10", "out": tmp_path / "page.html", "sample": 8} | given
     with pytest.raises(DsslError, match=message) as caught:
         run(Arguments(**settings))
     assert "\n" not in str(caught.value)

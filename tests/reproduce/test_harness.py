@@ -131,7 +131,7 @@ def test_a_kill_of_the_harness_changes_nothing(tmp_path: Path) -> None:
     other.write(place.result(JOBS[0]))
     assert set(finished(JOBS, place)) == {JOBS[1].name}
     place.result(JOBS[0]).write_text("{")
-    with pytest.raises(DsslError, match="delete it"):
+    with pytest.raises(DsslError, match=place.result(JOBS[0]).name):
         finished(JOBS, place)
 
 

@@ -1,7 +1,6 @@
 """Tables: means, deviations, collapse and agreement against values worked out by hand."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -17,11 +16,8 @@ from dssl_reproduce.table import (
     ResultTable,
     build,
     document,
-    for_page,
     picture,
-    plain,
     student_95,
-    tables_in,
     terminal,
 )
 
@@ -286,16 +282,6 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     one.write(tmp_path / "one.json")
     assert read(tmp_path / "one.json") == one
     assert "[1.0, 20.0]" in (tmp_path / "one.json").read_text()
-
-
-def test_tables_come_back_from_a_folder(tmp_path: Path) -> None:
-    jobs = jobs_of([MAIN], SCALE, seeds=(0,))
-    outcomes = {job.name: _outcome(job, 40.0) for job in jobs[:3]}
-    for name, one in outcomes.items():
-        one.write(tmp_path / "cells" / f"{name}.json")
-    made = build(MAIN, SCALE, seeds=(0,), outcomes=outcomes)
-    (tmp_path / "table2.json").write_text(json.dumps(plain(made)))
-    assert tables_in(tmp_path) == [for_page(made)]
 
 
 def test_the_gain_against_steps() -> None:

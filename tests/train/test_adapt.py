@@ -123,7 +123,7 @@ def test_a_resumed_run_ends_on_the_same_weights(weights: Path, tmp_path: Path, w
 def test_a_run_whose_start_is_gone_does_not_end_on_other_weights(weights: Path, tmp_path: Path, whole: Path) -> None:
     cut(whole, tmp_path / "run", step=EPOCHS * STEPS - 1)
     (tmp_path / "run" / "start.safetensors").unlink()
-    with pytest.raises(DsslError, match=r"start\.safetensors is missing: .*; put the file back, or start again"):
+    with pytest.raises(DsslError, match=r"start\.safetensors"):
         train(config(weights, adapt={"max_drift": None}), tmp_path / "run")
     assert EPOCHS * STEPS not in checkpoint.steps_in(tmp_path / "run" / "checkpoints")
 
@@ -248,16 +248,16 @@ def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monke
     assert "resized" in open_weights(tmp_path / "run", image_size=48).report
     # an encoder of one size that is not known as such is refused in a line
     monkeypatch.setattr("dssl.training.prepare.size_arguments", lambda *_: {})
-    with pytest.raises(DsslError, match=r"a whole image has 18 px.*--adapt\.evaluation-size 32"):
+    with pytest.raises(DsslError, match=r"18 px.*--adapt\.evaluation-size 32"):
         build_method(wanted)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"head_epochs": 9}, "adapt.head_epochs is 9, expected fewer than the 9 epochs"),
+        ({"head_epochs": 9}, "adapt.head_epochs is 9"),
         ({"head_epochs": -1}, "adapt.head_epochs is -1"),
-        ({"trained_blocks": 0}, "adapt.trained_blocks is 0, expected at least 1, or None for all"),
+        ({"trained_blocks": 0}, "adapt.trained_blocks is 0"),
         ({"layer_decay": 0.0}, "adapt.layer_decay"),
         ({"max_drift": 0.0}, "adapt.max_drift"),
     ],
@@ -268,5 +268,5 @@ def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_there_is_nothing_to_keep_without_weights() -> None:
-    with pytest.raises(DsslError, match="adapt keeps what weights know, and init is None"):
+    with pytest.raises(DsslError, match="init is None"):
         recipe("adapt", init=None)

@@ -157,7 +157,7 @@ def test_an_encoder_that_cannot_take_a_size_is_refused_before_anything_is_writte
 
 def test_an_encoder_whose_features_depend_on_the_size_is_refused() -> None:
     flat = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Flatten())
-    problem = "view l1 has 16 px, where the encoder small gives 98 features instead of the 450 at 32 px"
+    problem = "l1 .*16 px.* 98 .* 450 .*32 px"
     with pytest.raises(DsslError, match=problem):
         check_sizes(tiny("simclr", graph=CROPS, encoder="small", image_size=32), flat, 450)
 
@@ -205,22 +205,22 @@ def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_pat
     train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
     shutil.rmtree(moved)
     other.rename(moved)
-    with pytest.raises(DsslError, match="is not the one that the run started with"):
+    with pytest.raises(DsslError, match=str(moved)):
         train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
 
 
 def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Path) -> None:
-    problem = r"the graph has the edge s1->teacher\(s1\): name the teacher's weights with --teacher"
+    problem = r"s1->teacher\(s1\).*--teacher"
     with pytest.raises(DsslError, match=problem):
         tiny("simsiam", graph="s1->teacher(s1)")
-    with pytest.raises(DsslError, match="but no edge of the graph ends at a teacher"):
+    with pytest.raises(DsslError, match="teacher"):
         tiny("simsiam", teacher=teacher)
     unknown = tmp_path / "unknown.safetensors"
     save_file({"weight": torch.zeros(2, 2)}, unknown)
-    problem = "does not say which encoder it holds: name it, such as --teacher-encoder resnet50"
+    problem = r"unknown\.safetensors.*--teacher-encoder"
     with pytest.raises(DsslError, match=problem):
         train(tiny("simsiam", graph=DISTILLED, teacher=unknown), tmp_path / "run")
-    with pytest.raises(DsslError, match="sees 3 channels, and the run has 1"):
+    with pytest.raises(DsslError, match=r"3 channels.* 1"):
         train(tiny("simsiam", graph=DISTILLED, teacher=teacher, channels=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -250,6 +250,6 @@ def test_a_predictor_for_each_kind_resumes_and_is_refused_for_one_kind(method: s
     settings = {"predictor": "per-kind"}
     tensors = end(assert_resumed_exactly(tiny(method, settings=settings), tmp_path)).tensors
     assert tensors["method.heavy_predictor.0.weight"].shape == tensors["method.predictor.0.weight"].shape
-    with pytest.raises(DsslError, match="predictor=per-kind: all views that predict"):
+    with pytest.raises(DsslError, match="predictor=per-kind"):
         train(tiny(method, graph="standard", settings=settings), tmp_path / "run")
     assert not (tmp_path / "run").exists()

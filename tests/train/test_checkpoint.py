@@ -51,7 +51,7 @@ def test_every_flipped_bit_is_noticed(saved: Path) -> None:
         damaged = bytearray(whole)
         damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
         saved.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"damaged|not a dssl checkpoint|format version"):
+        with pytest.raises(CheckpointError):
             checkpoint.read(saved)
 
 
@@ -83,7 +83,7 @@ def test_pickle_is_never_executed(tmp_path: Path) -> None:
 def test_a_foreign_safetensors_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(3)}, path)
-    with pytest.raises(CheckpointError, match="not a dssl checkpoint"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         checkpoint.read(path)
 
 
@@ -98,7 +98,7 @@ def test_a_newer_format_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 2)
     checkpoint.write(saved, {"step": 7}, {"a": torch.zeros(1)})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format version 2, this dssl reads version 1"):
+    with pytest.raises(CheckpointError, match=r"version 2.*version 1"):
         checkpoint.read(saved)
 
 
@@ -114,7 +114,7 @@ def test_the_newest_good_one_is_found(saved: Path) -> None:
     assert len(warnings) == 1
     assert "step-000000009" in warnings[0]
     saved.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be trusted"):
+    with pytest.raises(CheckpointError, match=str(folder)):
         checkpoint.newest_good(folder)
     assert checkpoint.newest_good(folder / "nothing") is None
 
@@ -126,7 +126,7 @@ def test_a_failed_write_leaves_the_old_one(saved: Path, monkeypatch: pytest.Monk
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(CheckpointError, match=r"Input/output error; it needs 4\.0 MB"):
+    with pytest.raises(CheckpointError, match=r"Input/output error.*4\.0 MB"):
         checkpoint.write(saved, {"step": 8}, {"a": torch.zeros(1_000_000)})
     assert saved.read_bytes() == before
     assert [entry.name for entry in saved.parent.iterdir()] == [saved.name]

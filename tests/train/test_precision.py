@@ -124,5 +124,5 @@ def test_only_fp16_scales() -> None:
 
 
 def test_compile_and_checkpointing_are_refused_together() -> None:
-    with pytest.raises(DsslError, match="compile and checkpoint_activations are both on"):
+    with pytest.raises(DsslError, match=r"compile.*checkpoint_activations"):
         RunConfig(compile=True, checkpoint_activations=True)

@@ -332,7 +332,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
 def test_a_run_inside_its_own_images_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for number in range(20):
         Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / f"{number}.png")
-    with pytest.raises(DsslError, match="name a folder outside"):
+    with pytest.raises(DsslError, match=r"--out.*--data"):
         train(replace(TINY, data=str(tmp_path)), tmp_path / "runs" / "folder")
     assert not (tmp_path / "runs").exists()
 
@@ -343,7 +343,7 @@ def test_a_damaged_test_split_is_an_error_and_a_missing_one_is_not(tmp_path: Pat
     assert open_test_data(config) is None
     for ending in ("npy", "json"):
         (tmp_path / f"test.{ending}").write_bytes((tmp_path / f"train.{ending}").read_bytes()[:-1])
-    with pytest.raises(DsslError, match=r"test\.json is damaged"):
+    with pytest.raises(DsslError, match=r"test\.json"):
         open_test_data(config)
 
 
@@ -380,7 +380,7 @@ def test_folders_without_images_change_nothing_for_a_run_that_resumes(tmp_path: 
         assert second.header["fingerprint"] == first.header["fingerprint"]
         assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
     (images / "other" / "1.png").write_bytes((images / "a" / "0.png").read_bytes())
-    with pytest.raises(DsslError, match="are not those that"):
+    with pytest.raises(DsslError, match=str(tmp_path / "run")):
         train(config, tmp_path / "run")
 
 
@@ -399,7 +399,7 @@ def test_runs_beside_the_only_split_are_no_part_of_the_data(tmp_path: Path, monk
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DsslError, match=r"has other files \(1, such as 'thesis.tex'\) and no run"):
+    with pytest.raises(DsslError, match=r"thesis\.tex"):
         train(TINY, tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -420,7 +420,7 @@ def test_a_folder_whose_name_safetensors_cannot_read_is_rejected_at_once(tmp_pat
 
 def test_what_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DsslError, match="which is a file"):
+    with pytest.raises(DsslError, match=str(tmp_path / "file")):
         train(TINY, tmp_path / "file")
     with pytest.raises(OSError, match="Not a directory"):
         train(TINY, tmp_path / "file" / "run")
