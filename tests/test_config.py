@@ -63,7 +63,7 @@ def test_toml_with_defaults(tmp_path: Path) -> None:
     ("plain", "part"),
     [
         ({"epoch": 3}, "did you mean 'epochs'"),
-        ({"epochs": "3"}, "epochs is '3'.*int"),
+        ({"epochs": "3"}, "epochs is '3'"),
         ({"epochs": 3.0}, "epochs is 3.0, expected int"),
         ({"seed": True}, "seed is True, expected int"),
         ({"compile": 1}, "compile is 1, expected bool"),
