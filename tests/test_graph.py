@@ -172,7 +172,6 @@ def test_equation6_weights(derived: bool) -> None:
     }  # fmt: skip
     assert {view.source for view in graph.views} == ({None, "s1", "s2"} if derived else {None})
     assert [view.name for view in equation6(1, 0, 0, 0).views] == ["s1", "s2"]
-    assert len(equation6(pairs=2).views) == 8
     assert named_graph("equation6(1, 0.25, 0.5, 0.125, independent)") == equation6(1, 0.25, 0.5, 0.125, derived=False)
 
 

@@ -486,35 +486,21 @@ INDEPENDENT = "h1 = heavy(image), h2 = heavy(image)"
 
 
 def equation6(
-    alpha: float = 1.0, beta: float = 0.0, gamma: float = 1.0, delta: float = 0.0, *,
-    pairs: int = 1, derived: bool = True, standard: str = "standard", heavy: str = "heavy",
-) -> ViewGraph:  # fmt: skip
+    alpha: float = 1.0, beta: float = 0.0, gamma: float = 1.0, delta: float = 0.0, *, derived: bool = True
+) -> ViewGraph:
     """The paper's general loss: alpha and beta weigh the standard and the heavy pair, gamma h->s, delta s->h.
 
-    One pair is two standard views and their two heavy views, which are ``derived`` from the standard ones (Eq. 3) or made from
-    the image on their own (Algorithm 1). A term of weight zero is left out, with the views that only it needs.
+    The two heavy views are ``derived`` from the standard ones (Eq. 3) or made from the image on their own (Algorithm 1). A term
+    of weight zero is left out, with the views that only it needs.
     """
-    if pairs < 1:
-        raise DsslError(f"equation6: pairs is {pairs}, expected at least 1")
-    views: dict[str, View] = {}
-    edges: list[Edge] = []
-
-    def edge(predictor: str, target: str, weight: float, *, pair: bool = False) -> Edge:
-        kind: Kind = "similarity" if pair else "alignment"
-        return Edge(predictor=predictor, targets=(Vertex(target),), weight=weight, kind=kind, detach=not pair)
-
-    for first in range(1, 2 * pairs, 2):
-        s, h = ([f"{letter}{number}" for number in (first, first + 1)] for letter in "sh")
-        views |= {name: View(name=name, policy=standard) for name in s}
-        views |= {b: View(name=b, policy=heavy, source=a if derived else None) for a, b in zip(s, h, strict=True)}
-        edges += [edge(a, b, alpha, pair=True) for a, b in (s, s[::-1])]
-        edges += [edge(a, b, beta, pair=True) for a, b in (h, h[::-1])]
-        edges += [edge(a, b, gamma) for a, b in zip(h, s, strict=True)]
-        edges += [edge(a, b, delta) for a, b in zip(s, h, strict=True)]
-    edges = [edge for edge in edges if edge.weight != 0]
-    needed = {end for edge in edges for end in (edge.predictor, *edge.target_views)}
-    needed |= {source for name in needed if (source := views[name].source) is not None}
-    return ViewGraph(tuple(view for name, view in views.items() if name in needed), tuple(edges))
+    terms = {
+        "s1<->s2": alpha, "h1<->h2": beta, "h1->s1": gamma, "h2->s2": gamma, "s1->h1": delta, "s2->h2": delta,
+    }  # fmt: skip
+    items = [f"{edge}:{number(weight)}" for edge, weight in terms.items() if weight != 0]
+    if not derived and any("h" in item for item in items):
+        items.append(INDEPENDENT)
+    graph = _parse(", ".join(items))
+    return replace(graph, views=tuple(sorted(graph.views, key=lambda view: ("s1", "s2", "h1", "h2").index(view.name))))
 
 
 def soft(delta: float) -> ViewGraph:
