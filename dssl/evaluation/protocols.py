@@ -29,7 +29,7 @@ from dssl.models import build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
 from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
-from dssl.weights.encoder import Columns, Encoder, FeatureStore, Origin, Progress
+from dssl.weights.encoder import Columns, Encoder, FeatureStore, Origin
 from dssl.weights.formats import evaluation_of
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
@@ -223,13 +223,12 @@ def supervised(
     *,
     network: nn.Module | None = None,
     training: Training = classifier.SUPERVISED,
-    progress: Progress | None = None,
 ) -> list[Result]:
     """The encoder trained with this share of the labels, from random weights: new ones, or those of ``network``."""
     if network is None:
         network = untrained(benchmark.encoder, seed=benchmark.seed, purpose="supervised").network
     name = "supervised from scratch (no pretraining)"
-    return _trained(benchmark, network, training, name=name, kind="supervised", share=share, progress=progress)
+    return _trained(benchmark, network, training, name=name, kind="supervised", share=share)
 
 
 def _trained(
@@ -241,7 +240,6 @@ def _trained(
     kind: str,
     share: float = 1.0,
     freeze: bool = False,
-    progress: Progress | None = None,
 ) -> list[Result]:
     """Train a classifier on augmented images, of its head alone (``freeze``) or of everything, and measure it once."""
     source, labels = benchmark.train, benchmark.train_labels
@@ -256,7 +254,7 @@ def _trained(
     encoder = dataclasses.replace(benchmark.encoder, network=network)
     used = classifier.train_classifier(
         encoder, head, source, labels=labels, training=training, seed=benchmark.seed, freeze=freeze,
-        folder=benchmark.folder, ended=benchmark.trainings.append, progress=progress,
+        folder=benchmark.folder, ended=benchmark.trainings.append,
     )  # fmt: skip
     if not freeze:  # else they are those that every other protocol uses
         test = encoder.features(benchmark.test).values

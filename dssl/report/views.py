@@ -309,7 +309,7 @@ def judge(policy: PolicyStrength) -> tuple[Colour, str]:
 
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
     """The whole page; ``command`` makes it again."""
-    rows = gallery(survey, named=True)
+    rows = gallery(survey)
     more = len(survey.unreadable) - 5
     unreadable = [*survey.unreadable[:5], *([f"and {more} more"] if more > 0 else [])]
     settings = [
@@ -396,19 +396,18 @@ def _values(survey: Survey) -> list[tuple[str, str]]:
     return [("values from black to white", "; ".join(bounds)), *([("pictures show", shown)] if shown else [])]
 
 
-def gallery(survey: Survey, *, side: int = PICTURE_SIDE, named: bool = False) -> list[tuple[str, str, list[Picture]]]:
+def gallery(survey: Survey) -> list[tuple[str, str, list[Picture]]]:
     """Title, note and pictures of each row: originals, standard views, and a row for each policy."""
     examples = survey.examples
     # the end of a long name distinguishes files better than its beginning
     captions = [image.name if len(image.name) <= 32 else f"…{image.name[-31:]}" for image in examples]
     originals = [
-        _picture(image.original, image.name, caption=caption if named else "", side=side)
-        for image, caption in zip(examples, captions, strict=True)
+        _picture(image.original, image.name, caption=caption) for image, caption in zip(examples, captions, strict=True)
     ]
-    standard = [_picture(image.standard, f"standard view of {image.name}", side=side) for image in examples]
+    standard = [_picture(image.standard, f"standard view of {image.name}") for image in examples]
     rows = [("original", "the whole image", originals), ("standard view", survey.standard, standard)]
     for number, policy in enumerate(survey.policies):
-        pictures = [_picture(image.heavy[number], f"{policy.policy} of {image.name}", side=side) for image in examples]
+        pictures = [_picture(image.heavy[number], f"{policy.policy} of {image.name}") for image in examples]
         rows.append((policy.policy, "from the standard view", pictures))
     return rows
 
@@ -421,7 +420,7 @@ def _strip(strip: OperationStrip, magnitudes: Sequence[float]) -> list[Picture]:
     ]
 
 
-def _picture(image: Image, description: str, *, caption: str = "", side: int) -> Picture:
+def _picture(image: Image, description: str, *, caption: str = "", side: int = PICTURE_SIDE) -> Picture:
     """A view as a page holds it, in a red frame where it came out nearly flat."""
     flag = "nearly flat" if nearly_flat(image[None])[0] else ""
     return picture(image, description=description, caption=caption, flag=flag, side=side)
