@@ -218,8 +218,8 @@ def test_a_killed_rank_changes_no_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "part"),
     [
-        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2 in the environment, without MASTER_ADDR and MASTER_PORT"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE and RANK of the environment are not numbers"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2.*MASTER_ADDR and MASTER_PORT"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE and RANK"),
     ],
 )
 def test_an_environment_that_torchrun_did_not_make_is_one_line(

@@ -138,16 +138,16 @@ def test_the_contact_sheet_does_not_become_one_of_the_images(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"policies": ()}, "--policies is empty"),
+        ({"policies": ()}, "--policies"),
         ({"policies": ("ra(2,5",)}, "ra"),
         ({"policies": ("jigsw(4)",)}, "jigsaw"),
         ({"table": "dssl61"}, "dssl16"),
         ({"out": Path("page.pdf")}, "ending in .html"),
         ({"size": 0}, "--size is 0"),
-        ({"encoder": "small"}, "--encoder small without --weights"),
+        ({"encoder": "small"}, "--encoder small.*--weights"),
         ({"weights": Path("missing.pth")}, "missing.pth"),
         ({"sample": -1}, "--sample is -1"),
-        ({"show": 30, "sample": 20}, "--show 30 is more than --sample 20"),
+        ({"show": 30, "sample": 20}, "--show 30.*--sample 20"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, given: dict, message: str) -> None:
