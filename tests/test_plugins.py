@@ -101,7 +101,7 @@ def test_what_a_plugin_registered_is_there_for_other_commands(
     assert main(["embed", str(trained / "run"), "ramps:5", *more, "--out", str(tmp_path / "e.npz")]) == 0
     assert np.load(tmp_path / "e.npz")["embeddings"].shape == (5, 32)
     out = tmp_path / "views.html"
-    words = ["views", "ramps:4", "--policies", "upside-down", "--size", "16", "--no-speed", "--show", "2"]
+    words = ["views", "ramps:4", "--policies", "upside-down", "--size", "16", "--show", "2"]
     assert main([*words, *more, "--out", str(out)]) == 0
     assert f"--plugin {trained / 'more.py'}" in out.read_text()  # of the command that makes the page again
 

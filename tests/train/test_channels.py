@@ -119,7 +119,7 @@ def test_evaluation_scales_as_training_did(trained: Path, tmp_path: Path) -> Non
 
 
 def test_the_page_of_views_says_what_it_shows(cells: Path, trained: Path, tmp_path: Path) -> None:
-    shared = ["--channels", "5", "--no-speed", "--show", "2", "--sample", "20", "--out", str(tmp_path / "v.html")]
+    shared = ["--channels", "5", "--show", "2", "--sample", "20", "--out", str(tmp_path / "v.html")]
     assert main(["views", str(cells), *shared, "--range", "0,4095"]) == 0
     page = (tmp_path / "v.html").read_text()
     assert "channels 1 to 3 of 5 as red, green and blue" in page
