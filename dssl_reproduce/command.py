@@ -6,11 +6,10 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import check_counts, command_line
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -29,7 +28,16 @@ class Arguments:
     skipped and interrupted ones resumed, so it may be stopped at any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
     """
 
-    target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"target": "TARGET"},
+        examples=(
+            "dssl reproduce table2 --plan",
+            "dssl reproduce table2 --scale hour --seeds 0 1 2",
+            "dssl reproduce ablation --part 1/4 --out shared/results",
+        ),
+    )
+
+    target: str
     """The table or figure, such as table2 or ablation."""
     scale: Literal["cpu", "cpu-few", "cpu-1000", "hour", "hour-few", "paper"] = "cpu"
     """cpu: minutes per run on two cores; hour: up to an hour; -few and -1000: on 5,000 and 1,000 images; paper: the paper's."""
@@ -56,6 +64,9 @@ class Arguments:
     runs and measures the rest."""
     gpus: int = 8
     """With --emit: GPUs of a run."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "jobs", "gpus")
 
 
 def run(arguments: Arguments) -> int:
@@ -159,7 +170,6 @@ def _check(arguments: Arguments) -> tuple[int, int]:
     if not arguments.seeds or len(set(arguments.seeds)) != len(arguments.seeds):
         given = " ".join(map(str, arguments.seeds)) or "empty"
         raise DsslError(f"--seeds is {given}: expected distinct numbers, such as 0 1")
-    check_counts(arguments, ("jobs", "gpus"))
     if (imagenet := arguments.imagenet) is not None and not imagenet.is_dir():
         raise DsslError(f"--imagenet is {imagenet}, which is not a folder: expected one that contains train and val")
     if not (match := re.fullmatch(r"(\d+)/(\d+)", arguments.part)) or not 1 <= int(match[1]) <= int(match[2]):

@@ -8,10 +8,10 @@ import tempfile
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dssl.commands.arguments import check_counts
-from dssl.data.pipeline import default_threads
+from dssl.commands.options import Usage
 from dssl.errors import memory_for
 from dssl.recipes import recipe
 from dssl.text import duration
@@ -30,6 +30,15 @@ _USUAL = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Check versions, devices, bf16, threads and disk; measure how fast a run would be, and whether the loader keeps up."""
+
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"data": "[IMAGES]"},
+        examples=(
+            "dssl doctor",
+            "dssl doctor photos --recipe folder",
+            "dssl doctor --recipe cifar10 --encoder resnet50 --image-size 64",
+        ),
+    )
 
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet, folder, adapt or robust."""
@@ -54,10 +63,14 @@ class Arguments:
     out: Path = Path()
     """Where the run would be written; the free space there is shown."""
 
+    def __post_init__(self) -> None:
+        check_counts(self, "images", "image_size", "epochs", "batch_size")
+
 
 def run(arguments: Arguments) -> int:
     import torch
 
+    from dssl.data.pipeline import default_threads
     from dssl.distributed import pick_device
     from dssl.training.estimate import drawn_images, loader_rate, measure_speed
     from dssl.training.prepare import open_data
@@ -106,7 +119,6 @@ def run(arguments: Arguments) -> int:
 
 
 def _configuration(arguments: Arguments) -> "RunConfig":
-    check_counts(arguments, ("images", "image_size", "epochs", "batch_size"))
     given: dict[str, Any] = {name: vars(arguments)[name] for name in ("encoder", "image_size", "batch_size")}
     changes = {name: value for name, value in given.items() if value is not None}
     changes["checkpoint_activations"] = arguments.checkpoint_activations

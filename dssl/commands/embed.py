@@ -5,11 +5,10 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import ClassVar, Literal
 
 from dssl.commands.arguments import WeightsArguments, check_counts, open_encoder, show_progress
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 
@@ -20,7 +19,16 @@ class Arguments(WeightsArguments):
     Rerunning the command resumes where it stopped, if it writes shards.
     """
 
-    data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "IMAGES"},
+        examples=(
+            "dssl embed runs/photos photos --out photos.npz",
+            "dssl embed runs/photos photos --out embeddings",
+            "dssl embed resnet50.pth photos --encoder resnet50 --out photos.parquet",
+        ),
+    )
+
+    data: str
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
@@ -38,6 +46,9 @@ class Arguments(WeightsArguments):
     threads: int | None = None
     """Threads that decode images; by default one per core."""
 
+    def __post_init__(self) -> None:
+        check_counts(self, "shard", "image_size", "batch_size", "threads")
+
 
 def run(arguments: Arguments) -> int:
     from dssl.data import open_source
@@ -48,7 +59,6 @@ def run(arguments: Arguments) -> int:
     from dssl.models.dense import DenseEncoder
     from dssl.precision import half_type
 
-    check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
     if arguments.dense and arguments.out.suffix in (".csv", ".parquet"):

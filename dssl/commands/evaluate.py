@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import (
     WeightsArguments,
@@ -19,6 +19,7 @@ from dssl.commands.arguments import (
     open_encoder,
     show_progress,
 )
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.version import VERSION
@@ -43,8 +44,17 @@ class Arguments(WeightsArguments):
     with the others they are "all".
     """
 
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "[IMAGES]"},
+        examples=(
+            "dssl evaluate runs/photos",
+            "dssl evaluate runs/photos photos --against start",
+            "dssl evaluate resnet50.pth photos --encoder resnet50 --corruptions",
+        ),
+    )
+
     data: str | None = None
-    """Labelled images: cifar10:FOLDER, shapes, a folder that contains train and val or only class folders; by default those of
+    """Labeled images: cifar10:FOLDER, shapes, a folder that contains train and val or only class folders; by default those of
     the run."""
     test: str | None = None
     """Test images, if --data has no test split; by default a fifth of each class is set aside for it."""
@@ -74,14 +84,16 @@ class Arguments(WeightsArguments):
     references: bool = True
     """Also show what the same images give without learning: the largest class, raw pixels and the untrained encoder."""
     page: bool = True
-    """Write the page with the map of the embedding and the nearest neighbours."""
+    """Write the page with the map of the embedding and the nearest neighbors."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "image_size", "epochs", "threads", "corruption_images")
 
 
 def run(arguments: Arguments) -> int:
     from dssl.evaluation.protocols import chosen_protocols
 
     protocols = chosen_protocols(arguments.protocols)
-    check_counts(arguments, ("image_size", "epochs", "threads", "corruption_images"))
     if arguments.against == ():
         raise DsslError(
             "--against is empty: expected imagenet, start, untrained, supervised, a run or a file of weights"

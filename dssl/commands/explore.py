@@ -4,9 +4,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import (
     WeightsArguments,
@@ -16,6 +14,7 @@ from dssl.commands.arguments import (
     open_encoder,
     show_progress,
 )
+from dssl.commands.options import Usage
 from dssl.errors import DsslError, within
 
 if TYPE_CHECKING:
@@ -36,7 +35,16 @@ class Arguments(WeightsArguments):
     WEIGHTS may also be the .npz that dssl embed wrote for the same images.
     """
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[IMAGES]")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "[IMAGES]"},
+        examples=(
+            "dssl explore runs/photos",
+            "dssl explore runs/photos photos --label 100",
+            "dssl explore photos.npz photos --query photos/1.jpg",
+        ),
+    )
+
+    data: str | None = None
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes; by default those of the run."""
     query: tuple[str, ...] = ()
     """Show the nearest neighbours of these: image files, or names as in the CSV files; by default of some medoids."""
@@ -54,14 +62,12 @@ class Arguments(WeightsArguments):
     threads: int | None = None
     """Threads that decode images; by default one per core."""
 
+    def __post_init__(self) -> None:
+        check_counts(self, "label", "image_size", "threads")
+        within("duplicates", self.duplicates, "[-1, 1]")
+
 
 def run(arguments: Arguments) -> int:
-    check_counts(arguments, ("label", "image_size", "threads"))
-    within("--duplicates", arguments.duplicates, "[-1, 1]")
-    if len(arguments.data) > 1:
-        raise DsslError(
-            f"{len(arguments.data)} sources of images: expected one; quote a pattern such as 'shards/*.tar'"
-        )
     begun = time.perf_counter()
     from dssl.evaluation.explore import explore
     from dssl.report import explore as page
@@ -93,14 +99,14 @@ def _features(arguments: Arguments, out: Path) -> "tuple[Source, Features, Featu
     from dssl.evaluation.store import FeatureStore
 
     if arguments.weights.suffix == ".npz":
-        if not arguments.data:
+        if arguments.data is None:
             raise DsslError(f"{arguments.weights}: no images given: expected those that it holds the embeddings of")
-        source = open_source(arguments.data[0], split=arguments.split)
+        source = open_source(arguments.data, split=arguments.split)
         return source, read_embeddings(arguments.weights, source), None
     encoder = open_encoder(arguments)
     network = encoder.network.to(pick_device(arguments.device))
     encoder = dataclasses.replace(encoder, network=network, threads=arguments.threads, progress=show_progress)
-    data = arguments.data[0] if arguments.data else (encoder.header.get("config") or {}).get("data")
+    data = arguments.data or (encoder.header.get("config") or {}).get("data")
     if data is None:
         raise DsslError(
             f"no images given: expected a folder or another source, as in dssl explore {encoder.place} FOLDER"

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dssl.commands.arguments import WeightsArguments, check_counts, default_folder, open_encoder
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_text
 
@@ -16,12 +18,24 @@ class Arguments(WeightsArguments):
     lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
     """
 
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS"},
+        examples=(
+            "dssl export runs/photos",
+            "dssl export runs/photos --formats torchvision timm",
+            "dssl export runs/photos --formats onnx --onnx-preprocessing",
+        ),
+    )
+
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""
     onnx_preprocessing: bool = False
     """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalises them itself."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "image_size")
 
 
 def run(arguments: Arguments) -> int:
@@ -36,7 +50,6 @@ def run(arguments: Arguments) -> int:
         export,
     )
 
-    check_counts(arguments, ("image_size",))
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
     if arguments.onnx_preprocessing and "onnx" not in arguments.formats:

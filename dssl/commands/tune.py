@@ -7,12 +7,11 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl import plugins
 from dssl.commands.arguments import check_counts, command_line, recipe_of
+from dssl.commands.options import Usage
 from dssl.errors import DsslError, Stopped, memory_for
 from dssl.files import write_text
 
@@ -27,7 +26,16 @@ class Arguments:
     Rerunning the command resumes the search: finished trials are kept, and more --minutes add more.
     """
 
-    source: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"source": "IMAGES"},
+        examples=(
+            "dssl tune photos",
+            "dssl tune photos --minutes 60",
+            "dssl tune photos --graph heavy",
+        ),
+    )
+
+    source: str
     """Images: a folder, a text file that lists them, shards, cifar10:FOLDER, shapes, or shapes:2000. Labels are not used."""
     minutes: float = 30.0
     """How long the search may take."""
@@ -69,7 +77,7 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"--minutes is {arguments.minutes:g}: expected a number above 0")
     if set(arguments.policies) == {"none"}:
         raise DsslError("--policies none leaves no heavy policy to try: name some, or leave it out")
-    check_counts(arguments, ("steps", "image_size", "batch_size", "threads"))
+    check_counts(arguments, "steps", "image_size", "batch_size", "threads")
     began = time.perf_counter()
     from dssl.recipes import recipe
     from dssl.report import tune as report

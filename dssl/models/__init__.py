@@ -5,7 +5,7 @@ import difflib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -196,6 +196,11 @@ def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
     if name.startswith("timm:"):
         return _timm(name, image_size=image_size, channels=channels)
     if name not in encoder_names():
+        with suppress(ImportError):
+            import timm
+
+            if timm.is_model(name):
+                raise DsslError(f"unknown encoder {name!r}: did you mean timm:{name}?")
         raise choices("encoder", name, encoder_names())
     base, stem = split_name(name)
     encoder = torchvision.models.get_model(base, weights=None, **size_arguments(base, image_size))
