@@ -12,11 +12,10 @@ from dssl_coco.config import CocoConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Fine-tune Mask R-CNN on COCO from an encoder and score boxes and masks: dssl evaluate-coco WEIGHTS FOLDER.
+    """Fine-tune Mask R-CNN on COCO from an encoder, and score boxes and masks.
 
-    Rerunning the command resumes a stopped run. The defaults are the 1x schedule with a feature pyramid, which needs GPUs:
-    torchrun --nproc-per-node 8 -m dssl evaluate-coco ... It also needs pycocotools: pip install 'dssl[coco]'. The detector is
-    torchvision's, so its numbers are not strictly comparable with those of Detectron; see docs/coco.md.
+    The same command resumes a stopped run. The defaults are the 1x schedule with a feature pyramid, which needs GPUs. It also
+    needs pycocotools. The detector is torchvision's, so its numbers are not strictly comparable with Detectron's.
     """
 
     USAGE: ClassVar[Usage] = Usage(

@@ -26,7 +26,7 @@ class CocoConfig:
     """Settings that may change when a run resumes, since no weight and no score depends on them."""
 
     weights: str
-    """A run folder, a checkpoint or export of dssl, a weights file of torchvision, or the word scratch."""
+    """A run's folder, a checkpoint or export of dssl, a file of torchvision weights, or the word scratch."""
     data: Path
     """A folder in COCO's layout: annotations/instances_SPLIT.json, and the images in SPLIT."""
     train: str = "train2017"
@@ -38,7 +38,7 @@ class CocoConfig:
     test_images: int | None = None
     """Score the first N images with an object, in the order of their ids."""
     encoder: str | None = None
-    """A ResNet of torchvision, such as resnet18: for scratch (default: resnet50), or where the weights file does not name it."""
+    """A ResNet of torchvision, such as resnet18: for scratch (default: resnet50), or if the file of weights does not name it."""
 
     schedule: float = 1.0
     """1 is the 1x schedule: 90,000 steps at batch 16, with the rate divided by ten at 60,000 and 80,000."""
@@ -79,6 +79,7 @@ class CocoConfig:
     precision: Precision = "fp32"
     """fp32, bf16, fp16, or auto, which measures whether bf16 is faster."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: CUDA, else the CPU."""
     threads: int | None = None
     """Threads that decode and resize images; by default one per core."""
     health_every: int = 20

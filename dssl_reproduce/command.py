@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Run every entry of a table or figure of the paper, and write it with the paper's numbers beside ours.
+    """Run every entry of a table or figure of the paper, and write it with the paper's numbers next to ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all; and three tables of our own: beyond (each addition to the paper alone), steps (the gain of DSSL at
-    equal compute against the number of steps) and robustness (accuracy under corruption at equal compute). Finished runs are
-    skipped and interrupted ones resumed, so it may be stopped at any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
+    LaTeX labels, or all; and three tables that are not in the paper: beyond (each of our additions alone), steps (the gain of
+    DSSL at equal compute against the number of steps) and robustness (accuracy under corruption at equal compute).
+
+    You may stop it at any time: the same command skips finished runs and resumes interrupted ones. dssl data cifar10 FOLDER
+    downloads CIFAR-10.
     """
 
     USAGE: ClassVar[Usage] = Usage(
@@ -46,7 +48,7 @@ class Arguments:
     rows: tuple[str, ...] = ()
     """Run only these rows of the table, such as "w/ DSSL"; all by default."""
     part: str = "1/1"
-    """Run only the I-th of N parts of the runs, such as 2/4: give each machine another part and the same --out."""
+    """Run only the I-th of N parts of the runs, such as 2/4: give each machine its own part and the same --out."""
     cifar10: Path = Path("data/cifar10")
     """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER makes one from the official archive."""
     imagenet: Path | None = None
@@ -60,10 +62,10 @@ class Arguments:
     plan: bool = False
     """Only list what would be run."""
     emit: bool = False
-    """Only print a torchrun command for each pretraining that is not finished; afterwards the same command without --emit
-    runs and measures the rest."""
+    """Only print a torchrun command for each unfinished pretraining run. Afterwards, the same command without --emit runs and
+    measures the rest."""
     gpus: int = 8
-    """With --emit: GPUs of a run."""
+    """With --emit: GPUs per run."""
 
     def __post_init__(self) -> None:
         check_counts(self, "jobs", "gpus")

@@ -40,7 +40,7 @@ MEASURED = (
 class Arguments:
     """Train SimSiam three times at equal compute on built-in images: two standard pairs, two heavy pairs, DSSL.
 
-    Rerunning the command resumes an interrupted run and shows the finished ones.
+    The same command resumes an interrupted run and shows the finished ones.
     """
 
     USAGE: ClassVar[Usage] = Usage(

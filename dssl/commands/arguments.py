@@ -50,7 +50,7 @@ class WeightsArguments:
     image_size: int | None = None
     """Image size, if the file does not state it or you want another one."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """Pixel normalisation, if the file does not state it."""
+    """Pixel normalization, if the file does not state it."""
 
 
 def open_encoder(arguments: WeightsArguments) -> "Encoder":

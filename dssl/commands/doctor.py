@@ -29,7 +29,7 @@ _USUAL = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Check versions, devices, bf16, threads and disk; measure how fast a run would be, and whether the loader keeps up."""
+    """Check versions, devices, bf16, threads and disk, and measure how fast a run would be and whether the loader keeps up."""
 
     USAGE: ClassVar[Usage] = Usage(
         positional={"data": "[IMAGES]"},
@@ -43,11 +43,11 @@ class Arguments:
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet, folder, adapt or robust."""
     method: str | None = None
-    """simsiam, byol, simclr, vicreg or barlowtwins; the recipe's own by default."""
+    """simsiam, byol, simclr, vicreg, barlowtwins or match; the recipe's own by default."""
     data: str | None = None
-    """Images of the run, on which the loader is measured; drawn ones by default."""
+    """Images to measure the loader on; by default dssl draws some."""
     images: int | None = None
-    """How many images the run would have; by default those of --data, or the recipe's usual number."""
+    """How many images the run would have; by default as many as IMAGES has, or the recipe's usual number."""
     encoder: str | None = None
     """An encoder other than the recipe's."""
     image_size: int | None = None
@@ -59,7 +59,7 @@ class Arguments:
     checkpoint_activations: bool = False
     """Measure with checkpointed activations."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """What the speed is measured on."""
+    """The device to measure on."""
     out: Path = Path()
     """Where the run would be written; the free space there is shown."""
 

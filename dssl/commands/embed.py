@@ -16,7 +16,7 @@ from dssl.errors import DsslError
 class Arguments(WeightsArguments):
     """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
-    Rerunning the command resumes where it stopped, if it writes shards.
+    If it writes shards, the same command resumes where it stopped.
     """
 
     USAGE: ClassVar[Usage] = Usage(
@@ -33,9 +33,9 @@ class Arguments(WeightsArguments):
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
     shard: int | None = None
-    """Images per shard or group of rows, of which one is in memory at a time; 10,000 by default."""
+    """Images per shard or row group, which is what fits in memory at a time; 10,000 by default."""
     split: Literal["train", "test"] = "train"
-    """Split of the source."""
+    """The split to embed."""
     dense: bool = False
     """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
@@ -43,6 +43,7 @@ class Arguments(WeightsArguments):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images; by default one per core."""
 

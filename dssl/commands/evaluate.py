@@ -37,9 +37,9 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(WeightsArguments):
-    """Measure an encoder on labelled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
+    """Measure an encoder on labeled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
 
-    Protocols: knn, probe, probe-1 and probe-10 (1 % and 10 % of the labels) need one pass over the images; together they are
+    Protocols: knn, probe, probe-1 and probe-10 (1% and 10% of the labels) need one pass over the images; together they are
     "quick", the default. linear-sgd, linear-lars, finetune-1, finetune-10, finetune and supervised train on augmented images;
     with the others they are "all".
     """
@@ -54,10 +54,10 @@ class Arguments(WeightsArguments):
     )
 
     data: str | None = None
-    """Labeled images: cifar10:FOLDER, shapes, a folder that contains train and val or only class folders; by default those of
-    the run."""
+    """Labeled images: a folder that contains train and val or only class folders, cifar10:FOLDER or shapes; by default the run's
+    images."""
     test: str | None = None
-    """Test images, if --data has no test split; by default a fifth of each class is set aside for it."""
+    """Test images, if --data has no test split; by default a fifth of each class is held out."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
@@ -65,11 +65,11 @@ class Arguments(WeightsArguments):
     seed: int = 0
     """Seed of splits and training; it does not affect the encoder."""
     against: tuple[str, ...] | None = None
-    """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run, a file of weights, or
+    """Compare image by image with these instead: imagenet, start, untrained, supervised, a run, a file of weights, or
     FILE@ENCODER if the file does not name its encoder. Each runs at its own image size unless --image-size is given."""
     corruptions: bool = False
-    """Instead, measure linear probe and kNN on corrupted test images: 15 kinds at 5 severities, and geometry; with --against
-    also the differences."""
+    """Measure linear probe and kNN on corrupted test images instead: 15 kinds at 5 severities, and geometry; with --against, also
+    the differences."""
     corrupted: str | None = None
     """The same with the corrupted images of cifar10c:FOLDER, the official CIFAR-10-C files, for the kinds that it has."""
     corruption_images: int = 2_000
@@ -79,6 +79,7 @@ class Arguments(WeightsArguments):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images; by default one per core."""
     references: bool = True

@@ -14,8 +14,8 @@ from dssl.files import write_text
 class Arguments(WeightsArguments):
     """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
 
-    Each file is loaded back (by its real client, except for Detectron2's) and the features are compared. A format whose client
-    lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
+    dssl loads each file back (with the program it is for, except Detectron2) and compares the features. If that program lacks the
+    encoder (small, whitened, or a CIFAR stem), the error shows the code that rebuilds it.
     """
 
     USAGE: ClassVar[Usage] = Usage(
@@ -30,7 +30,7 @@ class Arguments(WeightsArguments):
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""
     onnx_preprocessing: bool = False
-    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalises them itself."""
+    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalizes them itself."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
 

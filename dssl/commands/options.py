@@ -27,8 +27,8 @@ ALIASES = {
 }  # fmt: skip
 """Earlier and shorter names of options, which the help leaves out."""
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"} | {
-    "data": "IMAGES", "test": "IMAGES", "encoder": "NAME", "method": "NAME", "graph": "GRAPH", "standard": "POLICY",
-    "heavy": "POLICY", "init": "WEIGHTS", "teacher": "WEIGHTS", "teacher_encoder": "NAME", "out": "FOLDER", "resume": "RUN",
+    "data": "IMAGES", "encoder": "NAME", "method": "NAME", "graph": "GRAPH", "standard": "POLICY",
+    "heavy": "POLICY", "init": "WEIGHTS", "teacher": "WEIGHTS", "teacher_encoder": "NAME", "resume": "RUN",
     "config": "FILE", "write_config": "FILE", "range": "LOW,HIGH",
 }  # fmt: skip
 _LEFT = 26
@@ -230,13 +230,15 @@ def _is_shown(option: Option, usage: Usage, base: Any) -> bool:
 
 
 def _row(option: Option, usage: Usage, base: Any) -> tuple[str, str]:
-    value, text, left = option.default, _sentence(option), f"{option.flag} {_metavar(option)}"
+    value, text = option.default, _sentence(option)
     if base is not None:
         value = functools.reduce(lambda owner, name: vars(owner)[name], option.path, base)
     if _is(option.hint, bool):
         left = option.negative.replace("no-", "[no-]") if value else option.flag
         value = "on" if value else None
-    elif isinstance(value, tuple):
+    else:
+        left = f"{option.flag} {_metavar(option)}"
+    if isinstance(value, tuple):
         value = " ".join(map(str, value))
     elif isinstance(value, MethodSettings):
         value = value.name

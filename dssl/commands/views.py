@@ -37,15 +37,15 @@ class Arguments:
     out: Path = Path("views.html")
     """The page to write; the contact sheet has the same name with .png."""
     standard: str | None = None
-    """The standard policy; by default that of dssl train for these images."""
+    """The standard policy; by default the one of dssl train for these images."""
     image_size: int | None = None
-    """Side of a view in pixels; by default that of --weights, or of dssl train for these images."""
+    """Width and height of a view, in pixels; by default as --weights has it, or dssl train for these images."""
     channels: int | None = None
-    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default that of
-    --weights, or 3."""
+    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default
+    as --weights has it, or 3."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
-    such as 1%,99%; by default those of --weights, or 1%,99% if channels is neither 1 nor 3."""
+    such as 1%,99%; by default as --weights has it, or 1%,99% if channels is neither 1 nor 3."""
     split: Literal["train", "test"] = "train"
     """The split to show."""
     show: int = 8
@@ -53,11 +53,11 @@ class Arguments:
     sample: int = 1000
     """Measure at most this many images."""
     table: str | None = None
-    """Show the operations of this table one by one over their magnitudes; by default, of the tables that the policies use."""
+    """Show the operations of this table one by one over their magnitudes; by default the tables that the policies use."""
     seed: int = 0
     """Selects the images and their views."""
     weights: Path | None = None
-    """A run, a checkpoint or other weights: distances are measured by its features, and views take its size and channels."""
+    """A run, a checkpoint or other weights: its features measure the distances, and the views take its size and channels."""
     encoder: str | None = None
     """With --weights: the encoder, if the file does not name it."""
     speed: bool = True
