@@ -99,7 +99,7 @@ def _recorded_method(plain: Any, where: str) -> MethodSettings:
 def build(kind: type[T], plain: Mapping[str, Any], *, base: Mapping[str, Any] | None = None, where: str) -> T:
     """Settings of this kind from plain data; what they do not say is as in ``base``, or has its default."""
     if not isinstance(plain, Mapping):
-        raise DsslError(f"{where} holds {type(plain).__name__}, expected a table of settings")
+        raise DsslError(f"{where} contains {type(plain).__name__}, expected a table of settings")
     return typing.cast(T, _build(kind, plain, base or {}, where, ""))
 
 

@@ -93,7 +93,7 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
 
 
 def within(name: str, value: float | None, interval: str) -> None:
-    """Refuse a number outside an interval such as ``[0, 1)``; None, a setting that is not given, is in all of them."""
+    """An error for a number outside an interval such as ``[0, 1)``; None, a setting that is not given, is in all of them."""
     if value is None:
         return
     low, high = map(float, interval[1:-1].split(","))

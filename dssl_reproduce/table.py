@@ -483,7 +483,7 @@ def tables_in(folder: Path) -> list[dict[str, object]]:
             made = build(target, scale, seeds=seeds, outcomes=outcomes)
             tables += [for_page(made, heading=heading) for heading in made.target.grids]
     if not tables:
-        raise DsslError(f"{folder} holds no table of dssl reproduce (such as table2.json beside a folder cells)")
+        raise DsslError(f"{folder} contains no table of dssl reproduce (such as table2.json next to a folder cells)")
     return tables
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dssl.cli import main
 from dssl.commands import module_name, train
-from dssl.commands.arguments import command_line, with_home
+from dssl.commands.arguments import Progress, command_line, with_home
 from dssl.commands.options import Usage, parse
 from dssl.recipes import recipe
 
@@ -108,6 +108,14 @@ def test_the_command_line_is_the_inverse_of_its_parser(words: str) -> None:
     written = command_line(name, parsed)
     assert written == f"dssl {words}"
     assert parse(kind, shlex.split(written)[2:]) == parsed
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    eager, patient = Progress(pause=0.0), Progress(pause=3600.0)
+    for done in (300, 1200):
+        eager(done, 1000)
+        patient(done, 1000)
+    assert capsys.readouterr().err == "300 of 1,000\n1,000 of 1,000\n"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+import time
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +76,22 @@ def recipe_of(source: str) -> str:
     return {"shapes": "shapes", "figures": "shapes", "cifar10": "cifar10"}.get(kind, "folder")
 
 
-def show_progress(done: int, total: int) -> None:
-    """A line that is overwritten, where there is a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r{min(done, total):,} of {total:,}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+class Progress:
+    """Prints how much is done: on a terminal a line that is overwritten, in a log a new line every half minute."""
+
+    def __init__(self, pause: float = 30.0) -> None:
+        self._pause, self._printed = pause, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        text, now = f"{min(done, total):,} of {total:,}", time.monotonic()
+        if sys.stderr.isatty():
+            print(f"\r{text}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+        elif now - self._printed >= self._pause:
+            print(text, file=sys.stderr, flush=True)
+            self._printed = now
+
+
+show_progress = Progress()
 
 
 def is_first_process() -> bool:

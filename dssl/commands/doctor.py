@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> int:
     epochs = arguments.epochs or config.epochs
     time = duration(count * epochs / min(loader, speed.images_per_second))
     print(
-        f"a run        {epochs} epochs of {count:,} images: about {time}, without what it measures (the start, kNN) and saves"
+        f"a run        {epochs} epochs of {count:,} images: about {time}, without measuring (the start, kNN) and saving"
     )
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
         remedy = "set OMP_NUM_THREADS=1, or wait until the machine is idle"

@@ -156,7 +156,7 @@ def _evaluate(
         arguments, out / EVALUATION_FILE, content, page.summary(evaluation), partial(page.html, evaluation, benchmark)
     )
     if aside is not None:
-        print(f"{aside}: what was there before, of other weights, images or seed")
+        print(f"{aside}: the earlier results, which have other weights, images or another seed")
     print(f"{benchmark.store.computed:,} features computed")
 
 
@@ -185,7 +185,7 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Pa
     for word, other in others:
         if other is None:
             raise DsslError(
-                f"--against {word}: there are no weights yet; under corruption expected a run, a file or another word"
+                f"--against {word}: --corruptions needs an encoder that is trained already: expected a run, a file or another word"
             )
         _say(f"against {word}")
         theirs = as_read_by(other, benchmark, partial(_opened, arguments, data))
@@ -221,8 +221,7 @@ def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, En
 
 
 def _say(protocol: str) -> None:
-    if sys.stderr.isatty():
-        print(protocol, file=sys.stderr)
+    print(f"{protocol} ...", file=sys.stderr, flush=True)
 
 
 def _data(arguments: Arguments, encoder: "Encoder") -> str:

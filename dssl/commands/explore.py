@@ -101,7 +101,9 @@ def _features(arguments: Arguments, out: Path) -> "tuple[Source, Features, Featu
 
     if arguments.weights.suffix == ".npz":
         if arguments.data is None:
-            raise DsslError(f"{arguments.weights}: no images given: expected those that it holds the embeddings of")
+            raise DsslError(
+                f"{arguments.weights}: no images given: expected the images that it contains the embeddings of"
+            )
         source = open_source(arguments.data, split=arguments.split)
         return source, read_embeddings(arguments.weights, source), None
     encoder = open_encoder(arguments)

@@ -1,5 +1,6 @@
 """``dssl export``: weights for other programs, each loaded back by the program that will read it."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -62,6 +63,7 @@ def run(arguments: Arguments) -> int:
     check_formats(loaded, out, arguments.formats)
     for line in clear_other_weights(out, loaded, own=own):
         print(line)
+    print(f"writing and verifying {', '.join(arguments.formats)} ...", file=sys.stderr, flush=True)
     exported = export(loaded, out, formats=arguments.formats, onnx_preprocessing=arguments.onnx_preprocessing)
     for file in exported:
         print(file.text(), *(f"    {line}" for line in file.code), sep="\n")

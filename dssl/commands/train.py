@@ -202,7 +202,7 @@ def _chosen_in_vain(config: RunConfig) -> bool:
 
 
 def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
-    """Refuse what only other methods have; what none has is left to the parser, which knows the nearest name."""
+    """An error for a setting that only other methods have."""
     having = [name for name, kind in METHODS.items() if setting in {field.name for field in dataclasses.fields(kind)}]
     if having and config.method.name not in having:
         *others, last = having
@@ -229,7 +229,7 @@ def _require_same_recipe(name: str, before: tuple[RunConfig, str | None]) -> Non
     adapts = "adapt" in RECIPES[name]()
     if (earlier or name) != name or adapts != (config.adapt is not None):
         other = earlier or ("one that adapts weights" if config.adapt is not None else "one that trains from scratch")
-        raise DsslError(f"the run in --out was started with another recipe ({other}), not {name}: name another --out")
+        raise DsslError(f"the run in --out was started with another recipe ({other}), not {name}: choose another --out")
 
 
 def _require_no_fewer(settings: RunConfig, given: Given) -> None:

@@ -84,7 +84,7 @@ def run(arguments: Arguments) -> int:
         policies = [show(without_colour(parse(text))) for text in policies]
     names = views.tables_of(policies)
     if arguments.table is not None:
-        named_table(arguments.table)  # refuses an unknown name before anything is measured
+        named_table(arguments.table)  # an unknown name is an error before anything is measured
         names = (arguments.table,)
     values = arguments.range or (None if loaded is None else loaded.value_range)
     source = open_source(arguments.data, split=arguments.split, channels=channels, value_range=values)
@@ -143,7 +143,7 @@ def _check(arguments: Arguments) -> None:
         expected = "expected a name ending in .html; the contact sheet is written next to it"
         raise DsslError(f"--out is {arguments.out}: {expected}")
     if holds(arguments.data, arguments.out):
-        reason = "the contact sheet would become part of them; name a file outside"
+        reason = "the contact sheet would become part of them; choose a file outside them"
         raise DsslError(f"--out is {arguments.out}, inside the images of {arguments.data}: {reason}")
     if arguments.encoder is not None and arguments.weights is None:
         raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
