@@ -185,7 +185,7 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Pa
     for word, other in others:
         if other is None:
             raise DsslError(
-                f"--against {word}: --corruptions needs an encoder that is trained already: expected a run, a file or another word"
+                f"--against {word}: --corruptions needs a trained encoder: expected a run, a file or another word"
             )
         _say(f"against {word}")
         theirs = as_read_by(other, benchmark, partial(_opened, arguments, data))

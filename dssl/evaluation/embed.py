@@ -119,7 +119,7 @@ def read_embeddings(path: Path, source: Source) -> Features:
     images = (about["source"], about["reading"])
     if images not in [(text, source.reading) for text in (source.fingerprint, *source.earlier_fingerprints())]:
         raise DsslError(
-            f"{path}: contains the embeddings of other images, or of images read differently, than {source.name}; give the weights instead"
+            f"{path}: the embeddings of other images than {source.name}, or of images read differently; give the weights instead"
         )
     # in the order of the source, without those that could not be read
     wanted = iter(range(len(source)))

@@ -244,10 +244,10 @@ def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"config": {}}))
-    with pytest.raises(DsslError, match="holds a run of another kind"):
+    with pytest.raises(DsslError, match="another kind"):
         finetune(tiny(tmp_path), folder)
     (folder / "config.json").write_text(json.dumps({"task": "coco", "config": {}}))
-    with pytest.raises(DsslError, match=r"holds a run of another kind \(coco\)"):
+    with pytest.raises(DsslError, match=r"\(coco\)"):
         train(RunConfig(), folder)
 
 

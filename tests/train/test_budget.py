@@ -158,4 +158,4 @@ def test_minutes_and_epochs_contradict_each_other(tmp_path: Path, capsys: pytest
     assert main(words(tmp_path, tmp_path / "run", "--minutes", "5", "--epochs", "3")) == 2
     assert main(words(tmp_path, tmp_path / "run", "--hours", "two")) == 2
     said = capsys.readouterr().err.splitlines()
-    assert ["--epochs" in said[0], "--hours is two" in said[1], len(said)] == [True, True, 2]
+    assert ["--epochs" in said[0], "--hours is 'two'" in said[1], len(said)] == [True, True, 2]
