@@ -13,15 +13,15 @@ help: ## show this list
 setup: $(STAMP) ## create .venv and install dssl with what its tests need
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dssl needs Python 3.11 or newer, this is " + sys.version.split()[0])'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dssl needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing dssl and its dependencies into $(VENV): about 2 minutes, more over a slow network"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP) ## run the main job on built-in data
 	@echo "training three runs on built-in images: about 4 minutes on two idle cores"
-	$(BIN)/dssl demo
+	@$(BIN)/dssl demo
 
 test: $(STAMP) lint ## lint, types and the test suite (at most 8 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 types kernels

@@ -208,10 +208,10 @@ def main() -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(photos[number % len(photos)])
         each = max(_BATCH, options.images // _SHARDS)
-        run(Arguments(action="pack", place=str(folder), out=base / "pixels"))
+        run(Arguments(action="pack", data=str(folder), out=base / "pixels"))
         forms: tuple[Format, ...] = ("tar", "parquet")
         for form in forms:
-            run(Arguments(action="pack", place=str(folder), out=base / form, format=form, shard=each))
+            run(Arguments(action="pack", data=str(folder), out=base / form, format=form, shard=each))
         contenders: dict[str, tuple[Start, Path]] = {
             "folder": (lambda: ours(str(folder), None), folder),
             "packed": (lambda: ours(f"packed:{base / 'pixels'}", None), base / "pixels"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import charts, record
 
 ROOT = Path(__file__).parent.parent
-_GROUPS = ("torch._dynamo", "torch._inductor", "torchvision", "torch", "sympy", "numba", "numpy", "tensorboard", "tyro",
+_GROUPS = ("torch._dynamo", "torch._inductor", "torchvision", "torch", "sympy", "numba", "numpy", "tensorboard",
            "matplotlib", "PIL", "dssl")  # fmt: skip
 
 _PARTS = """

@@ -11,12 +11,12 @@ from markupsafe import escape
 from numpy.typing import NDArray
 from torch import nn
 
-from dssl import cli
 from dssl.commands import evaluate as evaluate_command
 from dssl.commands import export as export_command
 from dssl.commands import train as train_command
 from dssl.commands import views as views_command
 from dssl.commands.arguments import with_home
+from dssl.commands.options import parse
 from dssl.config import AdaptConfig, CheckpointConfig, HealthConfig, OptimizerConfig, Precision, RunConfig
 from dssl.data import Quarantine, open_source
 from dssl.data.source import Split
@@ -133,8 +133,7 @@ def train(
     for name, value in {"data": data, "out": out}.items():
         words += [] if value is None else [f"--{name}={value}"]
     words += _words(settings)
-    default, rest = train_command.defaults(words)
-    arguments = with_home(cli.parse(train_command.Arguments, "dssl train", rest, default))
+    arguments = with_home(parse(train_command.Arguments, words, base=train_command.base))
     train_command.run(arguments)
     return Run(arguments.out)
 
@@ -229,7 +228,7 @@ def export(
 def views(
     data: str | Path,
     *,
-    policies: Sequence[str] = views_command.Arguments.policies,
+    policies: Sequence[str] = views_command.Arguments.heavy,
     out: str | Path = "views.html",
     standard: str | None = None,
     size: int | None = None,
@@ -237,7 +236,7 @@ def views(
 ) -> Path:
     """Draw what policies make of images, with the measured strength of each, as ``dssl views`` does; the page."""
     arguments = views_command.Arguments(
-        source=str(data), policies=tuple(policies), out=Path(out), standard=standard, size=size, seed=seed
+        data=str(data), heavy=tuple(policies), out=Path(out), standard=standard, image_size=size, seed=seed
     )
     arguments = with_home(arguments)
     views_command.run(arguments)

@@ -2,20 +2,16 @@
 
 import contextlib
 import ctypes
-import difflib
 import importlib
-import inspect
 import io
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from dssl import plugins
 from dssl.commands import COMMANDS, TAKE_PLUGINS, module_name
-from dssl.errors import DsslError, Stopped, choices, one_line
+from dssl.errors import DsslError, InvalidSetting, Stopped, choices, one_line
 from dssl.text import columns
 from dssl.version import VERSION
 
@@ -53,14 +49,29 @@ def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         raise choices("command", name, COMMANDS)
     from dssl.commands.arguments import with_home
+    from dssl.commands.options import build, help_text, options_of, scan
 
-    if name in TAKE_PLUGINS:
+    takes_plugins = name in TAKE_PLUGINS
+    if takes_plugins:
         words = _load_plugins(words)
     command = importlib.import_module(module_name(name))
-    # a command whose settings depend on what is asked for (train) takes those words out first
-    default, words = command.defaults(words) if hasattr(command, "defaults") else (None, words)
-    parsed = parse(command.Arguments, f"dssl {name}", words, default)
-    code: int = command.run(with_home(parsed))
+    kind, help_wanted = command.Arguments, not {"-h", "--help"}.isdisjoint(words)
+    try:
+        given = scan(kind, [word for word in words if word not in ("-h", "--help")])
+    except DsslError as mistake:
+        end = "" if str(mistake).endswith("?") else "."
+        raise DsslError(f"{mistake}{end} See dssl {name} --help") from None
+    try:
+        # the settings of a training are its recipe's, which the other words change
+        base = command.base(given) if name == "train" and (given or not help_wanted) else None
+        if help_wanted:
+            print(help_text(kind, f"dssl {name}", base=base, plugins=takes_plugins))
+            return 0
+        code: int = command.run(with_home(build(kind, given, base)))
+    except InvalidSetting as mistake:
+        flags = {option.name: option.flag for option in options_of(kind)}
+        flags |= {option: typed.flag for option, typed in given.items()}
+        raise DsslError(f"{flags.get(mistake.setting, mistake.setting)} {mistake.problem}") from mistake
     sys.stdout.flush()  # a closed pipe must show up here, not at interpreter exit
     return code
 
@@ -77,50 +88,6 @@ def _load_plugins(words: list[str]) -> list[str]:
         else:
             raise DsslError("--plugin needs a value: expected a Python file")
     return rest
-
-
-def parse(arguments: type[Any], program: str, words: list[str], default: Any) -> Any:
-    """The arguments of a command from its words; what was wrong with them is one line."""
-    import tyro
-
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                arguments,
-                prog=program,
-                description=_described(arguments, program),
-                args=words,
-                default=default,
-                # what has no default is given by position: `dssl graph dssl`; a union keeps the class of its default
-                config=(tyro.conf.PositionalRequiredArgs, tyro.conf.AvoidSubcommands),
-            )
-    except SystemExit as leaving:
-        if not leaving.code:
-            raise
-        raise DsslError(f"{_what_was_wrong(said.getvalue())}; see {program} --help") from None
-
-
-def _described(arguments: type[Any], program: str) -> str:
-    about = inspect.getdoc(arguments) or ""
-    if program.removeprefix("dssl ") in TAKE_PLUGINS:
-        about += "\n\n--plugin FILE executes a Python file first, which may register methods, encoders, operations and sources."
-    return about
-
-
-def _what_was_wrong(box: str) -> str:
-    """The first paragraph of tyro's box, and the closest of the options that it suggests."""
-    plain = re.sub(r"\x1b\[[\d;]*m", "", box)  # on a terminal it is coloured
-    lines = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]  # the first is its title
-    paragraphs = [text for text in re.split(r"[─-]{8,}", "\n".join(lines)) if text.strip()]  # not all terminals have ─
-    what = " ".join(paragraphs[0].split())
-    proposed = [
-        word for text in paragraphs[1:] if "meant" in text for word in re.findall(r"^(--[^\s,]+)", text, re.MULTILINE)
-    ]
-    wrong = re.search(r"--[^\s,]+", what)
-    if wrong and (best := difflib.get_close_matches(wrong.group(), proposed, n=1, cutoff=0)):
-        what += f"; did you mean {best[0]}?"
-    return what
 
 
 def _help() -> str:

@@ -1,4 +1,4 @@
-"""Everything that defines a run, as frozen dataclasses: the docstring under a field is its help, invalid values are refused here.
+"""Everything that defines a run, as frozen dataclasses: the docstring under a field is its help, invalid values are errors here.
 
 ``dssl train RECIPE`` starts from a recipe's full configuration; each field is a flag of the same name.
 """
@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from dssl.errors import LARGEST, DsslError, require, within
+from dssl.errors import LARGEST, LEAST, DsslError, InvalidSetting, require, within
 from dssl.methods import MethodSettings, SimSiamConfig
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ class OptimizerConfig:
     name: Literal["sgd", "lars", "adamw"] = "sgd"
     """SGD with momentum, LARS (large batches), or AdamW (vision transformers)."""
     rate: float = 0.03
-    """Base learning rate; the peak rate is this times batch size / 256."""
+    """Base learning rate, also --lr; the peak rate is this times batch size / 256."""
     momentum: float = 0.9
     """Momentum of SGD and LARS; the first beta of AdamW."""
     weight_decay: float = 5e-4
-    """Weight decay; see decay_norms_and_biases."""
+    """Weight decay."""
     decay_norms_and_biases: bool = True
-    """Also decay norms and biases, as SimSiam does; LARS adapts their rate only if this is on."""
+    """Also decay norms and biases, as SimSiam does; LARS adapts their rate only with this on."""
     fixed_predictor_rate: bool = False
     """Keep the predictor's rate constant, as SimSiam's ImageNet code does; the paper does not."""
     warmup_epochs: float = 10.0
@@ -75,7 +75,7 @@ class HealthConfig:
     every: int = 20
     """Check every N steps."""
     compare_with_start: bool = True
-    """Measure the encoder before the first step, and then whenever kNN is, whether it has become better."""
+    """Measure the encoder before the first step and whenever kNN is measured, to see whether it has become better."""
 
     def __post_init__(self) -> None:
         within("health.every", self.every, "[1, inf)")
@@ -88,7 +88,7 @@ class AdaptConfig:
     head_epochs: int = 5
     """Train only the heads for the first N epochs: the gradients of random heads would damage the encoder."""
     trained_blocks: int | None = 2
-    """Train only the last N blocks of the encoder; None trains all of them."""
+    """Train only the last N blocks of the encoder; none trains all of them."""
     encoder_rate: float = 1.0
     """The encoder's learning rate as a fraction of the heads' rate."""
     layer_decay: float = 1.0
@@ -96,7 +96,7 @@ class AdaptConfig:
     average: float = 0.25
     """Average the encoder over this final fraction of the steps in which it learns; 0 takes the last weights."""
     max_drift: float | None = 0.2
-    """Move from the start towards the average only until features drift by this much (1 - mean cosine); None: all the way."""
+    """Move from the start towards the average only until features drift by this much (1 - mean cosine); none: all the way."""
     evaluation_size: int = 128
     """Size at which whole images are measured and embedded; larger than the views, because crops enlarge what they show.
     Transformers, which are built for one size, keep that of the views."""
@@ -104,7 +104,7 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         within("adapt.head_epochs", self.head_epochs, "[0, inf)")
         blocks = self.trained_blocks
-        require(blocks is None or blocks >= 1, "adapt.trained_blocks", blocks, "at least 1, or None for all")
+        require(blocks is None or blocks >= 1, "adapt.trained_blocks", blocks, "at least 1, or none for all")
         within("adapt.encoder_rate", self.encoder_rate, "(0, inf)")
         within("adapt.layer_decay", self.layer_decay, "(0, 1]")
         within("adapt.average", self.average, "[0, 1]")
@@ -132,40 +132,41 @@ class RunConfig:
     image_size: int = 32
     """Width and height of a view, in pixels."""
     channels: int = 3
-    """1 for gray images, 3 for colour; any other number for TIFF, PNG and NPY files with that many channels."""
+    """1 for gray images, 3 for color; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
-    """Pixel normalisation: cifar10, imagenet (with --init that of the weights), or measure (that of the data)."""
+    """Pixel normalization: cifar10, imagenet (with --init, what the weights need), or measure (of the images themselves)."""
     bad_share: float = 0.01
-    """Stop if more than this share of the images is unreadable; fewer are replaced by others and listed in quarantine.txt."""
+    """Stop if more than this share of the images is unreadable; up to it, other images replace them, and quarantine.txt lists
+    them."""
 
     encoder: str = "small"
     """The network to train: whitened, whitened-quadrants or small (for CPUs), resnet18-cifar, any torchvision classifier, or
     timm:NAME."""
     init: Path | None = None
-    """Initialise the encoder from these weights: imagenet (torchvision's or timm's), or a file of dssl, torchvision or timm."""
+    """Start from these weights: imagenet (torchvision's or timm's), or a file of dssl, torchvision or timm."""
     teacher: Path | None = None
     """Weights of the frozen teacher of edges such as s1->teacher(s1): a run, or a file of dssl, torchvision or timm."""
     teacher_encoder: str | None = None
     """The teacher's encoder, if its file does not name it: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=SimSiamConfig)
-    """simsiam, byol, simclr, vicreg, barlowtwins or match."""
+    """The method: simsiam, byol, simclr, vicreg, barlowtwins or match."""
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"
-    """The policy of standard views."""
+    """The policy of standard views; dssl views shows policies on your images."""
     heavy: str = "ra(2,5)"
     """The policy of heavy views."""
 
     epochs: int = 100
-    """Passes over the images; a finished run that is given more of them goes on."""
+    """Passes over the images. A finished run continues if you give it more."""
     minutes: float | None = None
-    """Fit the number of epochs to this time, measured on this machine (--hours 2 is the same as --minutes 120); the recipe folder
-    also chooses encoder and image size on a CPU."""
+    """Fit the run to this time: its speed is measured, and the number of epochs follows. On a CPU the recipe folder also chooses
+    the encoder and the image size."""
     schedule_from: int = 0
-    """The epoch at which warm-up and cosine begin again; set when a finished run is given more epochs."""
+    """The epoch at which warm-up and cosine begin again; dssl sets it when you give a finished run more epochs."""
     batch_size: int = 256
     """Images per step, over all processes."""
     seed: int = 0
@@ -185,7 +186,7 @@ class RunConfig:
     threads: int | None = None
     """Threads that decode images and make views; by default the node's cores, divided among its processes."""
     torch_threads: int | None = None
-    """Threads that compute on a CPU; by default torch's choice, or what is measured to be faster where the speed is measured."""
+    """Threads that compute on a CPU; by default torch's choice, or the faster of one and all if the speed is measured."""
     batchnorm_across_ranks: bool = True
     """With several processes, BatchNorm sees the global batch, so that results do not depend on their number."""
 
@@ -194,7 +195,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     adapt: AdaptConfig | None = None
-    """How an encoder that starts from weights is adapted; the recipe adapt has it."""
+    """How an encoder that starts from weights is adapted; the recipes adapt and robust have it."""
 
     @cached_property
     def view_graph(self) -> "ViewGraph":
@@ -213,7 +214,7 @@ class RunConfig:
         from dssl.data.scale import MAX_CHANNELS, parse_range
 
         for name in ("image_size", "epochs", "threads"):
-            within(name, vars(self)[name], f"[1, {LARGEST[name]}]")
+            within(name, vars(self)[name], f"[{LEAST.get(name, 1)}, {LARGEST[name]}]")
         within("torch_threads", self.torch_threads, f"[1, {LARGEST['threads']}]")
         within("minutes", self.minutes, "(0, inf)")
         within("schedule_from", self.schedule_from, f"[0, {self.epochs})")
@@ -223,24 +224,22 @@ class RunConfig:
         within("bad_share", self.bad_share, "[0, 1)")
         within("knn_every", self.knn_every, "[0, inf)")
         within("channels", self.channels, f"[1, {MAX_CHANNELS}]")
-        require(
-            self.window is None or self.shuffle == "shards", "window", self.window, "nothing without --shuffle shards"
-        )
+        require(self.window is None or self.shuffle == "shards", "window", self.window, "none without --shuffle shards")
         require(
             self.normalization in ("cifar10", "imagenet", "measure"),
             "normalization", self.normalization, "cifar10, imagenet or measure",
         )  # fmt: skip
         if self.compile and self.checkpoint_activations:
-            raise DsslError("compile and checkpoint_activations are both on, and do not work together: choose one")
+            raise DsslError("compile and checkpoint_activations do not work together: choose one")
         graph = self.view_graph
         taught = next((edge.name for edge in graph.active_edges if edge.is_taught), None)
         if taught is not None and self.teacher is None:
-            raise DsslError(f"the graph has the edge {taught}: name the teacher's weights with --teacher")
+            raise DsslError(f"the graph has the edge {taught}: give the teacher's weights with --teacher")
         if taught is None and (self.teacher or self.teacher_encoder) is not None:
-            raise DsslError(
-                f"teacher is {self.teacher or self.teacher_encoder}, but no edge of the graph ends at a teacher: "
-                "add one such as s1->teacher(s1), or leave the teacher out"
+            problem = (
+                "but no edge of the graph ends at a teacher: add one such as s1->teacher(s1), or leave the teacher out"
             )
+            raise InvalidSetting("teacher", f"is {self.teacher or self.teacher_encoder}, {problem}")
         parse_range(self.range, channels=self.channels)
         require(
             self.channels in (1, 3) or self.normalization == "measure",
@@ -250,15 +249,12 @@ class RunConfig:
         for policy in ("standard", "heavy", *(view.policy for view in graph.views)):
             check_channels(parse(policy, names=meanings), self.channels)
         if self.adapt is not None and self.init is None:
-            raise DsslError("adapt keeps what weights know, and init is None: name them, such as --init imagenet")
+            raise DsslError("adapt starts from weights, and none are given: name them, as in --init imagenet")
         if self.head_epochs >= self.epochs:
-            raise DsslError(
-                f"adapt.head_epochs is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"
-            )
+            problem = f"is {self.head_epochs}, expected fewer than the {self.epochs} epochs of the run"
+            raise InvalidSetting("adapt.head_epochs", problem)
         epochs = self.epochs - max(self.head_epochs, self.schedule_from)
         if self.optimizer.warmup_epochs > epochs:
-            kind = "of the run" if epochs == self.epochs else "that the schedule has"
-            raise DsslError(
-                f"optimizer.warmup_epochs is {self.optimizer.warmup_epochs:g}, expected at most the "
-                f"{epochs} epoch{'s' if epochs != 1 else ''} {kind}, such as --optimizer.warmup-epochs {epochs / 10:g}"
-            )
+            left = f"{epochs} epoch{'s' if epochs != 1 else ''} {'of' if epochs == self.epochs else 'that are left in'} the run"
+            problem = f"is {self.optimizer.warmup_epochs:g}, expected at most the {left}, such as {epochs / 10:g}"
+            raise InvalidSetting("optimizer.warmup_epochs", problem)

@@ -19,7 +19,11 @@ from dssl.errors import DsslError, choices
 from dssl.methods import METHODS, MethodSettings
 
 Plain = dict[str, Any]
-_RENAMED = {"adapt.most_drift": "adapt.max_drift", "method.regularise": "method.regularize"}
+_RENAMED = {
+    "adapt.most_drift": "adapt.max_drift",
+    "method.regularise": "method.regularize",
+    "look_every": "health_every",
+}
 """Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _ADDED: Plain = {
     "method.guard": 0.0, "method.predictor": "shared", "schedule_from": 0,
@@ -95,7 +99,7 @@ def _recorded_method(plain: Any, where: str) -> MethodSettings:
 def build(kind: type[T], plain: Mapping[str, Any], *, base: Mapping[str, Any] | None = None, where: str) -> T:
     """Settings of this kind from plain data; what they do not say is as in ``base``, or has its default."""
     if not isinstance(plain, Mapping):
-        raise DsslError(f"{where} holds {type(plain).__name__}, expected a table of settings")
+        raise DsslError(f"{where} contains {type(plain).__name__}, expected a table of settings")
     return typing.cast(T, _build(kind, plain, base or {}, where, ""))
 
 
@@ -203,7 +207,7 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
             raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in names))}")
         if hints[name] is MethodSettings:
             changes[name] = _method(value, base.get(name), where)
-        elif (table := _table(hints[name])) is not None and isinstance(value, Mapping):
+        elif (table := table_in(hints[name])) is not None and isinstance(value, Mapping):
             before = base.get(name)
             changes[name] = _build(table, value, {} if before is None else vars(before), where, f"{prefix}{name}.")
         else:
@@ -211,7 +215,7 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
     return kind(**({name: value for name, value in base.items() if name in names} | changes))
 
 
-def _table(hint: Any) -> type | None:
+def table_in(hint: Any) -> type | None:
     """The dataclass that a setting is, or may be."""
     kinds = (hint, *typing.get_args(hint))
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)

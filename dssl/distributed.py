@@ -138,7 +138,7 @@ def agree_on_attempt(store: Store, *, rank: int, size: int) -> str:
             store.set(f"dssl/answer {question}", name)
             answered.add(question)
         if time.monotonic() > deadline:
-            raise DsslError(f"not all of the {size} processes have started within {_PATIENCE}: check the other nodes")
+            raise DsslError(f"not all of the {size} processes started within {_PATIENCE}: check the other nodes")
         time.sleep(_POLL)
     return name
 
@@ -155,7 +155,7 @@ def join_world(device_name: str, *, batch_size: int) -> Iterator[World]:
         return
     if batch_size % size or batch_size // size < 2:
         raise DsslError(
-            f"batch_size is {batch_size}, the global one, and there are {size} processes: expected a multiple of {size} "
+            f"batch_size is {batch_size} over all {size} processes: expected a multiple of {size} "
             f"with at least 2 images each, such as {max(2, round(batch_size / size)) * size}"
         )
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:

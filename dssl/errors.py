@@ -10,6 +10,14 @@ class DsslError(ValueError):
     """A mistake that the user can fix; the command line prints it without a traceback."""
 
 
+class InvalidSetting(DsslError):
+    """A setting with a value that it cannot have; the command line names it by the flag that was typed."""
+
+    def __init__(self, setting: str, problem: str) -> None:
+        super().__init__(f"{setting} {problem}")
+        self.setting, self.problem = setting, problem
+
+
 class Stopped(Exception):
     """A training inside a larger job was stopped by a signal, after it had saved itself if it has a folder."""
 
@@ -24,12 +32,42 @@ def one_line(error: object, *, longest: int = 200) -> str:
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
+HABITS = {
+    "learning_rate": "optimizer.rate", "lr": "optimizer.rate", "wd": "optimizer.weight_decay", "opt": "optimizer.name",
+    "warmup": "optimizer.warmup_epochs", "workers": "threads", "num_workers": "threads", "arch": "encoder", "model": "encoder",
+    "backbone": "encoder", "dataset": "data", "images": "data", "output": "out", "out_dir": "out", "img_size": "image_size",
+    "resolution": "image_size", "crop_size": "image_size", "bs": "batch_size", "pretrained": "init", "checkpoint": "resume",
+    "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method", "classes": "labels",
+    "randaug": "ra", "randaugment": "ra", "rand_augment": "ra", "resize_crop": "crop", "random_resized_crop": "crop",
+    "horizontal_flip": "flip", "hflip": "flip", "color_jitter": "jitter", "grayscale": "gray", "gaussian_blur": "blur",
+}  # fmt: skip
+"""What other programs call things, with our names."""
+_LISTED = 8
+
+
+def nearest(given: str, possible: Iterable[str]) -> str | None:
+    """The name that was probably meant: similar to what was given, or another program's word for it."""
+    names: dict[str, str] = {}
+    for name in possible:
+        names |= {name: name}
+        names.setdefault(name.rpartition(".")[2], name)
+    known = set(names.values())
+    names = {habit: name for habit, name in HABITS.items() if name in known} | names
+    close = difflib.get_close_matches(given.lower(), names, n=1)
+    return names[close[0]] if close else None
+
+
 def choices(what: str, given: str, possible: Iterable[str]) -> DsslError:
-    """The error for an unknown name: names the nearest one and lists all that exist."""
+    """The error for an unknown name: names the nearest one and lists at most eight that exist."""
     names = sorted(possible)
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return DsslError(f"unknown {what} {given!r}: {hint}choose from {', '.join(names)}")
+    near = nearest(given, names)
+    hint = [] if near is None else [f"did you mean {near!r}?"]
+    if len(names) <= _LISTED:
+        hint.append(f"choose from {', '.join(names)}")
+    elif near is None:
+        close = difflib.get_close_matches(given, names, n=_LISTED, cutoff=0)
+        hint.append(f"there are {len(names)}, such as {', '.join(close)}")
+    return DsslError(f"unknown {what} {given!r}: {' '.join(hint)}")
 
 
 @contextmanager
@@ -43,17 +81,19 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
         raise DsslError(f"out of memory with {what}: {advice} ({one_line(error)})") from error
 
 
+LEAST = {"image_size": 8}
+"""A smaller image has no content that a network could learn from."""
 LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
 """A larger value is a typing mistake, and the machine would fail with a worse message."""
 
 
 def require(condition: bool, name: str, given: object, expected: str) -> None:
     if not condition:
-        raise DsslError(f"{name} is {given}, expected {expected}")
+        raise InvalidSetting(name, f"is {given}, expected {expected}")
 
 
 def within(name: str, value: float | None, interval: str) -> None:
-    """Refuse a number outside an interval such as ``[0, 1)``; None, a setting that is not given, is in all of them."""
+    """An error for a number outside an interval such as ``[0, 1)``; None, a setting that is not given, is in all of them."""
     if value is None:
         return
     low, high = map(float, interval[1:-1].split(","))

@@ -47,8 +47,8 @@ def check(recorded: list[dict[str, str]], *, place: Path) -> None:
             for plugins in (recorded, loaded())
         )
         raise DsslError(
-            f"{place} was started with other plugins than those given: then {then}, now {given}: "
-            "name the same files with --plugin, or another --out"
+            f"{place} was started with other plugins: then {then}, now {given}: "
+            "give the same files with --plugin, or another --out"
         )
 
 

@@ -32,7 +32,7 @@ def precision_of(
 ) -> tuple[Precision, str]:
     """What was asked for, what the run started with (``kept``), or what the first process measures; and the reason."""
     if asked != "auto":
-        return asked, f"{asked}, as asked"
+        return asked, f"{asked} (requested)"
     if kept is not None:
         return kept["precision"], f"{kept['precision']}, as the run started"
     # the first one alone: processes that measure at the same time slow each other down

@@ -165,7 +165,7 @@ RECIPES: dict[str, Callable[..., Settings]] = {
     "robust": robust,
 }
 HEAVY_POLICIES = frozenset(settings().get("heavy", RunConfig.heavy) for settings in RECIPES.values())
-"""Those that nobody has asked for."""
+"""The heavy policies of recipes, which nobody asked for."""
 
 
 def shortened(settings: Settings, epochs: object) -> Settings:
@@ -200,7 +200,7 @@ def recipe(
         settings = RECIPES[name]() if method is None else RECIPES[name](method)
     if keep_head:
         if name != "robust":
-            raise DsslError(f"keep-head with the recipe {name}: expected the recipe robust; leave it out")
+            raise DsslError(f"keep_head with the recipe {name}: only the recipe robust has it; leave it out")
         settings |= _KEEP_HEAD
     settings = shortened(settings, changes.get("epochs"))
     if changes.get("channels", 3) not in (1, 3):

@@ -63,12 +63,12 @@ class RunFolder:
                 "name another folder"
             ) from None
         if self.path.exists() and not self.path.is_dir():
-            raise DsslError(f"--out is {self.path}, which is a file; name a new or empty folder")
+            raise DsslError(f"--out is {self.path}, which is a file; choose a new or empty folder")
         if self.has_run:
             if changed := changes(self.read_config()):
                 raise DsslError(
-                    f"{self.path} holds a run with another configuration ({'; '.join(changed)}): "
-                    "use the old values to resume it, or name another --out"
+                    f"{self.path} contains a run with another configuration ({'; '.join(changed)}): "
+                    "use the old values to resume it, or choose another --out"
                 )
             return
         # what a run that was rejected or killed before it began may have left
@@ -82,7 +82,7 @@ class RunFolder:
         if others:
             raise DsslError(
                 f"--out is {self.path}, which has other files ({len(others)}, such as {min(others)!r}) and no run: "
-                "name a new or empty folder"
+                "choose a new or empty folder"
             )
 
     def read_config(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class RunFolder:
             problem = f"{self.config_file} cannot be read: {error}"
             raise DsslError(f"{problem}; restore it from a checkpoint's header") from None
         if not isinstance(plain, dict) or not isinstance(plain.get("config"), dict):
-            raise DsslError(f"{self.config_file} is not the configuration of a dssl run; name another --out")
+            raise DsslError(f"{self.config_file} is not the configuration of a dssl run; choose another --out")
         return plain
 
     def write_config(self, plain: dict[str, Any]) -> None:
@@ -151,10 +151,10 @@ class RunFolder:
                 free = False
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                     problem = f"{self.path} cannot be locked ({error.strerror})"
-                    raise DsslError(f"{problem}: name an --out on a disk that supports locks") from None
+                    raise DsslError(f"{problem}: choose an --out on a disk that supports locks") from None
             if not free:
                 raise DsslError(
-                    f"{self.path} is in use by another dssl process; wait for it, stop it, or name another --out"
+                    f"{self.path} is in use by another dssl process; wait for it, stop it, or choose another --out"
                 )
             try:
                 yield
@@ -196,7 +196,7 @@ class Run:
         def changes(kept: dict[str, Any]) -> list[str]:
             if kept.get("task") != task:
                 other = kept.get("task", "pretraining")
-                raise DsslError(f"{folder.path} holds a run of another kind ({other}); name another --out")
+                raise DsslError(f"{folder.path} contains a run of another kind ({other}); choose another --out")
             return config_io.difference(kept["config"], config, ignoring=by_content)
 
         with join_world(config.device, batch_size=config.batch_size) as world, ExitStack() as held:
@@ -237,8 +237,8 @@ class Run:
         assert folder is not None
         if kept is not None and kept["fingerprint"] not in (plain["fingerprint"], *earlier_fingerprints):
             raise DsslError(
-                f"the images of {plain['config']['data']} are not those that {folder.path} was trained on (fingerprint "
-                f"{plain['fingerprint'][:12]}, then {kept['fingerprint'][:12]}): restore them, or name another --out"
+                f"the images of {plain['config']['data']} are not the ones {folder.path} was trained on (fingerprint "
+                f"{plain['fingerprint'][:12]}, then {kept['fingerprint'][:12]}): restore them, or choose another --out"
             )
         world.agree({"images with the fingerprint": str(plain["fingerprint"])[:12]})
 

@@ -194,8 +194,8 @@ class Checkpointer:
         fingerprint, before = self.header["fingerprint"], saved.header["fingerprint"]
         if before != fingerprint:
             raise DsslError(
-                f"the images are not those that {path} was trained on "
-                f"(fingerprint {fingerprint[:12]}, then {before[:12]}): restore them, or name another --out"
+                f"the images are not the ones {path} was trained on "
+                f"(fingerprint {fingerprint[:12]}, then {before[:12]}): restore them, or choose another --out"
             )
         self.state.load(saved)
         self.saved_step = self.state.step

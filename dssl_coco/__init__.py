@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
-
-import tyro
+from typing import ClassVar, Literal
 
 from dssl.config import CheckpointConfig, Precision
 from dssl.errors import DsslError, require, within
@@ -15,7 +13,7 @@ ITERATIONS, BATCH, WARMUP = 90_000, 16, 500
 DROPS = (60_000, 80_000)
 """The steps at which the 1x schedule divides its rate by ten."""
 _AT_LEAST = dict.fromkeys(
-    ("batch_size", "test_size", "max_size", "proposals", "samples", "look_every", "round", "keep", "train_images",
+    ("batch_size", "test_size", "max_size", "proposals", "samples", "health_every", "round", "keep", "train_images",
      "test_images", "steps", "threads"), 1,
 ) | {"warmup": 0, "pictures": 0}  # fmt: skip
 
@@ -24,12 +22,12 @@ _AT_LEAST = dict.fromkeys(
 class CocoConfig:
     """Fine-tuning of Mask R-CNN with a feature pyramid."""
 
-    HARMLESS: ClassVar[tuple[str, ...]] = ("threads", "round", "save_minutes", "keep", "look_every", "pictures")
+    HARMLESS: ClassVar[tuple[str, ...]] = ("threads", "round", "save_minutes", "keep", "health_every", "pictures")
     """Settings that may change when a run resumes, since no weight and no score depends on them."""
 
-    weights: Annotated[str, tyro.conf.arg(metavar="WEIGHTS")]
-    """A run folder, a checkpoint or export of dssl, a weights file of torchvision, or the word scratch."""
-    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    weights: str
+    """A run's folder, a checkpoint or export of dssl, a file of torchvision weights, or the word scratch."""
+    data: Path
     """A folder in COCO's layout: annotations/instances_SPLIT.json, and the images in SPLIT."""
     train: str = "train2017"
     """The split to train on."""
@@ -40,7 +38,7 @@ class CocoConfig:
     test_images: int | None = None
     """Score the first N images with an object, in the order of their ids."""
     encoder: str | None = None
-    """A ResNet of torchvision, such as resnet18: for scratch (default: resnet50), or where the weights file does not name it."""
+    """A ResNet of torchvision, such as resnet18: for scratch (default: resnet50), or if the file of weights does not name it."""
 
     schedule: float = 1.0
     """1 is the 1x schedule: 90,000 steps at batch 16, with the rate divided by ten at 60,000 and 80,000."""
@@ -81,9 +79,10 @@ class CocoConfig:
     precision: Precision = "fp32"
     """fp32, bf16, fp16, or auto, which measures whether bf16 is faster."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: CUDA, else the CPU."""
     threads: int | None = None
     """Threads that decode and resize images; by default one per core."""
-    look_every: int = 20
+    health_every: int = 20
     """Write a line to metrics.jsonl every N steps; a loss that is not a number stops the run there."""
     round: int = 1000
     """Print progress and save every N steps."""

@@ -3,24 +3,31 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import ClassVar
 
 from dssl.commands.arguments import command_line, is_first_process
+from dssl.commands.options import Usage
 from dssl_coco import CocoConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Fine-tune Mask R-CNN on COCO from an encoder and score boxes and masks: dssl evaluate-coco WEIGHTS FOLDER.
+    """Fine-tune Mask R-CNN on COCO from an encoder, and score boxes and masks.
 
-    Rerunning the command resumes a stopped run. The defaults are the 1x schedule with a feature pyramid, which needs GPUs:
-    torchrun --nproc-per-node 8 -m dssl evaluate-coco ... It also needs pycocotools: pip install 'dssl[coco]'. The detector is
-    torchvision's, so its numbers are not strictly comparable with those of Detectron; see docs/coco.md.
+    The same command resumes a stopped run. The defaults are the 1x schedule with a feature pyramid, which needs GPUs. It also
+    needs pycocotools. The detector is torchvision's, so its numbers are not strictly comparable with Detectron's.
     """
 
-    config: Annotated[CocoConfig, tyro.conf.arg(name="")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "FOLDER"},
+        examples=(
+            "dssl evaluate-coco runs/imagenet coco",
+            "dssl evaluate-coco scratch coco --encoder resnet18 --schedule 0.5",
+            "torchrun --nproc-per-node 8 -m dssl evaluate-coco runs/imagenet coco",
+        ),
+    )
+
+    settings: CocoConfig
     out: Path = Path("runs/coco")
     """The run folder: checkpoints, metrics.jsonl, results.json, evaluation.json, evaluation.html."""
 
@@ -31,7 +38,7 @@ def run(arguments: Arguments) -> int:
     from dssl_coco.finetune import COMPARABLE, finetune
     from dssl_coco.results import write_page
 
-    config = dataclasses.replace(arguments.config, weights=expanded(arguments.config.weights))
+    config = dataclasses.replace(arguments.settings, weights=expanded(arguments.settings.weights))
     show_messages()
     result = finetune(config, arguments.out)
     if result.scores is not None:

@@ -117,7 +117,7 @@ class Finetuning(loop.Task[tuple[Sample, ...]]):
         per_epoch = len(images) / config.batch_size
         self.length = RunLength(total=config.total, steps_per_epoch=per_epoch, round=config.round, counted="step")
         self.batch_size, self.precision, self.seed = config.batch_size, precision, config.seed
-        self.checkpoint, self.check_every, self.clip = config.checkpoint, config.look_every, config.clip
+        self.checkpoint, self.check_every, self.clip = config.checkpoint, config.health_every, config.clip
         if world.size > 1 and not config.frozen:
             batchnorm_across_ranks(detector)
         optimizer = OptimizerConfig(rate=config.rate, momentum=config.momentum, weight_decay=config.weight_decay)

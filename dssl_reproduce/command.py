@@ -6,11 +6,10 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import check_counts, command_line
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -21,15 +20,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Run every entry of a table or figure of the paper, and write it with the paper's numbers beside ours.
+    """Run every entry of a table or figure of the paper, and write it with the paper's numbers next to ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all; and three tables of our own: beyond (each addition to the paper alone), steps (the gain of DSSL at
-    equal compute against the number of steps) and robustness (accuracy under corruption at equal compute). Finished runs are
-    skipped and interrupted ones resumed, so it may be stopped at any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
+    LaTeX labels, or all; and three tables that are not in the paper: beyond (each of our additions alone), steps (the gain of
+    DSSL at equal compute against the number of steps) and robustness (accuracy under corruption at equal compute).
+
+    You may stop it at any time: the same command skips finished runs and resumes interrupted ones. dssl data cifar10 FOLDER
+    downloads CIFAR-10.
     """
 
-    target: Annotated[str, tyro.conf.arg(metavar="TARGET")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"target": "TARGET"},
+        examples=(
+            "dssl reproduce table2 --plan",
+            "dssl reproduce table2 --scale hour --seeds 0 1 2",
+            "dssl reproduce ablation --part 1/4 --out shared/results",
+        ),
+    )
+
+    target: str
     """The table or figure, such as table2 or ablation."""
     scale: Literal["cpu", "cpu-few", "cpu-1000", "hour", "hour-few", "paper"] = "cpu"
     """cpu: minutes per run on two cores; hour: up to an hour; -few and -1000: on 5,000 and 1,000 images; paper: the paper's."""
@@ -38,7 +48,7 @@ class Arguments:
     rows: tuple[str, ...] = ()
     """Run only these rows of the table, such as "w/ DSSL"; all by default."""
     part: str = "1/1"
-    """Run only the I-th of N parts of the runs, such as 2/4: give each machine another part and the same --out."""
+    """Run only the I-th of N parts of the runs, such as 2/4: give each machine its own part and the same --out."""
     cifar10: Path = Path("data/cifar10")
     """The folder or archive of CIFAR-10; dssl data cifar10 FOLDER makes one from the official archive."""
     imagenet: Path | None = None
@@ -52,10 +62,13 @@ class Arguments:
     plan: bool = False
     """Only list what would be run."""
     emit: bool = False
-    """Only print a torchrun command for each pretraining that is not finished; afterwards the same command without --emit
-    runs and measures the rest."""
+    """Only print a torchrun command for each unfinished pretraining run. Afterwards, the same command without --emit runs and
+    measures the rest."""
     gpus: int = 8
-    """With --emit: GPUs of a run."""
+    """With --emit: GPUs per run."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "jobs", "gpus")
 
 
 def run(arguments: Arguments) -> int:
@@ -159,7 +172,6 @@ def _check(arguments: Arguments) -> tuple[int, int]:
     if not arguments.seeds or len(set(arguments.seeds)) != len(arguments.seeds):
         given = " ".join(map(str, arguments.seeds)) or "empty"
         raise DsslError(f"--seeds is {given}: expected distinct numbers, such as 0 1")
-    check_counts(arguments, ("jobs", "gpus"))
     if (imagenet := arguments.imagenet) is not None and not imagenet.is_dir():
         raise DsslError(f"--imagenet is {imagenet}, which is not a folder: expected one that contains train and val")
     if not (match := re.fullmatch(r"(\d+)/(\d+)", arguments.part)) or not 1 <= int(match[1]) <= int(match[2]):

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dssl.commands.arguments import command_line
+from dssl.commands.options import Usage
 
 if TYPE_CHECKING:
     from dssl.config import RunConfig
@@ -39,8 +40,17 @@ MEASURED = (
 class Arguments:
     """Train SimSiam three times at equal compute on built-in images: two standard pairs, two heavy pairs, DSSL.
 
-    Rerunning the command resumes an interrupted run and shows the finished ones.
+    The same command resumes an interrupted run and shows the finished ones.
     """
+
+    USAGE: ClassVar[Usage] = Usage(
+        positional={},
+        examples=(
+            "dssl demo",
+            "dssl demo --seed 1 --out runs/demo-1",
+            "dssl report runs/demo",
+        ),
+    )
 
     out: Path = Path("runs/demo")
     """The folder for the three runs and the report."""

@@ -291,7 +291,7 @@ def _benchmark(config: RunConfig, encoder: Encoder, *, labels: int | None) -> Be
     encoder.network.to(pick_device(config.device))
     train, test = open_data(dataclasses.replace(config, limit=labels)), open_test_data(config)
     if test is None:
-        raise DsslError(f"{config.data} has no labelled test images, so nothing can be measured on it")
+        raise DsslError(f"{config.data} has no labeled test images, so nothing can be measured on it")
     store = FeatureStore(dataclasses.replace(encoder, threads=config.threads))
     return Benchmark.of(store, train, test, seed=config.seed)
 

@@ -181,7 +181,7 @@ def read(path: Path) -> Outcome:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if plain.pop("format_version") != _FORMAT_VERSION:
-            raise DsslError(f"{path} has another format: delete it and the run is done again")
+            raise DsslError(f"{path} has another format: delete it, and the run is repeated")
         for kind, entry in plain["accuracies"].items():
             low, high = entry.pop("interval")
             plain["accuracies"][kind] = Measured(interval=(low, high), **entry)
@@ -191,7 +191,7 @@ def read(path: Path) -> Outcome:
         return Outcome(curves=curves, **plain)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DsslError(
-            f"{path} is not a result of dssl reproduce ({error}): delete it and the run is done again"
+            f"{path} is not a result of dssl reproduce ({error}): delete it, and the run is repeated"
         ) from None
 
 

@@ -5,12 +5,14 @@ import json
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from dssl.cli import main, parse
+from dssl.cli import main
 from dssl.commands import module_name, train
-from dssl.commands.arguments import command_line, with_home
+from dssl.commands.arguments import Progress, command_line, with_home
+from dssl.commands.options import Usage, parse
 from dssl.recipes import recipe
 
 
@@ -22,18 +24,21 @@ from dssl.recipes import recipe
         ("embed WEIGHTS shapes --image-size 0", "--image-size is 0"),
         ("embed WEIGHTS shapes --batch-size 0", "--batch-size is 0"),
         ("embed WEIGHTS shapes --shard 0", "--shard is 0"),
-        ("embed WEIGHTS shapes --threads 5000", "--threads is 5000: expected at most 1,024"),
+        ("embed WEIGHTS shapes --threads 5000", "--threads is 5000, expected at least 1 and at most 1,024"),
         ("evaluate WEIGHTS --threads -1", "--threads is -1"),
         ("evaluate WEIGHTS --threads 0", "--threads is 0"),
         ("evaluate WEIGHTS --image-size 0", "--image-size is 0"),
-        ("evaluate WEIGHTS --image-size 100000", "--image-size is 100000: expected at most 4,096"),
+        ("evaluate WEIGHTS --image-size 100000", "--image-size is 100000, expected at least 8 and at most 4,096"),
         ("explore WEIGHTS shapes --label 0", "--label is 0"),
         ("export WEIGHTS --image-size 0", "--image-size is 0"),
         ("views shapes:10 --size 0", "--size is 0"),
         ("data pack shapes:10 --out OUT --side 0", "--side is 0"),
-        ("train shapes --threads 0", "threads is 0"),
-        ("train shapes --image-size 0", "image_size is 0"),
-        ("evaluate-coco scratch FOLDER --threads 0", "threads is 0"),
+        ("train shapes --threads 0", "--threads is 0"),
+        ("train shapes --image-size 4", "--image-size is 4"),
+        ("train shapes --lr 0", "--lr is 0"),
+        ("train shapes --guard -1", "--guard is -1"),
+        ("train shapes --batch_size 1", "--batch_size is 1"),
+        ("evaluate-coco scratch FOLDER --threads 0", "--threads is 0"),
     ],
 )
 def test_a_number_that_means_nothing_is_one_line(
@@ -85,7 +90,7 @@ def test_the_home_folder_is_expanded_by_the_command_line(
     "words",
     [
         "views shapes:40",
-        "views 'my photos' --policies 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --size 32",
+        "views 'my photos' --heavy 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --image-size 32",
         "report runs/a 'runs/b c' --out page.html --images 0",
         "evaluate run --stem padding2 --image-size 64 --protocols knn probe --threads 2 --no-page",
         "explore run --label 20",
@@ -99,10 +104,18 @@ def test_the_command_line_is_the_inverse_of_its_parser(words: str) -> None:
     """Parsed by the real parser and written down again: the same words, and the same arguments once more."""
     name, *rest = shlex.split(words)
     kind = importlib.import_module(module_name(name)).Arguments
-    parsed = parse(kind, f"dssl {name}", rest, None)
+    parsed = parse(kind, rest)
     written = command_line(name, parsed)
     assert written == f"dssl {words}"
-    assert parse(kind, f"dssl {name}", shlex.split(written)[2:], None) == parsed
+    assert parse(kind, shlex.split(written)[2:]) == parsed
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    eager, patient = Progress(pause=0.0), Progress(pause=3600.0)
+    for done in (300, 1200):
+        eager(done, 1000)
+        patient(done, 1000)
+    assert capsys.readouterr().err == "300 of 1,000\n1,000 of 1,000\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +126,14 @@ class Inner:
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
+    USAGE: ClassVar[Usage] = Usage()
     inner: Inner = Inner()
-    config: Inner = Inner()
+    settings: Inner = Inner()
     place: Path | None = Path("here")
 
 
-def test_flags_of_nested_arguments_and_those_that_are_told_always_or_never() -> None:
-    given = Outer(inner=Inner(on=False, many=()), config=Inner(on=False, many=(3,)), place=None)
+def test_flags_of_nested_arguments_and_those_that_are_written_always_or_never() -> None:
+    given = Outer(inner=Inner(on=False, many=()), settings=Inner(on=False, many=(3,)), place=None)
     assert command_line("x", given) == "dssl x --inner.no-on --inner.many --no-on --many 3 --place None"
     told = command_line("x", Outer(inner=Inner(on=False)), always=("inner.many", "on"), leave_out=("inner.on",))
     assert told == "dssl x --inner.many 1 2 --on"
@@ -127,5 +141,5 @@ def test_flags_of_nested_arguments_and_those_that_are_told_always_or_never() -> 
 
 def test_the_home_folder_is_expanded_in_nested_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/of/mine")
-    arguments = train.Arguments(config=recipe("adapt", data="shapes", init=Path("~/w.pth")))
-    assert with_home(arguments).config.init == Path("/home/of/mine/w.pth")
+    arguments = train.Arguments(settings=recipe("adapt", data="shapes", init=Path("~/w.pth")))
+    assert with_home(arguments).settings.init == Path("/home/of/mine/w.pth")

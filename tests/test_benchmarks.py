@@ -20,8 +20,8 @@ from benchmarks import adapt, gpu, our_views, page, train_paper, views
 from benchmarks.view_peers import VIEWS, Contender
 from dssl import Objective, named_graph
 from dssl.augment import Buffers, Plan, ViewMaker
-from dssl.cli import parse
 from dssl.commands import train as train_command
+from dssl.commands.options import parse
 from dssl.data import decode
 from dssl.methods import METHODS
 from dssl.methods.method import Method
@@ -192,8 +192,8 @@ def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(
     # every command of the page is one that dssl understands
     for line in text.splitlines():
         if line.startswith("dssl train"):
-            default, words = train_command.defaults(shlex.split(line.replace("$GRAY", adapt.GRAY))[2:])
-            parsed = parse(train_command.Arguments, "dssl train", words, default)
+            words = shlex.split(line.replace("$GRAY", adapt.GRAY))[2:]
+            parsed = parse(train_command.Arguments, words, base=train_command.base)
             assert parsed.config.adapt is not None
 
 

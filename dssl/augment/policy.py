@@ -211,7 +211,7 @@ class _Reader:
         while text[position:].strip():
             match = _TOKEN.match(text, position)
             if match is None or match.lastgroup is None:
-                raise self.wrong(f"{text[position:].strip()[0]!r} means nothing here")
+                raise self.wrong(f"{text[position:].strip()[0]!r} is unexpected here")
             self.tokens.append((match.lastgroup, match[match.lastgroup]))
             position = match.end()
 
@@ -380,7 +380,7 @@ def check_channels(policy: Policy, channels: int) -> None:
     for part in parts(policy):
         if not isinstance(part, Chain | Choose | Maybe) and without_colour(part) != part:
             raise DsslError(
-                f"policy {show(policy)!r} uses {show(part)}, which needs colour, and the images have {channels} channels: "
+                f"policy {show(policy)!r} uses {show(part)}, which needs color, and the images have {channels} channels: "
                 f"use {show(without_colour(policy))!r}"
             )
 

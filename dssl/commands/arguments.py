@@ -1,18 +1,21 @@
 """What commands do with their arguments: check counts, expand paths, open weights, and turn them back into a command line."""
 
 import dataclasses
+import functools
+import itertools
+import math
 import os
 import shlex
 import sys
-from collections.abc import Container, Iterable, Iterator
+import time
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-
-import tyro
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dssl import plugins
-from dssl.errors import LARGEST, DsslError
+from dssl.commands.options import options_of
+from dssl.errors import LARGEST, LEAST, within
 
 if TYPE_CHECKING:
     from dssl.weights.encoder import Encoder
@@ -20,17 +23,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check_counts(arguments: object, names: Iterable[str]) -> None:
-    """Refuse a number below 1, or above the limit that a configuration has for the same name; None means the default."""
+def check_counts(arguments: object, *names: str) -> None:
+    """An error for a number below the least, or above the limit that a configuration has for the same name."""
     for name in names:
-        value = getattr(arguments, name)
-        if value is None:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if value < 1:
-            raise DsslError(f"{flag} is {value}: expected 1 or more")
-        if value > LARGEST.get(name, value):
-            raise DsslError(f"{flag} is {value}: expected at most {LARGEST[name]:,}")
+        least, most = LEAST.get(name, 1), LARGEST.get(name, math.inf)
+        within(name, vars(arguments)[name], f"[{least}, {most}{']' if name in LARGEST else ')'}")
 
 
 def with_home(arguments: T) -> T:
@@ -43,9 +40,9 @@ def with_home(arguments: T) -> T:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsArguments:
-    """The arguments by which an encoder is found, and told what its file does not say."""
+    """The arguments that name an encoder, with what its file may not state."""
 
-    weights: Annotated[Path, tyro.conf.arg(metavar="WEIGHTS")]
+    weights: Path
     """The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo."""
     encoder: str | None = None
     """The encoder, if the file does not name it: resnet50, resnet18-cifar, timm:NAME."""
@@ -54,7 +51,7 @@ class WeightsArguments:
     image_size: int | None = None
     """Image size, if the file does not state it or you want another one."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """Pixel normalisation, if the file does not state it."""
+    """Pixel normalization, if the file does not state it."""
 
 
 def open_encoder(arguments: WeightsArguments) -> "Encoder":
@@ -79,10 +76,22 @@ def recipe_of(source: str) -> str:
     return {"shapes": "shapes", "figures": "shapes", "cifar10": "cifar10"}.get(kind, "folder")
 
 
-def show_progress(done: int, total: int) -> None:
-    """A line that is overwritten, where there is a terminal."""
-    if sys.stderr.isatty():
-        print(f"\r{min(done, total):,} of {total:,}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+class Progress:
+    """Prints how much is done: on a terminal a line that is overwritten, in a log a new line every half minute."""
+
+    def __init__(self, pause: float = 30.0) -> None:
+        self._pause, self._printed = pause, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        text, now = f"{min(done, total):,} of {total:,}", time.monotonic()
+        if sys.stderr.isatty():
+            print(f"\r{text}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
+        elif now - self._printed >= self._pause:
+            print(text, file=sys.stderr, flush=True)
+            self._printed = now
+
+
+show_progress = Progress()
 
 
 def is_first_process() -> bool:
@@ -104,28 +113,18 @@ def command_line(command: str, arguments: Any, *, always: Container[str] = (), l
 
     ``always`` names flags that are given even at their default, ``leave_out`` those that do not belong to the result.
     """
-    positional, flags = [], []
-    for name, value, default in _fields(arguments):
-        if default is dataclasses.MISSING:
-            positional += _words(value)
-        elif name not in leave_out and (name in always or value != default):
-            parent, dot, last = name.replace("_", "-").rpartition(".")
-            if isinstance(value, bool):
-                flags.append(f"--{parent}{dot}{'' if value else 'no-'}{last}")
-            else:
-                flags += [f"--{parent}{dot}{last}", *_words(value)]
-    return shlex.join(["dssl", command, *positional, *flags, *plugins.words()])
-
-
-def _fields(arguments: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Name, value and default of every field; those of a nested ``config`` are the command's own, others get a prefix."""
-    for field in dataclasses.fields(arguments):
-        value = getattr(arguments, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _fields(value, prefix if field.name == "config" else f"{prefix}{field.name}.")
+    values: dict[str, list[str]] = {}
+    for option in options_of(type(arguments)):
+        value = functools.reduce(lambda owner, name: vars(owner)[name], option.path, arguments)
+        by_position = option.name in arguments.USAGE.positional
+        if option.name in leave_out or (value == option.default and (by_position or option.name not in always)):
+            continue
+        if isinstance(value, bool):
+            values[option.name] = [option.flag if value else option.negative]
         else:
-            make = field.default_factory
-            yield prefix + field.name, value, field.default if make is dataclasses.MISSING else make()
+            values[option.name] = [*([] if by_position else [option.flag]), *_words(value)]
+    positional = [word for name in arguments.USAGE.positional for word in values.pop(name, [])]
+    return shlex.join(["dssl", command, *positional, *itertools.chain(*values.values()), *plugins.words()])
 
 
 def _words(value: Any) -> list[str]:

@@ -4,11 +4,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dssl.commands.arguments import check_counts
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 if TYPE_CHECKING:
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from dssl.data.source import Split
 
 _ACTIONS = {
-    "show": ("split", "measure", "every", "channels", "range"),
-    "pack": ("out", "format", "side", "shard", "channels", "range"),
+    "show": ("split", "measure", "all", "channels", "range"),
+    "pack": ("out", "format", "image_size", "shard", "channels", "range"),
     "cifar10": ("origin",),
 }
 """The options of each action."""
@@ -25,33 +24,34 @@ _ACTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Inspect a data set (show), make a packed copy of it (pack), or download CIFAR-10 (cifar10).
+    """Inspect a data set (show), make a packed copy of it (pack), or download CIFAR-10 (cifar10)."""
 
-    Examples: dssl data show photos --measure
-
-    dssl data pack photos --out photos-packed --side 256
-
-    dssl data pack photos --out shards --format tar
-
-    dssl data cifar10 FOLDER
-    """
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"action": "show|pack|cifar10", "data": "IMAGES"},
+        examples=(
+            "dssl data show photos --measure",
+            "dssl data pack photos --out photos-packed",
+            "dssl data cifar10 data/cifar10",
+        ),
+    )
 
     action: Literal["show", "pack", "cifar10"]
-    """What to do."""
-    place: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
-    """shapes, cifar10:FOLDER, packed:FOLDER, a folder of images, a text list or shards; for cifar10 the folder to fill."""
+    """Inspect the images, write a packed copy of them, or download CIFAR-10."""
+    data: str
+    """A folder of images, a text file that lists them, tar or Parquet shards, cifar10:FOLDER, packed:FOLDER or shapes. For
+    cifar10: the folder to fill."""
     split: Literal["train", "test"] | None = None
     """show: which split; train by default."""
     measure: bool = False
-    """show: also measure the mean and standard deviation used to normalise images."""
-    every: bool = False
+    """show: also measure the mean and standard deviation of the pixels."""
+    all: bool = False
     """show: decode every image instead of a sample of 256."""
     out: Path | None = None
     """pack: the folder for the packed copy."""
     format: Literal["pixels", "tar", "parquet"] | None = None
     """pack: decoded pixels, the default, or shards of the original files: tar (WebDataset) or parquet (Hugging Face)."""
-    side: int | None = None
-    """pack: reduce larger images until their shorter side has this many pixels; 256 by default; not for shards."""
+    image_size: int | None = None
+    """pack: shrink larger images until their shorter side has this many pixels; 256 by default; not for shards."""
     shard: int | None = None
     """pack: images per shard; 10,000 by default."""
     channels: int | None = None
@@ -60,8 +60,11 @@ class Arguments:
     """show, pack: for images that are not photographs, the values that become black and white, such as 0,4095 or 1%,99%."""
     origin: str | None = None
     """cifar10: an archive or folder you already have; by default the official archive is downloaded."""
-    max_bad: float = 0.05
+    bad_share: float = 0.05
     """Stop if more than this share of the files is unreadable, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "image_size", "shard", "channels")
 
 
 def run(arguments: Arguments) -> int:
@@ -69,8 +72,8 @@ def run(arguments: Arguments) -> int:
     for option in dict.fromkeys(option for options in _ACTIONS.values() for option in options):
         owners = [f"`dssl data {action}`" for action, options in _ACTIONS.items() if option in options]
         if option not in _ACTIONS[arguments.action] and getattr(arguments, option) not in (None, False):
-            raise DsslError(f"--{option} belongs to {' and '.join(owners)}, not to `dssl data {arguments.action}`")
-    check_counts(arguments, ("channels",))
+            flag = f"--{option.replace('_', '-')}"
+            raise DsslError(f"{flag} is an option of {' and '.join(owners)}, not of `dssl data {arguments.action}`")
     return {"show": _show, "pack": _pack, "cifar10": _cifar10}[arguments.action](arguments)
 
 
@@ -80,7 +83,7 @@ def _show(arguments: Arguments) -> int:
     from dssl.data import Quarantine, check_sample, measure, open_source
 
     split, channels = arguments.split or "train", arguments.channels or 3
-    source = open_source(arguments.place, split=split, channels=channels, value_range=arguments.range)
+    source = open_source(arguments.data, split=split, channels=channels, value_range=arguments.range)
     print(source.name)
     print(f"  fingerprint  {source.fingerprint}")
     if source.labels is None or source.classes is None:
@@ -93,8 +96,8 @@ def _show(arguments: Arguments) -> int:
             print(f"    {count:>9,}  {name}")
         if len(largest) > 10:
             print(f"    and {len(largest) - 10} more")
-    quarantine = Quarantine(source, max_share=arguments.max_bad)
-    count = len(source) if arguments.every else min(256, len(source))
+    quarantine = Quarantine(source, max_share=arguments.bad_share)
+    count = len(source) if arguments.all else min(256, len(source))
     sizes = np.array([shape[:2] for shape in check_sample(source, seed=0, quarantine=quarantine, count=count)])
     if len(sizes):
         middle = np.median(sizes, axis=0).astype(int)
@@ -104,7 +107,7 @@ def _show(arguments: Arguments) -> int:
         print(f"  range        {values.text()} (what becomes black and white)")
     _unreadable(quarantine)
     if arguments.measure:
-        measured, count = measure(source, sample=None if arguments.every else 10_000, quarantine=quarantine)
+        measured, count = measure(source, sample=None if arguments.all else 10_000, quarantine=quarantine)
         print(f"  mean         {', '.join(f'{value:.4f}' for value in measured.mean)} (over {count:,} images)")
         print(f"  std          {', '.join(f'{value:.4f}' for value in measured.std)}")
     return 0
@@ -118,26 +121,25 @@ def _pack(arguments: Arguments) -> int:
 
     if arguments.out is None:
         raise DsslError("--out is missing: expected a folder for the packed copy")
-    check_counts(arguments, ("side", "shard"))
     form = arguments.format or "pixels"
-    if form != "pixels" and arguments.side is not None:
+    if form != "pixels" and arguments.image_size is not None:
         reason = "shards hold the original files, only --format pixels reduces them"
-        raise DsslError(f"--side is {arguments.side}: {reason}")
+        raise DsslError(f"--image-size is {arguments.image_size}: {reason}")
     if form == "pixels" and arguments.shard is not None:
         raise DsslError(f"--shard is {arguments.shard}: expected with --format tar or parquet only")
-    opened = partial(open_source, arguments.place, channels=arguments.channels or 3)
+    opened = partial(open_source, arguments.data, channels=arguments.channels or 3)
     splits: dict[Split, Source] = {"train": opened(value_range=arguments.range)}
     with suppress(NoSplitError):
         splits["test"] = opened(split="test", value_range=splits["train"].value_range)
     with claimed(arguments.out, splits):
         for split, source in splits.items():
-            quarantine, files = Quarantine(source, max_share=arguments.max_bad), 1
+            quarantine, files = Quarantine(source, max_share=arguments.bad_share), 1
             with tqdm(total=len(source), unit=" images", desc=split, disable=None) as bar:
                 common: dict[str, Any] = {
                     "quarantine": quarantine, "progress": lambda done, bar=bar: bar.update(done - bar.n)
                 }  # fmt: skip
                 if form == "pixels":
-                    size = pack(source, arguments.out / f"{split}.npy", side=arguments.side or 256, **common)
+                    size = pack(source, arguments.out / f"{split}.npy", side=arguments.image_size or 256, **common)
                 else:
                     shard = arguments.shard or 10_000
                     files, size = write_shards(source, arguments.out, split=split, form=form, shard=shard, **common)
@@ -153,7 +155,7 @@ def _cifar10(arguments: Arguments) -> int:
     from dssl.data.cifar10 import fetch, is_complete
     from dssl.data.source import expanded
 
-    folder = Path(expanded(arguments.place))
+    folder = Path(expanded(arguments.data))
     if is_complete(folder):
         print(f"{folder}: already complete; use it as cifar10:{folder}")
         return 0

@@ -8,10 +8,10 @@ import tempfile
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dssl.commands.arguments import check_counts
-from dssl.data.pipeline import default_threads
+from dssl.commands.options import Usage
 from dssl.errors import memory_for
 from dssl.recipes import recipe
 from dssl.text import duration
@@ -29,16 +29,25 @@ _USUAL = {"shapes": 10_000, "cifar10": 50_000, "imagenet": 1_281_167, "folder": 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Check versions, devices, bf16, threads and disk; measure how fast a run would be, and whether the loader keeps up."""
+    """Check versions, devices, bf16, threads and disk, and measure how fast a run would be and whether the loader keeps up."""
+
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"data": "[IMAGES]"},
+        examples=(
+            "dssl doctor",
+            "dssl doctor photos --recipe folder",
+            "dssl doctor --recipe cifar10 --encoder resnet50 --image-size 64",
+        ),
+    )
 
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet, folder, adapt or robust."""
     method: str | None = None
-    """simsiam, byol, simclr, vicreg or barlowtwins; the recipe's own by default."""
+    """simsiam, byol, simclr, vicreg, barlowtwins or match; the recipe's own by default."""
     data: str | None = None
-    """Images of the run, on which the loader is measured; drawn ones by default."""
+    """Images to measure the loader on; by default dssl draws some."""
     images: int | None = None
-    """How many images the run would have; by default those of --data, or the recipe's usual number."""
+    """How many images the run would have; by default as many as IMAGES has, or the recipe's usual number."""
     encoder: str | None = None
     """An encoder other than the recipe's."""
     image_size: int | None = None
@@ -50,14 +59,18 @@ class Arguments:
     checkpoint_activations: bool = False
     """Measure with checkpointed activations."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """What the speed is measured on."""
+    """The device to measure on."""
     out: Path = Path()
     """Where the run would be written; the free space there is shown."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "images", "image_size", "epochs", "batch_size")
 
 
 def run(arguments: Arguments) -> int:
     import torch
 
+    from dssl.data.pipeline import default_threads
     from dssl.distributed import pick_device
     from dssl.training.budget import drawn_images, loader_rate, measure_speed
     from dssl.training.prepare import open_data
@@ -93,7 +106,7 @@ def run(arguments: Arguments) -> int:
     epochs = arguments.epochs or config.epochs
     time = duration(count * epochs / min(loader, speed.images_per_second))
     print(
-        f"a run        {epochs} epochs of {count:,} images: about {time}, without what it measures (the start, kNN) and saves"
+        f"a run        {epochs} epochs of {count:,} images: about {time}, without measuring (the start, kNN) and saving"
     )
     if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
         remedy = "set OMP_NUM_THREADS=1, or wait until the machine is idle"
@@ -106,7 +119,6 @@ def run(arguments: Arguments) -> int:
 
 
 def _configuration(arguments: Arguments) -> "RunConfig":
-    check_counts(arguments, ("images", "image_size", "epochs", "batch_size"))
     given: dict[str, Any] = {name: vars(arguments)[name] for name in ("encoder", "image_size", "batch_size")}
     changes = {name: value for name, value in given.items() if value is not None}
     changes["checkpoint_activations"] = arguments.checkpoint_activations

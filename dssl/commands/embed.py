@@ -5,11 +5,10 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import ClassVar, Literal
 
 from dssl.commands.arguments import WeightsArguments, check_counts, open_encoder, show_progress
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 
@@ -17,17 +16,26 @@ from dssl.errors import DsslError
 class Arguments(WeightsArguments):
     """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
-    Rerunning the command resumes where it stopped, if it writes shards.
+    If it writes shards, the same command resumes where it stopped.
     """
 
-    data: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "IMAGES"},
+        examples=(
+            "dssl embed runs/photos photos --out photos.npz",
+            "dssl embed runs/photos photos --out embeddings",
+            "dssl embed resnet50.pth photos --encoder resnet50 --out photos.parquet",
+        ),
+    )
+
+    data: str
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
     """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
     shard: int | None = None
-    """Images per shard or group of rows, of which one is in memory at a time; 10,000 by default."""
+    """Images per shard or row group, which is what fits in memory at a time; 10,000 by default."""
     split: Literal["train", "test"] = "train"
-    """Split of the source."""
+    """The split to embed."""
     dense: bool = False
     """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
@@ -35,8 +43,12 @@ class Arguments(WeightsArguments):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images; by default one per core."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "shard", "image_size", "batch_size", "threads")
 
 
 def run(arguments: Arguments) -> int:
@@ -48,7 +60,6 @@ def run(arguments: Arguments) -> int:
     from dssl.models.blocks import DenseEncoder
     from dssl.precision import half_type
 
-    check_counts(arguments, ("shard", "image_size", "batch_size", "threads"))
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
     if arguments.dense and arguments.out.suffix in (".csv", ".parquet"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import (
     WeightsArguments,
@@ -18,6 +18,7 @@ from dssl.commands.arguments import (
     open_encoder,
     show_progress,
 )
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.version import VERSION
@@ -35,18 +36,27 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(WeightsArguments):
-    """Measure an encoder on labelled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
+    """Measure an encoder on labeled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
 
-    Protocols: knn, probe, probe-1 and probe-10 (1 % and 10 % of the labels) need one pass over the images; together they are
+    Protocols: knn, probe, probe-1 and probe-10 (1% and 10% of the labels) need one pass over the images; together they are
     "quick", the default. linear-sgd, linear-lars, finetune-1, finetune-10, finetune and supervised train on augmented images;
     with the others they are "all".
     """
 
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "[IMAGES]"},
+        examples=(
+            "dssl evaluate runs/photos",
+            "dssl evaluate runs/photos photos --against start",
+            "dssl evaluate resnet50.pth photos --encoder resnet50 --corruptions",
+        ),
+    )
+
     data: str | None = None
-    """Labelled images: cifar10:FOLDER, shapes, a folder that contains train and val or only class folders; by default those of
-    the run."""
+    """Labeled images: a folder that contains train and val or only class folders, cifar10:FOLDER or shapes; by default the run's
+    images."""
     test: str | None = None
-    """Test images, if --data has no test split; by default a fifth of each class is set aside for it."""
+    """Test images, if --data has no test split; by default a fifth of each class is held out."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
@@ -54,11 +64,11 @@ class Arguments(WeightsArguments):
     seed: int = 0
     """Seed of splits and training; it does not affect the encoder."""
     against: tuple[str, ...] | None = None
-    """Instead, compare image by image with these: imagenet, start, untrained, supervised, a run, a file of weights, or
+    """Compare image by image with these instead: imagenet, start, untrained, supervised, a run, a file of weights, or
     FILE@ENCODER if the file does not name its encoder. Each runs at its own image size unless --image-size is given."""
     corruptions: bool = False
-    """Instead, measure linear probe and kNN on corrupted test images: 15 kinds at 5 severities, and geometry; with --against
-    also the differences."""
+    """Measure linear probe and kNN on corrupted test images instead: 15 kinds at 5 severities, and geometry; with --against, also
+    the differences."""
     corrupted: str | None = None
     """The same with the corrupted images of cifar10c:FOLDER, the official CIFAR-10-C files, for the kinds that it has."""
     corruption_images: int = 2_000
@@ -68,19 +78,22 @@ class Arguments(WeightsArguments):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the encoder."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images; by default one per core."""
     references: bool = True
     """Also show what the same images give without learning: the largest class, raw pixels and the untrained encoder."""
     page: bool = True
-    """Write the page with the map of the embedding and the nearest neighbours."""
+    """Write the page with the map of the embedding and the nearest neighbors."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "image_size", "epochs", "threads", "corruption_images")
 
 
 def run(arguments: Arguments) -> int:
     from dssl.evaluation.protocols import chosen_protocols
 
     protocols = chosen_protocols(arguments.protocols)
-    check_counts(arguments, ("image_size", "epochs", "threads", "corruption_images"))
     if arguments.against == ():
         raise DsslError(
             "--against is empty: expected imagenet, start, untrained, supervised, a run or a file of weights"
@@ -139,7 +152,7 @@ def _evaluate(arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str
         arguments, out / EVALUATION_FILE, content, page.summary(evaluation), partial(page.html, evaluation, benchmark)
     )
     if aside is not None:
-        print(f"{aside}: what was there before, of other weights, images or seed")
+        print(f"{aside}: the earlier results, which have other weights, images or another seed")
     print(f"{benchmark.store.computed:,} features computed")
 
 
@@ -168,7 +181,7 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Pa
     for word, other in others:
         if other is None:
             raise DsslError(
-                f"--against {word}: there are no weights yet; under corruption expected a run, a file or another word"
+                f"--against {word}: --corruptions needs a trained encoder: expected a run, a file or another word"
             )
         _say(f"against {word}")
         theirs = as_read_by(other, benchmark, partial(_opened, arguments, data))
@@ -204,8 +217,7 @@ def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, En
 
 
 def _say(protocol: str) -> None:
-    if sys.stderr.isatty():
-        print(protocol, file=sys.stderr)
+    print(f"{protocol} ...", file=sys.stderr, flush=True)
 
 
 def _data(arguments: Arguments, encoder: "Encoder") -> str:

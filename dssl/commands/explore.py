@@ -4,9 +4,7 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import (
     WeightsArguments,
@@ -16,6 +14,7 @@ from dssl.commands.arguments import (
     open_encoder,
     show_progress,
 )
+from dssl.commands.options import Usage
 from dssl.errors import DsslError, within
 
 if TYPE_CHECKING:
@@ -29,38 +28,46 @@ _QUERIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(WeightsArguments):
-    """Look at images without labels: what to label first, a map, neighbours, near-duplicates and outliers.
+    """Look at images without labels: what to label first, a map, neighbors, near-duplicates and outliers.
 
-    Writes a page that opens from disk and a CSV file for each question. The features are kept: a second call computes none.
+    It writes a page that opens from disk and a CSV file for each question. It keeps the features: a second call is fast.
     WEIGHTS may also be the .npz that dssl embed wrote for the same images.
     """
 
-    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[IMAGES]")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS", "data": "[IMAGES]"},
+        examples=(
+            "dssl explore runs/photos",
+            "dssl explore runs/photos photos --label 100",
+            "dssl explore photos.npz photos --query photos/1.jpg",
+        ),
+    )
+
+    data: str | None = None
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes; by default those of the run."""
     query: tuple[str, ...] = ()
-    """Show the nearest neighbours of these: image files, or names as in the CSV files; by default of some medoids."""
+    """Show the nearest neighbors of these: image files, or names as in the CSV files; by default of some medoids."""
     label: int | None = None
-    """How many images to propose for labelling, one per cluster; by default 50, or a tenth of fewer than 500 images."""
+    """How many images to propose for labeling, one per cluster; by default 50, or a tenth of fewer than 500 images."""
     duplicates: float | None = None
-    """The cosine from which on two images are near-duplicates; by default measured."""
+    """The cosine above which two images are near-duplicates; by default it is measured."""
     split: Literal["train", "test"] = "train"
-    """Split of the source."""
+    """The split to look at."""
     out: Path | None = None
     """The folder for explore.html, the CSV files and the features; by default explore in the run's folder."""
     seed: int = 0
     """Seed of the clusters and the map."""
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
     threads: int | None = None
     """Threads that decode images; by default one per core."""
 
+    def __post_init__(self) -> None:
+        check_counts(self, "label", "image_size", "threads")
+        within("duplicates", self.duplicates, "[-1, 1]")
+
 
 def run(arguments: Arguments) -> int:
-    check_counts(arguments, ("label", "image_size", "threads"))
-    within("--duplicates", arguments.duplicates, "[-1, 1]")
-    if len(arguments.data) > 1:
-        raise DsslError(
-            f"{len(arguments.data)} sources of images: expected one; quote a pattern such as 'shards/*.tar'"
-        )
     begun = time.perf_counter()
     from dssl.evaluation.explore import explore
     from dssl.report import explore as page
@@ -92,14 +99,16 @@ def _features(arguments: Arguments, out: Path) -> "tuple[Source, Features, Featu
     from dssl.weights.encoder import FeatureStore
 
     if arguments.weights.suffix == ".npz":
-        if not arguments.data:
-            raise DsslError(f"{arguments.weights}: no images given: expected those that it holds the embeddings of")
-        source = open_source(arguments.data[0], split=arguments.split)
+        if arguments.data is None:
+            raise DsslError(
+                f"{arguments.weights}: no images given: expected the images that it contains the embeddings of"
+            )
+        source = open_source(arguments.data, split=arguments.split)
         return source, read_embeddings(arguments.weights, source), None
     encoder = open_encoder(arguments)
     network = encoder.network.to(pick_device(arguments.device))
     encoder = dataclasses.replace(encoder, network=network, threads=arguments.threads, progress=show_progress)
-    data = arguments.data[0] if arguments.data else (encoder.header.get("config") or {}).get("data")
+    data = arguments.data or (encoder.header.get("config") or {}).get("data")
     if data is None:
         raise DsslError(
             f"no images given: expected a folder or another source, as in dssl explore {encoder.place} FOLDER"

@@ -1,9 +1,12 @@
 """``dssl export``: weights for other programs, each loaded back by the program that will read it."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dssl.commands.arguments import WeightsArguments, check_counts, default_folder, open_encoder
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_text
 
@@ -12,16 +15,28 @@ from dssl.files import write_text
 class Arguments(WeightsArguments):
     """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
 
-    Each file is loaded back (by its real client, except for Detectron2's) and the features are compared. A format whose client
-    lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
+    dssl loads each file back (with the program it is for, except Detectron2) and compares the features. If that program lacks the
+    encoder (small, whitened, or a CIFAR stem), the error shows the code that rebuilds it.
     """
+
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"weights": "WEIGHTS"},
+        examples=(
+            "dssl export runs/photos",
+            "dssl export runs/photos --formats torchvision timm",
+            "dssl export runs/photos --formats onnx --onnx-preprocessing",
+        ),
+    )
 
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch."""
     onnx_preprocessing: bool = False
-    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalises them itself."""
+    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalizes them itself."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "image_size")
 
 
 def run(arguments: Arguments) -> int:
@@ -36,7 +51,6 @@ def run(arguments: Arguments) -> int:
         export,
     )
 
-    check_counts(arguments, ("image_size",))
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
     if arguments.onnx_preprocessing and "onnx" not in arguments.formats:
@@ -49,6 +63,7 @@ def run(arguments: Arguments) -> int:
     check_formats(loaded, out, arguments.formats)
     for line in clear_other_weights(out, loaded, own=own):
         print(line)
+    print(f"writing and verifying {', '.join(arguments.formats)} ...", file=sys.stderr, flush=True)
     exported = export(loaded, out, formats=arguments.formats, onnx_preprocessing=arguments.onnx_preprocessing)
     for file in exported:
         print(file.text(), *(f"    {line}" for line in file.code), sep="\n")

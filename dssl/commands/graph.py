@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-import tyro
-
+from dssl.commands.options import Usage
 from dssl.errors import DsslError, choices
 from dssl.graph import PRESETS, Edge, ViewGraph, named_graph
 from dssl.graph.schedule import Step
@@ -19,7 +18,16 @@ _PUBLISHED = "the published code makes 8 passes for DSSL: 4 with and 4 without g
 class Arguments:
     """Show a view graph: its views, edges, weights and cost with each method; draw it with --out."""
 
-    graph: Annotated[str, tyro.conf.arg(metavar="GRAPH")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"graph": "GRAPH"},
+        examples=(
+            "dssl graph dssl",
+            "dssl graph dssl --steps --method byol",
+            'dssl graph "s1<->s2, h1->s1" --out graph.svg',
+        ),
+    )
+
+    graph: str
     """A preset (standard, standard2, heavy, heavy2, dssl, fastsiam, ablation-c ... ablation-j), soft(0.1), equation6(1,0,1,0), or
     the text itself: "s1<->s2, h1->s1, h2->s2"."""
     out: Path | None = None

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import ClassVar
 
 from dssl.commands.arguments import command_line
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_text
 
@@ -18,7 +17,16 @@ class Arguments:
     The page is one file that works offline. Runs may still be running; the page shows their progress.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[RUN ...]")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"runs": "RUN ..."},
+        examples=(
+            "dssl report runs/photos",
+            "dssl report runs/a runs/b --out compared.html",
+            "dssl report results/cpu/runs --tables results/cpu",
+        ),
+    )
+
+    runs: tuple[Path, ...]
     """Folders of runs (the --out of dssl train), or folders that hold runs, such as results/cpu/runs."""
     out: Path = Path("report.html")
     """The page to write."""
@@ -27,8 +35,6 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
-    if not arguments.runs:
-        raise DsslError("no runs given: expected the folder of a run, or one that holds runs")
     if arguments.out.suffix != ".html":
         raise DsslError(f"--out is {arguments.out}: expected a name that ends in .html")
     if arguments.images < 0:

@@ -4,18 +4,16 @@ import dataclasses
 import logging
 import re
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar
 
 from dssl import config_io
 from dssl.commands.arguments import is_first_process
+from dssl.commands.options import NO_OPTION, Given, Typed, Usage, word
 from dssl.config import RunConfig
-from dssl.errors import DsslError, choices, memory_for
+from dssl.errors import DsslError, choices, memory_for, within
 from dssl.files import write_text
 from dssl.methods import METHODS
 from dssl.recipes import HEAVY_POLICIES, RECIPES, recipe
@@ -28,65 +26,91 @@ logger = logging.getLogger("dssl")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Pretrain an encoder: dssl train RECIPE --data ... --out ..., or --config FILE. Rerunning the command resumes it.
+    """Pretrain an encoder on unlabeled images, or adapt one that is pretrained already.
 
-    Recipes: shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images),
-    adapt (your own images, starting from ImageNet weights or --init FILE), robust (the same weights, made to survive noise,
-    blur and bad light; with --keep-head so gently that a classifier on the old features stays in use).
-    --minutes 30 (or --hours 2) fits the run to that time. --resume RUN resumes a run without its command.
-    --method simsiam, byol, simclr, vicreg, barlowtwins or match picks the method and the settings under method.*; --guard 1 is
-    short for --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
+    Rerun the same command to resume a run that was stopped.
+    On several GPUs: torchrun --nproc-per-node 8 -m dssl train ...
     """
 
-    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"recipe": "RECIPE", "data": "[IMAGES]"},
+        groups={
+            "common options": (
+                "out", "minutes", "epochs", "method", "encoder", "image_size", "batch_size", "optimizer.rate", "graph", "resume",
+            ),
+            "data": ("limit", "channels", "range", "normalization", "shuffle", "window", "bad_share"),
+            "views": ("standard", "heavy"),
+            "model": ("init", "keep_head", "teacher", "teacher_encoder", "method."),
+            "schedule": ("hours", "seed", "optimizer.", "adapt.", "schedule_from"),
+            "hardware": (
+                "device", "precision", "threads", "torch_threads", "compile", "tf32", "checkpoint_activations",
+                "batchnorm_across_ranks",
+            ),
+        },
+        examples=(
+            "dssl train shapes --out runs/shapes",
+            "dssl train folder photos --minutes 30",
+            "dssl train adapt photos --encoder resnet50 --out runs/photos",
+        ),
+        defaults="The defaults depend on the recipe: dssl train RECIPE --help shows them. The settings of a method are in the "
+        "help of a recipe, too: dssl train RECIPE --method NAME --help.",
+    )  # fmt: skip
+
+    recipe: str | None = None
+    """shapes (built-in images, minutes on a CPU), cifar10, imagenet (the paper's settings), folder (your own images, from
+    scratch), adapt (your own images, from pretrained weights), or robust (from pretrained weights to an encoder that withstands
+    noise, blur and bad light). Not needed with --config or --resume."""
+    settings: RunConfig
     out: Path = Path("runs")
-    """The run's folder: checkpoints, metrics.jsonl, views.png; runs/RECIPE by default."""
+    """The run's folder, for checkpoints, metrics.jsonl and views.png; runs/RECIPE unless given."""
+    hours: float | None = None
+    """The same as --minutes, in hours."""
+    keep_head: bool = False
+    """With the recipe robust: change the encoder so little that a classifier on its old features still works."""
+    resume: Path | None = None
+    """Resume the run in this folder, without its other options."""
+    config: Path | None = None
+    """Take the settings from this TOML or JSON file instead of a recipe."""
     write_config: Path | None = None
-    """Only write the configuration to this JSON file, for editing and use with --config."""
-    recipe: Annotated[str | None, tyro.conf.Suppress] = None
-    """The recipe that was named."""
-    typed: Annotated[frozenset[str], tyro.conf.Suppress] = frozenset()
+    """Only write the settings to this JSON file, for editing and use with --config."""
+    typed: frozenset[str] = field(default=frozenset(), metadata=NO_OPTION)
     """The settings that were given, which no measurement chooses."""
 
 
-def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
-    """Take recipe, --config, --resume and --method out of the words: they decide which settings exist, and their defaults.
-
-    Where a run exists, it gives the value of everything that is not typed.
-    """
-    rest = [word.replace("--adapt.most-drift", "--adapt.max-drift") for word in words]  # its earlier name
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else None
+def base(given: Given) -> Arguments:
+    """The values of everything that was not given: those of the recipe, of --config, of --resume, or of the run in --out."""
     from dssl.data.source import expanded
 
-    file, resumed, method = _take(rest, "--config"), _take(rest, "--resume"), _take(rest, "--method")
-    _take_hours(rest)
-    keep_head = "--keep-head" in rest
-    rest = [word for word in rest if word != "--keep-head"]
+    name, file, resumed, method = (word(given, option) for option in ("recipe", "config", "resume", "method"))
     ways = {"recipe": name, "--config": file, "--resume": resumed}
-    given = [f"{way} {value}" for way, value in ways.items() if value is not None]
-    if len(given) > 1:
-        raise DsslError(f"both {' and '.join(given)} are given; choose one")
-    flags = (word.partition("=")[0] for word in rest if word.startswith("--"))
-    typed = frozenset(flag.removeprefix("--").replace("-", "_") for flag in flags)
+    both = [f"{way} {value}" for way, value in ways.items() if value is not None]
+    if len(both) > 1:
+        raise DsslError(f"both {' and '.join(both)} are given; choose one")
+    keep_head = "keep_head" in given and given["keep_head"].value(bool)
     if keep_head and name is None:
         raise DsslError("--keep-head is for the recipe robust: expected dssl train robust --keep-head")
-    if {"minutes", "epochs"} <= typed:
-        raise DsslError("both --minutes and --epochs are given; choose one: the minutes decide the number of epochs")
+    if "hours" in given:
+        hours = given["hours"].value(float)
+        within("hours", hours, "(0, inf)")
+        given["minutes"] = Typed("--hours", [f"{60 * hours:g}"])
+    if {"minutes", "epochs"} <= given.keys():
+        flag = given["minutes"].flag
+        raise DsslError(f"both {flag} and --epochs are given; choose one: {flag} decides the number of epochs")
     if resumed is not None:
         out = Path(expanded(resumed))
-        if "out" in typed:
-            raise DsslError(f"--out with --resume {resumed}: the run stays where it is; leave --out out")
+        if "out" in given:
+            raise DsslError(f"--out with --resume {resumed}: the run stays in its folder; leave --out out")
         if (before := _run_in(out)) is None:
-            raise DsslError(f"--resume is {resumed}, which holds no run of dssl train (no config.json): name its --out")
-        config, name = before
-        _require_no_fewer(config, rest)
-        if method is not None and method != config.method.name:
+            raise DsslError(f"--resume is {resumed}, which has no run of dssl train in it (no config.json)")
+        settings, name = before
+        _require_no_fewer(settings, given)
+        if method is not None and method != settings.method.name:
             raise DsslError(
-                f"--method {method} with --resume {resumed}: the run has {config.method.name}; leave it out"
+                f"--method {method} with --resume {resumed}: the run uses {settings.method.name}; leave --method out"
             )
     elif file is not None:
         path = Path(expanded(file))
-        config = config_io.load(path)
+        settings = config_io.load(path)
         if method is not None:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")
         out = Path("runs") / path.stem
@@ -95,32 +119,33 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
                 out = path.parent if _run_in(path.parent) is not None else out
     elif name is not None:
         out = Path("runs") / name
-        before = _run_in(Path(expanded(_take([*rest], "--out") or str(out))))
+        _require_recipe(name)
+        before = _run_in(Path(expanded(word(given, "out") or str(out))))
         if before is None:
-            config = recipe(name, method=method, keep_head=keep_head, **_numbers(rest, "channels", "epochs"))
+            # settings that others of the recipe depend on: policies on the channels, warm-up on the epochs
+            numbers = {key: given[key].value(int) for key in ("channels", "epochs") if key in given}
+            settings = recipe(name, method=method, keep_head=keep_head, **numbers)
         else:
-            config = before[0]
+            settings = before[0]
             _require_same_recipe(name, before)
-            _require_no_fewer(config, rest)
-            if method is not None and method != config.method.name:  # an error, which names the difference
-                config = dataclasses.replace(config, method=recipe(name, method=method).method)
-    elif {"-h", "--help"} & set(rest):
-        config, out = recipe("shapes", method=method), Path("runs/shapes")
+            _require_no_fewer(settings, given)
+            if method is not None and method != settings.method.name:  # an error, which names the difference
+                settings = dataclasses.replace(settings, method=recipe(name, method=method).method)
     else:
-        raise DsslError(f"no recipe given: expected one of {', '.join(RECIPES)}, --config FILE or --resume RUN")
-    guard = _take(rest, "--guard")
-    if guard is not None:
-        _require_setting(config, "guard", given=f"--guard {guard}")
-        rest += ["--method.guard", guard]
-    rest = [word.replace("regularise", "regularize", 1) if word.startswith("--method.") else word for word in rest]
-    for word in rest:
-        if (flag := word.partition("=")[0]).startswith("--method."):
-            _require_setting(config, flag.removeprefix("--method.").replace("-", "_"), given=flag)
-    return Arguments(config=config, out=out, recipe=name, typed=typed), rest
+        raise DsslError(
+            f"no recipe given: expected {', '.join(RECIPES)}, --config FILE or --resume RUN, as in dssl train folder photos"
+        )
+    for option, typed in given.items():
+        group, _, setting = option.partition(".")
+        if group == "method" and setting:
+            _require_setting(settings, setting, given=typed.flag)
+        if group == "adapt" and settings.adapt is None:
+            raise DsslError(f"{typed.flag} is for the recipes adapt and robust, which start from weights; leave it out")
+    return Arguments(settings=settings, recipe=name, out=out, typed=frozenset(given))
 
 
 def run(arguments: Arguments) -> int:
-    config = arguments.config
+    config = arguments.settings
     if arguments.write_config is not None:
         import json
 
@@ -128,8 +153,10 @@ def run(arguments: Arguments) -> int:
         print(f"configuration written to {arguments.write_config}")
         return 0
     if config.data in ("cifar10", "imagenet", "folder") and not Path(config.data).exists():
-        hint = {"cifar10": "cifar10:FOLDER (dssl data cifar10 FOLDER fetches it)"}.get(config.data, "FOLDER")
-        raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
+        recipe = arguments.recipe or config.data
+        hint = f"dssl train {recipe} {'cifar10:' if config.data == 'cifar10' else ''}FOLDER"
+        fetch = " (dssl data cifar10 FOLDER downloads CIFAR-10)" if config.data == "cifar10" else ""
+        raise DsslError(f"no images given: expected {hint}{fetch}")
     from dssl.log import show_messages
     from dssl.report.pictures import draw_gallery
     from dssl.training.budget import Planner
@@ -162,7 +189,7 @@ def _next(arguments: Arguments, result: "Ending") -> str:
     """The command that tells more: why the run went wrong, or what its features are worth."""
     if result.exit_code:
         return shlex.join(["dssl", "report", str(arguments.out)])
-    against = "untrained" if arguments.config.init is None else "start"
+    against = "untrained" if arguments.settings.init is None else "start"
     if result.knn is not None:
         return shlex.join(["dssl", "evaluate", str(arguments.out), "--against", against])
     return shlex.join(["dssl", "explore", str(arguments.out)])
@@ -175,7 +202,7 @@ def _chosen_in_vain(config: RunConfig) -> bool:
 
 
 def _require_setting(config: RunConfig, setting: str, *, given: str) -> None:
-    """Refuse what only other methods have; what none has is left to the parser, which knows the nearest name."""
+    """An error for a setting that only other methods have."""
     having = [name for name, kind in METHODS.items() if setting in {field.name for field in dataclasses.fields(kind)}]
     if having and config.method.name not in having:
         *others, last = having
@@ -198,52 +225,27 @@ def _run_in(out: Path) -> tuple[RunConfig, str | None] | None:
 
 def _require_same_recipe(name: str, before: tuple[RunConfig, str | None]) -> None:
     """An error if the run was another recipe's: its settings, not those of the recipe that is named, would be used."""
-    if name not in RECIPES:
-        raise choices("recipe", name, RECIPES)
     config, earlier = before
     adapts = "adapt" in RECIPES[name]()
     if (earlier or name) != name or adapts != (config.adapt is not None):
         other = earlier or ("one that adapts weights" if config.adapt is not None else "one that trains from scratch")
-        raise DsslError(f"the run in --out was started with another recipe ({other}), not {name}: name another --out")
+        raise DsslError(f"the run in --out was started with another recipe ({other}), not {name}: choose another --out")
 
 
-def _require_no_fewer(config: RunConfig, words: Sequence[str]) -> None:
-    epochs = _numbers(words, "epochs").get("epochs", config.epochs)
-    if epochs < config.epochs:
+def _require_no_fewer(settings: RunConfig, given: Given) -> None:
+    epochs = given["epochs"].value(int) if "epochs" in given else settings.epochs
+    if epochs < settings.epochs:
         raise DsslError(
-            f"--epochs is {epochs}, and the run in --out has {config.epochs}: give it more, or name another --out"
+            f"--epochs is {epochs}, and the run in --out has {settings.epochs}: give it more, or choose another --out"
         )
 
 
-def _take_hours(words: list[str]) -> None:
-    """--hours 2 is --minutes 120."""
-    if (hours := _take(words, "--hours")) is not None:
-        try:
-            words += ["--minutes", f"{60 * float(hours):g}"]
-        except ValueError:
-            raise DsslError(f"--hours is {hours}, expected a number of hours, such as --hours 2") from None
-
-
-def _numbers(words: Sequence[str], *names: str) -> dict[str, int]:
-    """Typed settings that others of the recipe depend on: policies on the channels, warm-up on the epochs."""
-    numbers: dict[str, int] = {}
-    for name in names:
-        rest = [*words]
-        while (text := _take(rest, f"--{name}")) is not None:  # the last one counts
-            numbers |= {name: int(text)} if text.isascii() and text.isdigit() else {}
-    return numbers
-
-
-def _take(words: list[str], flag: str) -> str | None:
-    """Remove ``--flag value`` or ``--flag=value`` and return the value."""
-    for position, word in enumerate(words):
-        if word.startswith(f"{flag}="):
-            del words[position]
-            return word.removeprefix(f"{flag}=")
-        if word == flag:
-            if position + 1 >= len(words):
-                raise DsslError(f"{flag} needs a value; see dssl train --help")
-            value = words[position + 1]
-            del words[position : position + 2]
-            return value
-    return None
+def _require_recipe(name: str) -> None:
+    if name in RECIPES:
+        return
+    if Path(name).expanduser().exists():
+        images = shlex.quote(name)
+        raise DsslError(
+            f"{name} is not a recipe: expected dssl train folder {images}, or, from ImageNet weights, dssl train adapt {images}"
+        )
+    raise choices("recipe", name, RECIPES)

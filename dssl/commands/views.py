@@ -3,11 +3,10 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import tyro
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import check_counts, command_line, recipe_of, show_progress
+from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
 
@@ -22,22 +21,31 @@ if TYPE_CHECKING:
 class Arguments:
     """Show originals, standard views and heavy views on one page, with the measured strength of each policy."""
 
-    source: Annotated[str, tyro.conf.arg(metavar="IMAGES")]
+    USAGE: ClassVar[Usage] = Usage(
+        positional={"data": "IMAGES"},
+        examples=(
+            "dssl views photos",
+            'dssl views photos --heavy "ra(2,9)" "jigsaw(4)"',
+            "dssl views photos --weights runs/photos",
+        ),
+    )
+
+    data: str
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes, or shapes:2000."""
-    policies: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
+    heavy: tuple[str, ...] = ("ra(2,5)", "jigsaw(4)", "ra(8,16)", "ua")
     """Heavy policies, one row each: "ra(2,5)" "0.9*ra(2,5) | 0.1*jigsaw(4)"."""
     out: Path = Path("views.html")
     """The page to write; the contact sheet has the same name with .png."""
     standard: str | None = None
-    """The standard policy; by default that of dssl train for these images."""
-    size: int | None = None
-    """Side of a view in pixels; by default that of --weights, or of dssl train for these images."""
+    """The standard policy; by default the one of dssl train for these images."""
+    image_size: int | None = None
+    """Width and height of a view, in pixels; by default as --weights has it, or dssl train for these images."""
     channels: int | None = None
-    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default that of
-    --weights, or 3."""
+    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default
+    as --weights has it, or 3."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
-    such as 1%,99%; by default those of --weights, or 1%,99% if channels is neither 1 nor 3."""
+    such as 1%,99%; by default as --weights has it, or 1%,99% if channels is neither 1 nor 3."""
     split: Literal["train", "test"] = "train"
     """The split to show."""
     show: int = 8
@@ -45,13 +53,16 @@ class Arguments:
     sample: int = 1000
     """Measure at most this many images."""
     table: str | None = None
-    """Show the operations of this table one by one over their magnitudes; by default, of the tables that the policies use."""
+    """Show the operations of this table one by one over their magnitudes; by default the tables that the policies use."""
     seed: int = 0
     """Selects the images and their views."""
     weights: Path | None = None
-    """A run, a checkpoint or other weights: distances are measured by its features, and views take its size and channels."""
+    """A run, a checkpoint or other weights: its features measure the distances, and the views take its size and channels."""
     encoder: str | None = None
     """With --weights: the encoder, if the file does not name it."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "show", "sample", "image_size", "channels")
 
 
 def run(arguments: Arguments) -> int:
@@ -64,19 +75,19 @@ def run(arguments: Arguments) -> int:
     from dssl.report import views
 
     # a page must say what "heavy" means
-    policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.policies]
+    policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.heavy]
     loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
     channels = arguments.channels or (3 if loaded is None else loaded.channels)
-    if arguments.policies == Arguments.policies and channels not in (1, 3):
+    if arguments.heavy == Arguments.heavy and channels not in (1, 3):
         policies = [show(without_colour(parse(text))) for text in policies]
     names = views.tables_of(policies)
     if arguments.table is not None:
-        named_table(arguments.table)  # refuses an unknown name before anything is measured
+        named_table(arguments.table)  # an unknown name is an error before anything is measured
         names = (arguments.table,)
     values = arguments.range or (None if loaded is None else loaded.value_range)
-    source = open_source(arguments.source, split=arguments.split, channels=channels, value_range=values)
-    usual = recipe(recipe_of(arguments.source), channels=channels)
-    size = arguments.size or (usual.image_size if loaded is None else loaded.image_size)
+    source = open_source(arguments.data, split=arguments.split, channels=channels, value_range=values)
+    usual = recipe(recipe_of(arguments.data), channels=channels)
+    size = arguments.image_size or (usual.image_size if loaded is None else loaded.image_size)
     survey = views.survey(
         source, policies=policies, standard=arguments.standard or usual.standard, size=size, channels=channels,
         seed=arguments.seed, examples=arguments.show, sample=arguments.sample,
@@ -95,7 +106,7 @@ def run(arguments: Arguments) -> int:
 def _encoder(weights: Path, arguments: Arguments) -> "Encoder":
     from dssl.weights.load import open_weights
 
-    loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.size)
+    loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.image_size)
     if arguments.channels not in (None, loaded.channels):
         expected = f"was trained with {loaded.channels}: expected --channels {loaded.channels}"
         raise DsslError(f"--channels is {arguments.channels}, but {weights} {expected}")
@@ -124,15 +135,14 @@ def _features(loaded: "Encoder") -> "Callable[[Pixels], FeatureRows]":
 def _check(arguments: Arguments) -> None:
     from dssl.data.folder import holds
 
-    if not arguments.policies:
-        raise DsslError('--policies is empty: expected at least one, such as "ra(2,5)"')
+    if not arguments.heavy:
+        raise DsslError('--heavy is empty: expected at least one, such as "ra(2,5)"')
     if arguments.out.suffix != ".html":
         expected = "expected a name ending in .html; the contact sheet is written next to it"
         raise DsslError(f"--out is {arguments.out}: {expected}")
-    check_counts(arguments, ("show", "sample", "size", "channels"))
-    if holds(arguments.source, arguments.out):
-        reason = "the contact sheet would become part of them; name a file outside"
-        raise DsslError(f"--out is {arguments.out}, inside the images of {arguments.source}: {reason}")
+    if holds(arguments.data, arguments.out):
+        reason = "the contact sheet would become part of them; choose a file outside them"
+        raise DsslError(f"--out is {arguments.out}, inside the images of {arguments.data}: {reason}")
     if arguments.encoder is not None and arguments.weights is None:
         raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
     if arguments.show > arguments.sample:

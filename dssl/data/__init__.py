@@ -27,7 +27,7 @@ _registered: dict[str, Callable[[str, Split, int], Source]] = {}
 def register_source(prefix: str, open: Callable[[str, Split, int], Source]) -> None:
     """Make ``prefix:PLACE`` mean ``open(PLACE, split, channels)``, which raises ``NoSplitError`` for a split that it lacks."""
     if not prefix.isidentifier() or prefix in ("shapes", "figures", "cifar10", "packed"):
-        raise DsslError(f"a source {prefix!r} cannot be registered: expected a word that is not taken")
+        raise DsslError(f"a source {prefix!r} cannot be registered: expected a word that is not in use")
     _registered[prefix] = open
 
 
@@ -90,7 +90,7 @@ def _open_packed(place: str, *, split: Split, channels: int, value_range: str | 
         stored = "no range" if packed.value_range is None else f"the range {packed.value_range.text()}"
         given = value_range if isinstance(value_range, str) else value_range.text()
         raise DsslError(
-            f"packed:{place}: it was packed with {stored}, not {given}: leave out --range, or pack it again"
+            f"packed:{place}: it was packed with {stored}, not {given}; leave out --range, or pack it again"
         )
     return packed
 

@@ -71,7 +71,7 @@ def read_rows(place: Path, *, splits: Iterable[Split] = ("train", "test")) -> ND
             return _from_archive(place / name, names)
     if place.is_file():
         return _from_archive(place, names)
-    raise DsslError(f"cifar10:{place}: no such folder or archive, or no CIFAR-10 in it: {_HOW}")
+    raise DsslError(f"cifar10:{place}: not a folder or archive of CIFAR-10: {_HOW}")
 
 
 def _verified(path: Path, *names: str) -> bytes:
@@ -81,7 +81,7 @@ def _verified(path: Path, *names: str) -> bytes:
     except OSError as error:
         raise DsslError(f"{path}: {error.strerror}: {_HOW}") from error
     if hashlib.md5(content, usedforsecurity=False).hexdigest() not in (MD5[name] for name in names):
-        raise DsslError(f"{path}: its checksum is not that of the official file (damaged or changed): {_HOW}")
+        raise DsslError(f"{path}: its checksum differs from the official file's (damaged or changed): {_HOW}")
     return content
 
 

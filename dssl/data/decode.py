@@ -2,7 +2,7 @@
 
 The rules for anything but plain 8-bit colour are fixed: 16-bit values keep their high byte; transparency is laid over white; CMYK
 goes through Pillow's plain formula; the first frame of an animation counts; EXIF's orientation is applied; floating-point and
-32-bit pixels are refused, since nothing says what range they have. With a range, the values of TIFF, PNG and NPY files are
+32-bit pixels are an error, because nothing says what range they have. With a range, the values of TIFF, PNG and NPY files are
 read as they are stored and scaled by it (`scale.py`).
 
 Colour JPEGs are decoded by torchvision where its pixels are certain to be Pillow's (see `jpeg.py`); everything else is left to

@@ -61,7 +61,7 @@ class Packed(Source):
                 raise NoSplitError(f"packed:{printable(place)}: no test split: test.npy is missing")
         elif split == "test":
             raise NoSplitError(
-                f"packed:{printable(place)}: a single file has no test split: give the folder that holds both"
+                f"packed:{printable(place)}: a single file has no test split: give the folder that contains both"
             )
         try:
             about = _read_json(path) if path.suffix == ".npy" else _read_earlier(path)
@@ -242,7 +242,7 @@ def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
     same = record.get("sources") == fingerprints
     if copies and (record.get("complete") is not False or not same):
         images = "a packed copy of these images" if same else f"{printable(copies[0])}, perhaps of other images"
-        raise DsslError(f"{printable(folder)} already holds {images}: name a new or empty folder")
+        raise DsslError(f"{printable(folder)} already contains {images}: choose a new or empty folder")
     for path in ours:
         path.unlink()
     _note(folder, {"sources": fingerprints, "complete": False})

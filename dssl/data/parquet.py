@@ -151,7 +151,7 @@ def _image_column(schema: Any, columns: dict[str, str], path: bytes) -> tuple[st
     name = columns.get("image") or next(iter(usual), None)
     if name is None or name not in inner:
         what = f"no column {name!r} of images" if name is not None else "no column, or several, of images"
-        raise DsslError(f"{printable(path)}: {what} among {', '.join(schema.names)}; name one: FILES#image=COLUMN")
+        raise DsslError(f"{printable(path)}: {what} among {', '.join(schema.names)}; choose one: FILES#image=COLUMN")
     return name, inner[name]
 
 

@@ -36,7 +36,7 @@ COMPRESSED = (
     "reading one image would mean decompressing all before it; decompress the file (images are compressed already, so it "
     "hardly grows)"
 )
-"""Why a compressed tar is refused."""
+"""Why a compressed tar is an error."""
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 COPY = "packed.json"
 """In a folder that `dssl data pack` fills: the fingerprint of each split's source, and whether the copy is complete."""
@@ -58,7 +58,7 @@ class Found:
         """The ending that all of them have."""
         kinds = {os.path.splitext(path)[1].lower().decode() for path in self.paths}  # noqa: PTH122 (bytes)
         if len(kinds) > 1:
-            raise DsslError(f"{self.name}: both tar and Parquet files; name those of one kind")
+            raise DsslError(f"{self.name}: both tar and Parquet files; give files of one kind")
         return kinds.pop()
 
 
@@ -79,7 +79,9 @@ def find_shards(text: str, split: Split, *, columns: str = "") -> Found | None:
     for path in paths:
         _check_ending(path)
     if split == "test":
-        raise NoSplitError(f"{printable(text)}: these shards have no test split: give those of the test images instead")
+        raise NoSplitError(
+            f"{printable(text)}: these shards have no test split: give the shards of the test images instead"
+        )
     return Found(
         name=printable(text), paths=tuple(os.path.realpath(os.fsencode(path)) for path in paths), columns=columns
     )
@@ -163,7 +165,7 @@ def _check_complete(folder: Path, names: list[str]) -> None:
     if missing:
         raise DsslError(
             f"{printable(folder)}: {len(missing):,} of {count:,} shards are missing, the first is number "
-            f"{missing[0]}; to use the others alone, name them: '{printable(folder)}/*{Path(names[0]).suffix}'"
+            f"{missing[0]}; to use the others alone, give them as '{printable(folder)}/*{Path(names[0]).suffix}'"
         )
 
 

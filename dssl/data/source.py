@@ -177,7 +177,7 @@ def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     if source.labels is None or source.classes is None:
         raise DsslError(
             f"{source.name}: no labels: expected one folder per class, a list with a label after a tab on each line, or shards "
-            "with a .cls or .json beside each image"
+            "with a .cls or .json next to each image"
         )
     if len(np.unique(source.labels)) < 2:
         raise DsslError(f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: expected at least two")

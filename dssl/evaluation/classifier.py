@@ -111,7 +111,7 @@ def train_classifier(
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
     ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit;
-    ``ended`` is told what it saved, and deletes it unless told otherwise. Returns the settings as they were used.
+    at the end ``ended`` gets the folder of what it saved and deletes it. Returns the settings as they were used.
     """
     if len(labels) != len(source):
         raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")

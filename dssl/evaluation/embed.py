@@ -46,7 +46,7 @@ def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) 
     manifest = folder / "embeddings.json"
     if folder.exists() and not folder.is_dir():
         raise DsslError(
-            f"{folder} is a file: name a folder for the shards, or a name that ends in .npz, .csv or .parquet"
+            f"{folder} is a file: expected a folder for the shards, or a name that ends in .npz, .csv or .parquet"
         )
     folder.mkdir(parents=True, exist_ok=True)
     stamps = _check_manifest(manifest, about, earlier=source.earlier_fingerprints())
@@ -86,7 +86,7 @@ def embed_file(encoder: Encoder, source: Source, path: Path) -> Embedded:
     """Write one .npz (``embeddings``, ``names``) or one .csv (name, then a column for each dimension)."""
     if len(source) > SMALL:
         raise DsslError(
-            f"{path}: {len(source):,} images are too many for one file (at most {SMALL:,}): name a folder instead"
+            f"{path}: {len(source):,} images are too many for one file (at most {SMALL:,}): write to a folder instead"
         )
     quarantine = Quarantine(source, max_share=1.0)
     rows, names, _ = _rows(encoder, source, np.arange(len(source), dtype=np.int64), quarantine)
@@ -115,17 +115,17 @@ def read_embeddings(path: Path, source: Source) -> Features:
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise DsslError(f"{path}: {one_line(error)}; expected a .npz that dssl embed has written") from error
     if values.ndim != 2:
-        raise DsslError(f"{path}: holds feature maps; expected vectors, which dssl embed writes without --dense")
+        raise DsslError(f"{path}: contains feature maps; expected vectors, which dssl embed writes without --dense")
     images = (about["source"], about["reading"])
     if images not in [(text, source.reading) for text in (source.fingerprint, *source.earlier_fingerprints())]:
         raise DsslError(
-            f"{path}: holds embeddings of other images than {source.name}, or of images read otherwise; name the weights instead"
+            f"{path}: the embeddings of other images than {source.name}, or of images read differently; give the weights instead"
         )
     # in the order of the source, without those that could not be read
     wanted = iter(range(len(source)))
     rows = [next((index for index in wanted if source.label_of(index) == name), -1) for name in names]
     if -1 in rows or len(rows) != len(values):
-        raise DsslError(f"{path}: its names are not those of {source.name}; run dssl embed again")
+        raise DsslError(f"{path}: its names differ from those of {source.name}; run dssl embed again")
     return Features(values=torch.from_numpy(values), rows=np.array(rows, np.int64), unreadable=len(source) - len(rows))
 
 
@@ -201,7 +201,7 @@ def _check_manifest(manifest: Path, about: dict[str, Any], *, earlier: Sequence[
     if not manifest.exists():
         # a kill may have left the manifest under its temporary name
         if any(not entry.name.startswith(f".{manifest.name}.") for entry in manifest.parent.iterdir()):
-            raise DsslError(f"{manifest.parent} contains other files and no embeddings: name a new or empty folder")
+            raise DsslError(f"{manifest.parent} contains other files and no embeddings: choose a new or empty folder")
         write_text(manifest, json.dumps(about, indent=2) + "\n")
         return {}
     before: Any = None
@@ -216,7 +216,9 @@ def _check_manifest(manifest: Path, about: dict[str, Any], *, earlier: Sequence[
     if before != about:
         recorded = before if isinstance(before, dict) else {}
         changed = [key for key in {**about, **recorded} if recorded.get(key) != about.get(key)]
-        raise DsslError(f"{manifest.parent} holds other embeddings ({', '.join(changed)} differ): name another folder")
+        raise DsslError(
+            f"{manifest.parent} contains other embeddings ({', '.join(changed)} differ): choose another folder"
+        )
     return stamps
 
 

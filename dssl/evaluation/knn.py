@@ -138,7 +138,7 @@ def _normalised(features: Tensor) -> Tensor:
 
 def _check(train: Tensor, test: Tensor, *, k: int, rows: int) -> None:
     if k < 1:
-        raise DsslError(f"k is {k}: expected at least 1 neighbour")
+        raise DsslError(f"k is {k}: expected at least 1 neighbor")
     if len(train) == 0 or len(test) == 0:
         raise DsslError(f"kNN needs at least one training and one test image, not {len(train)} and {len(test)}")
     if train.dim() != 2 or test.dim() != 2 or train.shape[1] != test.shape[1]:
@@ -148,5 +148,5 @@ def _check(train: Tensor, test: Tensor, *, k: int, rows: int) -> None:
     for name, features in (("training", train), ("test", test)):
         if not all(bool(torch.isfinite(features[at : at + rows]).all()) for at in range(0, len(features), rows)):
             raise DsslError(
-                f"the {name} features hold NaN or infinite values: the encoder is broken; check its training"
+                f"the {name} features contain NaN or infinite values: the encoder is broken; check its training"
             )

@@ -84,7 +84,7 @@ def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32, device: 
     for rows in _blocks(count, 2 * width):  # doubles
         part = features[rows].to(mean.device)
         if not bool(torch.isfinite(part).all()):
-            raise DsslError("the features hold NaN or infinite values: the encoder is broken; check its training")
+            raise DsslError("the features contain NaN or infinite values: the encoder is broken; check its training")
         mean += part.double().sum(dim=0) / count
     squares = sum(
         float((features[rows].to(mean.device).double() - mean).square().sum()) for rows in _blocks(count, 2 * width)
@@ -113,7 +113,7 @@ class Problem:
             raise DsslError(f"{len(features)} features and {len(labels)} labels: expected equal numbers, at least one")
         if classes < 2:
             raise DsslError(
-                f"the labels have {classes} class: expected at least 2, since one class leaves nothing to tell apart"
+                f"the labels have {classes} class: expected at least 2, since one class cannot be classified"
             )
         device = device or features.device
         count, width = features.shape

@@ -246,7 +246,7 @@ class CorruptedImages:
         for kind, images in files.items():
             if images.dtype != np.uint8 or images.ndim != 4 or images.shape[::3] != (count, benchmark.encoder.channels):
                 raise DsslError(
-                    f"{paths[kind]} holds {images.dtype} of shape {images.shape}: expected uint8 of "
+                    f"{paths[kind]} contains {images.dtype} of shape {images.shape}: expected uint8 of "
                     f"{count:,} x side x side x {benchmark.encoder.channels}"
                 )
         return cls(files=files, threads=benchmark.encoder.threads)

@@ -123,10 +123,10 @@ class Edge:
         if Vertex(self.predictor) in self.targets:
             raise DsslError(f"edge {self.name}: a view cannot be its own target")
         if len({vertex.taught for vertex in self.targets}) > 1:
-            raise DsslError(f"edge {self.name}: a mean is of views or of what the teacher makes of them, not of both")
+            raise DsslError(f"edge {self.name}: a mean is over views or over teacher views, not both")
         if self.is_taught and (self.kind != "alignment" or not self.detach):
             raise DsslError(
-                f"edge {self.name}: a teacher is aligned to and does not learn; leave out similarity and attach"
+                f"edge {self.name}: a teacher does not learn, so its edges are alignments; leave out similarity and attach"
             )
         if self.kind not in KINDS:
             raise DsslError(f"edge {self.name}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
@@ -174,7 +174,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class ViewGraph:
-    """Views and the edges between them; refuses to exist when it makes no sense."""
+    """Views and the edges between them; raises ``DsslError`` if they are inconsistent."""
 
     views: tuple[View, ...]
     edges: tuple[Edge, ...]
@@ -389,7 +389,7 @@ def _normalization(value: str) -> Normalize:
     for name in NORMALIZATIONS:
         if value == name:
             return name
-    raise choices("normalisation", value, NORMALIZATIONS)
+    raise choices("normalization", value, NORMALIZATIONS)
 
 
 def _edges(match: re.Match[str]) -> list[Edge]:
@@ -431,7 +431,7 @@ def _targets(start: str, end: str) -> tuple[Vertex, ...]:
             f"edge {start}->{end}: target is {end!r}, expected a view, a mean such as mean(s1,s2), or teacher(s1)"
         )
     if mean and len(set(vertices)) < max(2, len(vertices)):
-        raise DsslError(f"edge {start}->{end}: a mean is of two or more different views")
+        raise DsslError(f"edge {start}->{end}: a mean needs two or more different views")
     return vertices
 
 

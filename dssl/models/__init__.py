@@ -5,7 +5,7 @@ import difflib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def register_encoder(name: str, build: Callable[[int, int], nn.Module]) -> None:
     """Make ``build(image_size, channels)``, an untrained network from images to vectors, the encoder of this name."""
     if name in _built_in() or ":" in name:
         raise DsslError(
-            f"an encoder named {name!r} cannot be registered: expected a name without ':' that is not taken"
+            f"an encoder named {name!r} cannot be registered: expected a name without ':' that is not in use"
         )
     _registered[name] = build
 
@@ -82,7 +82,7 @@ def size_arguments(name: str, image_size: int) -> dict[str, Any]:
 
 
 def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module:
-    """An untrained encoder from images (N x channels x size x size) to vectors; refuses one that cannot run at that size.
+    """An untrained encoder from images (N x channels x size x size) to vectors; an error if it cannot run at that size.
 
     ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are
     torchvision's, ``timm:vit_small_patch16_224`` is timm's.
@@ -108,7 +108,7 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
 
 
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
-    """How long the encoder's vectors are; refuses one that gives no vectors or cannot run. Leaves no trace in the encoder."""
+    """The length of the encoder's vectors; an error if it gives none or cannot run. Leaves no trace in the encoder."""
     feature = _run_once(encoder, image_size=image_size, channels=channels)
     if not isinstance(feature, Tensor) or feature.dim() != 2:
         found = tuple(feature.shape) if isinstance(feature, Tensor) else type(feature).__name__
@@ -196,6 +196,11 @@ def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
     if name.startswith("timm:"):
         return _timm(name, image_size=image_size, channels=channels)
     if name not in encoder_names():
+        with suppress(ImportError):
+            import timm
+
+            if timm.is_model(name):
+                raise DsslError(f"unknown encoder {name!r}: did you mean timm:{name}?")
         raise choices("encoder", name, encoder_names())
     base, stem = split_name(name)
     encoder = torchvision.models.get_model(base, weights=None, **size_arguments(base, image_size))

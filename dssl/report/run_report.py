@@ -193,7 +193,7 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     """A run from its folder; a last line that was cut short by a kill is skipped."""
     folder = RunFolder(path)
     if not folder.has_run:
-        raise DsslError(f"{path} holds no run (no {folder.config_file.name}): expected the --out of dssl train")
+        raise DsslError(f"{path} contains no run (no {folder.config_file.name}): expected the --out of dssl train")
     about = folder.read_config()
     if about.get("task") is not None:
         raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
@@ -215,13 +215,13 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
     paths: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that holds runs")
+            raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that contains runs")
         file = RunFolder(folder).config_file.name
         inside = [folder]
         if not RunFolder(folder).has_run:  # a glob, because it skips folders that may not be read
             inside = [path for path in sorted(path.parent for path in folder.glob(f"*/{file}")) if _is_readable(path)]
         if not inside:
-            raise DsslError(f"{folder} holds no run (no {file} in it or one level below)")
+            raise DsslError(f"{folder} contains no run (no {file} in it or one level below)")
         earlier = {path.resolve() for path in paths}
         paths += [path for path in inside if path.resolve() not in earlier]
     return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
@@ -273,7 +273,7 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
             encoder = open_weights(run.path)
             source = open_test_data(run.config, value_range=encoder.value_range)
             if source is None or source.labels is None or source.classes is None:
-                raise DsslError(f"{run.config.data} has no labelled test images")
+                raise DsslError(f"{run.config.data} has no labeled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
             chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)

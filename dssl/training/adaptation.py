@@ -114,7 +114,7 @@ class ComparedWithStart(Hook):
         log.start(0, self.baseline.record(None), self.baseline.text())
         log.say(f"the start{' (untrained)' if self.config.init is None else ''}: {self.baseline.text()}")
         if self.config.adapt is not None and self.config.adapt.max_drift is not None:
-            log.say("on the way the encoder may be below its start; the result lies between the two")
+            log.say("during training the encoder may score lower than at its start; the result lies between the two")
 
     def after_step(self, step: int) -> None:
         self.monitor.near_start = False  # until it is measured

@@ -37,6 +37,8 @@ _MARGIN, _SETUP = 0.1, 10.0
 """Of the minutes, for what the measurement does not know; and seconds until the first step."""
 _CHECKS, _CHECK_SHARE = 10, 0.15
 """How often a run that is fitted to minutes measures itself, and the largest share of its time that this may take."""
+_MANY_PIXELS = 10**10
+"""Of all views of a run: with fewer, a ResNet-18 takes less than a day on two cores."""
 _SECONDS = 1.5
 """That a measurement of the speed takes, about."""
 _SMALL, _PHOTOS = 64, 64
@@ -253,7 +255,16 @@ class Planner:
             ("run", f"{config.method.name}, graph {config.graph}, encoder {config.encoder}, {size}, batch {config.batch_size}"),
             ("length", self._length(config, source, pace)),
         ]  # fmt: skip
-        return [*columns(rows), *self._advice(config, source, device)]
+        return [*columns(rows), *too_long(config, source, pace), *self._advice(config, source, device)]
+
+    def warning(self, config: RunConfig, source: Source, device: torch.device) -> list[str]:
+        """That a run would take days; measured only if it could."""
+        pixels = config.epochs * len(source) * len(config.view_graph.made) * config.image_size**2
+        return (
+            too_long(config, source, (self.measure or measured)(config, source, device))
+            if pixels > _MANY_PIXELS
+            else []
+        )
 
     def _length(self, config: RunConfig, source: Source, pace: Pace) -> str:
         seconds = pace.seconds(config, source)
@@ -278,6 +289,15 @@ class Planner:
             f"  {lines[0]}",
             f"  {lines[1]}    (for noise, blur and bad light)",
         )
+
+
+def too_long(config: RunConfig, source: Source, pace: Pace) -> list[str]:
+    """What to do about a run that takes longer than a day."""
+    if config.minutes is not None or (seconds := pace.seconds(config, source)) < 86_400:
+        return []
+    return [
+        f"warning: {config.epochs:,} epochs take about {duration(seconds)} on this machine; --hours 8 fits the run to a night"
+    ]
 
 
 def measured(config: RunConfig, source: Source, device: torch.device) -> Pace:

@@ -148,7 +148,7 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     if more:
         both = " and ".join(f"{width} features of {size} px" for size, width in widths.items())
         raise DsslError(
-            f"the teacher {path} makes {both}: let it see views of one size, or name one that ends in pooling"
+            f"the teacher {path} makes {both}: give it views of one size, or choose one that ends in pooling"
         )
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")

@@ -64,7 +64,7 @@ def train(
     if holds(config.data, Path(out)):
         raise DsslError(
             f"--out is {out}, inside the images of --data {config.data}: the run's pictures would become part of "
-            "the data; name a folder outside it"
+            "the data; choose a folder outside it"
         )
     config, may_differ = as_it_stands(config, RunFolder(Path(out)), fitted=planner is None)
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
@@ -135,7 +135,7 @@ def set_up(
         method = world.in_turn(lambda: build_method(config, init=init))
     world.all_or_error(lambda: _check_init(config, run))
     data = training_data(config, kept=kept, world=world)
-    intro, recipe = list[str](), dict[str, str]()
+    intro, warning, recipe = list[str](), list[str](), dict[str, str]()
     if planner is None and config.minutes is not None:
         planner = Planner()
     if kept is None and planner is not None:
@@ -146,6 +146,9 @@ def set_up(
                 config, intro = world.from_first(lambda: plan(planned, data.source, world.device))
             if (config.encoder, config.image_size) != (planned.encoder, planned.image_size):
                 method = world.in_turn(lambda: build_method(config, init=init))
+        elif planner.recipe is not None and world.size == 1:
+            with phase("measuring how fast this machine is"):
+                warning = planner.warning(config, data.source, world.device)
     if world.device.type == "cpu" and (torch_threads := config.torch_threads or _kept_threads(kept)) is not None:
         torch.set_num_threads(torch_threads)
     with phase("measuring the filters of the first layer"):
@@ -169,8 +172,8 @@ def set_up(
         plugins.check(kept.get("plugins", []), place=run.folder.path)
     if kept is not None and kept.get("teacher") != header.get("teacher"):
         raise DsslError(
-            f"the teacher {config.teacher} is not the one that the run started with (SHA-256 {header['teacher'][:12]}, then "
-            f"{kept['teacher'][:12]}): restore it, or name another --out"
+            f"the teacher {config.teacher} is not the one the run started with (SHA-256 {header['teacher'][:12]}, then "
+            f"{kept['teacher'][:12]}): restore it, or choose another --out"
         )
     earlier = data.source.earlier_fingerprints()
     if run.resumed is not None and run.resumed[1].header["fingerprint"] in earlier:
@@ -178,7 +181,7 @@ def set_up(
     length = epochs_of(config, data.source)
     about = header | {"precision": precision, "images": len(data.source)} | recipe
     run.describe(about, earlier_fingerprints=earlier)
-    intro = intro or [_intro(config, data, world, why)]
+    intro = intro or [_intro(config, data, world, why), *warning]
     if config.schedule_from and run.first_step == config.schedule_from * length.round:
         more = config.epochs - config.schedule_from
         intro.append(
@@ -335,8 +338,8 @@ def _check_init(config: RunConfig, run: Run) -> None:
         if all(torch.equal(value.double(), started[name].double()) for name, value in encoder.state_dict().items()):
             return
     raise DsslError(
-        f"{folder.path} holds a run with another configuration (init: {before} -> {config.init}): "
-        "use the old weights to resume it, or name another --out"
+        f"{folder.path} contains a run with another configuration (init: {before} -> {config.init}): "
+        "use the old weights to resume it, or choose another --out"
     )
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: written atomically, hashed, free of pickle.
 
 A checkpoint is a safetensors file. Its metadata holds one JSON text, ``dssl``, with everything that is not a tensor, and the
-SHA-256 of that text and of every tensor's name, type, shape and bytes. Reading checks it: any changed bit is refused.
+SHA-256 of that text and of every tensor's name, type, shape and bytes. Reading checks it: any changed bit is an error.
 """
 
 import hashlib

@@ -76,12 +76,12 @@ def _with_stem(report: MatchReport, stem: str | None, *, known: str | None) -> M
     """Refuse an encoder whose stem is known to be another than the file's; note it where the file shows none."""
     if known is not None and known != stem:
         raise DsslError(
-            f"{report.path} does not fit the encoder: the tensors would, but the file's stem is {known!r} ({STEMS[known]}) "
+            f"{report.path} does not fit the encoder: the tensors fit, but the file's stem is {known!r} ({STEMS[known]}) "
             f"and the encoder's is {stem or 'torchvision'!r}; choose an encoder whose name ends in {cifar_name('', known)}"
         )
     if stem is None or known is not None:
         return report
-    note = f"the file does not show how its 3x3 stem runs: taken as {stem!r} ({STEMS[stem]}), as told"
+    note = f"the file does not show how its 3x3 stem runs: taken as {stem!r} ({STEMS[stem]}), as given"
     return dataclasses.replace(report, note="; ".join(filter(None, (report.note, note))))
 
 
@@ -99,12 +99,14 @@ def open_weights(
     by_name = None if (name := encoder or made or infer_encoder(tensors)) else _named_by_file(path, tensors)
     name = name or by_name or (None if fallback is None else fallback.name)
     if name is None:
-        raise DsslError(f"{path} does not say which encoder it holds: name it, such as --encoder resnet50 or timm:NAME")
+        raise DsslError(
+            f"{path} does not say which encoder it contains: name it, as in --encoder resnet50 or timm:NAME"
+        )
     if stem is not None:
         if stem not in STEMS:
             raise choices("stem", stem, STEMS)
         if split_name(name)[1] is None:
-            raise DsslError(f"{path} holds {name}, which has no 3x3 stem: leave out the stem {stem!r}")
+            raise DsslError(f"{path} contains {name}, which has no 3x3 stem: leave out the stem {stem!r}")
         name = cifar_name(split_name(name)[0], stem)
     small = _for_small_images(name)
     size = image_size or header.get("image_size") or config.get("image_size") or (32 if small else 224)
@@ -128,14 +130,14 @@ def open_weights(
         normalization = normalization.gray()
     if len(normalization.mean) != channels:
         raise DsslError(
-            f"{path} takes images of {channels} channels, and the normalisation has {len(normalization.mean)}: leave it out"
+            f"{path} takes images of {channels} channels, and the normalization has {len(normalization.mean)}: leave it out"
         )
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):
         if report.stem is None:
             possible = ", ".join(f"--stem {stem} ({what})" for stem, what in STEMS.items())
             raise DsslError(
-                f"{path} holds a CIFAR ResNet and does not show which 3x3 stem it has, and the features depend on it: "
+                f"{path} contains a CIFAR ResNet and does not show which 3x3 stem it has, and the features depend on it: "
                 f"give {possible}, or the encoder's full name, such as --encoder resnet18-cifar-padding2"
             )
         name = cifar_name(split_name(name)[0], report.stem)
@@ -185,7 +187,7 @@ def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         newest = newest_good(folder)
         if newest is None:
-            raise DsslError(f"{path} holds no checkpoint: expected the folder of a run, or a file of weights")
+            raise DsslError(f"{path} contains no checkpoint: expected the folder of a run, or a file of weights")
         for complaint in newest[2]:
             logger.warning(f"{complaint}; using {newest[0].name} instead")
         return _of_checkpoint(newest[1])
@@ -205,7 +207,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str,
     # only the online encoder: a target network's twin and the optimiser are not what was asked for
     tensors = {f"method.encoder.{name}": value for name, value in checkpoint.part("method.encoder").items()}
     if not tensors:
-        raise DsslError("the checkpoint holds no encoder: expected tensors named method.encoder.…")
+        raise DsslError("the checkpoint contains no encoder: expected tensors named method.encoder.…")
     return tensors, checkpoint.header, str(checkpoint.header["sha256"])
 
 
@@ -228,7 +230,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             raise DsslError(f"{path} is not a file of weights: expected safetensors or a file of torch.save")
         elif start.startswith(b"\x80") and _TORCH_MAGIC not in start:
             raise DsslError(
-                f"{path} was not read, since reading a pickle could run code: if you trust it, save its arrays as tensors: "
+                f"{path} was not read, because reading a pickle could run code: if you trust it, save its arrays as tensors: "
                 "import pathlib, pickle, torch; "
                 f"arrays = pickle.loads(pathlib.Path({str(path)!r}).read_bytes(), encoding='latin1')['model']; "
                 "torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, 'weights.pth')"
@@ -238,9 +240,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except DsslError:
         raise
     except Exception as error:  # each of the formats can fail in every way that exists
-        raise DsslError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}; obtain it again") from None
+        raise DsslError(f"{path} is damaged: {type(error).__name__}: {one_line(error)}; get it again") from None
     if not tensors:
-        raise DsslError(f"{path} holds no tensors: expected a state dict, alone or inside a checkpoint")
+        raise DsslError(f"{path} contains no tensors: expected a state dict, alone or inside a checkpoint")
     return tensors, metadata or {}
 
 
@@ -253,14 +255,14 @@ def _torch(path: Path) -> Any:
         found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))
         asks = f"it asks for {found[1] or found[2]}" if found else "it holds more than tensors and plain data"
         raise DsslError(
-            f"{path} was not read, since reading it could run code ({asks}): if you trust it, save only its tensors with "
+            f"{path} was not read, because reading it could run code ({asks}): if you trust it, save only its tensors with "
             "the packages that wrote it: import torch; "
             f"torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], 'weights.pth')"
         ) from None
 
 
 def _check_archive(path: Path) -> None:
-    """Compare every record with its CRC-32, which torch.load does not; refuse archives that are programs."""
+    """Compare every record with its CRC-32, which torch.load does not; an error for archives that are programs."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         names = [record.filename.partition("/")[2] for record in records]
@@ -268,7 +270,7 @@ def _check_archive(path: Path) -> None:
         checked = len(records) < 2 or len({record.CRC for record in records}) > 1
         bad = archive.testzip() if checked else None
     if bad is not None:
-        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; obtain it again")
+        raise DsslError(f"{path} is damaged: {bad} does not match its CRC-32; get it again")
     if "constants.pkl" in names:
         raise DsslError(
             f"{path} is a TorchScript program, not a file of weights: if you trust it, save only its tensors: "
@@ -356,7 +358,7 @@ def torchvision_file(name: str, *, flag: str = "--init") -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: the hash is another
         raise DsslError(
             f"the ImageNet weights of {name} could not be downloaded ({_reason(error)}): "
-            f"fetch {url} elsewhere and put it at {path}, or name the file: {flag} FILE"
+            f"fetch {url} elsewhere and put it at {path}, or give the file: {flag} FILE"
         ) from None
     return path
 

@@ -146,7 +146,7 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
     candidates = _candidates(wanted, tensors, {first: colour})
     if not candidates:
         raise DsslError(
-            f"{path} holds no weights of this encoder: none of its {len(tensors)} tensors (such as {next(iter(tensors))!r}) "
+            f"{path} contains no weights of this encoder: none of its {len(tensors)} tensors (such as {next(iter(tensors))!r}) "
             f"has a name like {next(iter(wanted))!r}; choose the encoder that the file was made with"
         )
     best = max(candidates, key=lambda candidate: candidate.rank)
@@ -163,7 +163,7 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
     ]
     if broken:
         raise DsslError(
-            f"{path}: {broken[0]} holds NaN or infinite values: the weights are broken; use an older checkpoint"
+            f"{path}: {broken[0]} contains NaN or infinite values: the weights are broken; use an older checkpoint"
         )
     used = set(best.names.values())
     twins = {

@@ -83,7 +83,7 @@ def test_a_policy_that_needs_colour_is_refused_with_one_that_does_not(policy: st
     check_channels(parse(policy), 3)
     with pytest.raises(DsslError) as caught:
         check_channels(parse(policy), 5)
-    assert f"uses {what}, which needs colour, and the images have 5 channels: use {instead!r}" in str(caught.value)
+    assert f"uses {what}, which needs color, and the images have 5 channels: use {instead!r}" in str(caught.value)
     check_channels(parse(instead), 5)
 
 

@@ -221,7 +221,7 @@ def test_views_of_one_and_two_pixels():
         ({"size": 8.5}, "whole number"),
         ({"channels": 4}, "use 'standard-channels'"),
         ({"channels": 0}, "expected at least 1"),
-        ({"normalization": Normalization((0.5,), (0.5,))}, "the normalisation has 1 channels, but the images have 3"),
+        ({"normalization": Normalization((0.5,), (0.5,))}, "has 1 channels, but the images have 3"),
         ({"views": []}, "got none"),
         ({"views": [View(name="a", policy="standard")] * 2}, "no duplicates, got a, a"),
         ({"views": [View(name="a", policy="standard", source="b")]}, "unknown source of view a 'b'"),
@@ -242,7 +242,7 @@ def test_a_bad_maker_is_refused(arguments: dict, part: str):
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((float("nan"),), (1.0,)), ((0.5, 0.5), (1.0,)), ((), ())])
 def test_a_bad_normalisation_is_refused(mean, std):
-    with pytest.raises(DsslError):
+    with pytest.raises(DsslError, match="normalization"):
         Normalization(mean, std)
 
 

@@ -100,7 +100,7 @@ def tiny(folder: Path, **changes: Any) -> CocoConfig:
     settings: dict[str, Any] = {
         "weights": "scratch", "encoder": "resnet18", "data": folder, "train": "all", "test": "all", "steps": 4,
         "batch_size": 2, "rate": 0.02, "sizes": (48, 64), "test_size": 64, "max_size": 96, "anchors": (8, 16, 32, 64, 96),
-        "proposals": 16, "samples": 8, "threads": 1, "look_every": 1, "round": 2, "pictures": 2,
+        "proposals": 16, "samples": 8, "threads": 1, "health_every": 1, "round": 2, "pictures": 2,
     }  # fmt: skip
     return CocoConfig(**(settings | changes))
 

@@ -145,18 +145,18 @@ def test_trained_batchnorm_sees_the_batch_of_all_processes(tmp_path: Path, proce
     assert all(type(norm) is kind for norm in norms)
 
 
-@pytest.mark.parametrize("look_every", [1, 50])
+@pytest.mark.parametrize("health_every", [1, 50])
 def test_a_rate_beyond_reason_ends_as_divergence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, look_every: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, health_every: int
 ) -> None:
     """Seen at the first look after it began, named by the step at which it began, and never saved in between."""
-    steps = {"steps": 4, "look_every": look_every, "round": 50, "save_minutes": 1e-6, "keep": 9}
+    steps = {"steps": 4, "health_every": health_every, "round": 50, "save_minutes": 1e-6, "keep": 9}
     config = tiny(draw(tmp_path / "data"), rate=1e20, warmup=0, **steps)
     with caplog.at_level(logging.INFO, logger="dssl"):
         result = finetune(config, tmp_path / "run")
     assert result.ending.verdict.status == "diverged"
     assert result.ending.verdict.step == 1
-    assert result.ending.step == (2 if look_every == 1 else 4)
+    assert result.ending.step == (2 if health_every == 1 else 4)
     assert result.ending.exit_code == 4
     assert result.scores is None
     assert "diverged at step 1: the loss is no longer a number (" in caplog.text
@@ -243,7 +243,7 @@ def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"config": {}}))
-    with pytest.raises(DsslError, match="pretraining"):
+    with pytest.raises(DsslError, match="another kind"):
         finetune(tiny(tmp_path), folder)
     (folder / "config.json").write_text(json.dumps({"task": "coco", "config": {}}))
     with pytest.raises(DsslError, match=r"\(coco\)"):

@@ -40,7 +40,7 @@ def test_a_handful_of_real_images_is_overfitted(test_data: Path, tmp_path: Path)
         weights="scratch", encoder="resnet18", data=choose(test_data / "coco-small", tmp_path / "data"),
         train="few", test="few", steps=240, batch_size=IMAGES, rate=0.08, warmup=30, clip=10.0, flip=False,
         sizes=(160,), test_size=160, max_size=256, anchors=(16, 32, 64, 128, 256), proposals=200, samples=24,
-        precision="bf16", look_every=10, round=40,
+        precision="bf16", health_every=10, round=40,
     )  # fmt: skip
     result = finetune(config, tmp_path / "run")
     assert result.scores is not None

@@ -27,7 +27,7 @@ def photos(tmp_path):
 
 
 def test_show(photos, capsys):
-    assert run(Arguments(action="show", place=str(photos), measure=True)) == 0
+    assert run(Arguments(action="show", data=str(photos), measure=True)) == 0
     said = capsys.readouterr().out
     assert "41 images" in said
     assert "10  class 3" in said
@@ -39,7 +39,7 @@ def test_show(photos, capsys):
 
 def test_show_without_labels(capsys, tmp_path):
     Image.new("RGB", (3, 3)).save(tmp_path / "a.png")
-    assert run(Arguments(action="show", place=str(tmp_path), every=True)) == 0
+    assert run(Arguments(action="show", data=str(tmp_path), all=True)) == 0
     assert "images without labels" in capsys.readouterr().out
 
 
@@ -48,7 +48,7 @@ def test_without_home_and_with_a_plain_locale(photos, tmp_path):
     (photos / "class 1").rename(photos / "klasse größe")
     code = (
         "import sys; from dssl.commands.data import Arguments, run\n"
-        "sys.exit(run(Arguments(action='show', place=sys.argv[1], every=True)))"
+        "sys.exit(run(Arguments(action='show', data=sys.argv[1], all=True)))"
     )
     environment = {"LANG": "C", "PATH": os.environ["PATH"], "PYTHONPATH": str(Path(dssl.__file__).parents[1])}
     done = subprocess.run(
@@ -60,21 +60,21 @@ def test_without_home_and_with_a_plain_locale(photos, tmp_path):
 
 def test_too_many_bad_files(photos):
     with pytest.raises(DsslError, match="1 of 41"):
-        run(Arguments(action="show", place=str(photos), max_bad=0.01))
+        run(Arguments(action="show", data=str(photos), bad_share=0.01))
 
 
 def test_pack(photos, capsys, tmp_path):
-    assert run(Arguments(action="pack", place=str(photos), out=tmp_path / "packed", side=10)) == 0
+    assert run(Arguments(action="pack", data=str(photos), out=tmp_path / "packed", image_size=10)) == 0
     assert "40 images" in capsys.readouterr().out
     copy = open_source(f"packed:{tmp_path / 'packed'}")
     assert copy.image(0).shape == (10, 12, 3)
     with pytest.raises(DsslError, match="--out"):
-        run(Arguments(action="pack", place=str(photos)))
+        run(Arguments(action="pack", data=str(photos)))
 
 
 def test_pack_counts_what_it_wrote(photos, capsys, tmp_path):
     (photos / "class 0" / "gone.jpg").symlink_to("nowhere")
-    assert run(Arguments(action="pack", place=str(photos), out=tmp_path / "packed", max_bad=0.1)) == 0
+    assert run(Arguments(action="pack", data=str(photos), out=tmp_path / "packed", bad_share=0.1)) == 0
     said = capsys.readouterr().out
     assert "train: 40 images" in said
     assert "unreadable   2 files" in said
@@ -82,15 +82,20 @@ def test_pack_counts_what_it_wrote(photos, capsys, tmp_path):
 
 
 def test_cifar10_from_nowhere(tmp_path):
-    with pytest.raises(DsslError, match=str(tmp_path / "missing")):
-        run(Arguments(action="cifar10", place=str(tmp_path / "target"), origin=str(tmp_path / "missing")))
+    with pytest.raises(DsslError, match="not a folder"):
+        run(Arguments(action="cifar10", data=str(tmp_path / "target"), origin=str(tmp_path / "missing")))
     assert not (tmp_path / "target").exists()
 
 
 @pytest.mark.parametrize(
     ("action", "option"),
-    [("show", {"side": 3}), ("show", {"origin": "file"}), ("pack", {"measure": True}), ("cifar10", {"split": "test"})],
+    [
+        ("show", {"image_size": 32}),
+        ("show", {"origin": "file"}),
+        ("pack", {"measure": True}),
+        ("cifar10", {"split": "test"}),
+    ],
 )
 def test_options_of_other_actions(action, option):
-    with pytest.raises(DsslError, match=f"--{next(iter(option))}"):
-        run(Arguments(action=action, place="shapes", **option))
+    with pytest.raises(DsslError, match="not of `dssl data"):
+        run(Arguments(action=action, data="shapes", **option))

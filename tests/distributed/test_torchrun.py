@@ -236,7 +236,7 @@ def test_an_environment_that_torchrun_did_not_make_is_one_line(
 def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     agent = start_agent(command("simsiam", tmp_path / "run", "--batch-size", "15"), tmp_path / "log", port=free_port())
     assert agent.wait() != 0
-    assert "batch_size is 15, the global one, and there are 2 processes" in agent.said()
+    assert "batch_size is 15 over all 2 processes" in agent.said()
     assert not (tmp_path / "run").exists()
 
 

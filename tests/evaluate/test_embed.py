@@ -156,7 +156,7 @@ def test_what_the_scan_and_the_decoder_could_not_read_is_one_count(
         Pillow.fromarray(np.full((40, 40, 3), 50 * number, np.uint8)).save(images / f"{number}.png")
     (images / "cut.png").write_bytes(b"x")
     (images / "gone.png").symlink_to("nowhere")
-    assert show(Data(action="show", place=str(images), every=True, max_bad=1.0)) == 0
+    assert show(Data(action="show", data=str(images), all=True, bad_share=1.0)) == 0
     assert "unreadable   2 files" in capsys.readouterr().out
     for out in ("out", "out.npz"):
         run(Arguments(weights=folder, data=str(images), out=tmp_path / out, threads=1))

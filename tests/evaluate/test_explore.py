@@ -164,7 +164,7 @@ def test_embeddings_in_a_file_and_the_images_of_the_run(
         (["--label", "0"], ("--label is 0",)),
         (["--duplicates", "1.5"], ("--duplicates is 1.5",)),
         (["--query", "missing.png"], ("missing.png",)),
-        (["more"], ("2 sources",)),
+        (["more"], ("'more'",)),
     ],
 )
 def test_mistakes_are_one_line(

@@ -324,7 +324,7 @@ def test_a_normalisation_fits_the_channels(tmp_path: Path) -> None:
     for normalization in (None, CIFAR10):
         loaded = open_weights(path, normalization=normalization, fallback=like)
         assert len(loaded.normalization.mean) == 1
-    with pytest.raises(DsslError, match=r"5 channels.* 3"):
+    with pytest.raises(DsslError, match="5 channels, and the normalization has 3"):
         open_weights(tmp_path / "5.pth", normalization=CIFAR10, fallback=replace(like, channels=5))
 
 

@@ -213,8 +213,8 @@ def test_a_full_disk_while_shards_are_packed(small_disk: Disk, tally: Tally, tmp
         Image.fromarray(generator.integers(0, 256, (60, 60, 3), np.uint8)).save(tmp_path / "photos" / f"{number}.png")
     with tally.trial(f"disk full while {form} shards are packed"):
         disk = small_disk("size=300k")
-        words = Arguments(action="pack", place=str(tmp_path / "photos"), out=disk / "out", format=form, shard=10)  # type: ignore[arg-type]
-        line = r"No space left on device after \d+ of 40 images"
+        words = Arguments(action="pack", data=str(tmp_path / "photos"), out=disk / "out", format=form, shard=10)  # type: ignore[arg-type]
+        line = r"No space left on device after \d+ of 40 images, about 0\.00 GB"
         with pytest.raises(DsslError, match=line) as caught:
             run(words)
         assert "\n" not in str(caught.value)

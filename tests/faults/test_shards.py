@@ -65,7 +65,7 @@ def test_a_shard_that_changes_or_vanishes_between_epochs(form: str, fault: str, 
             left = checkpoint.steps_in(tmp_path / "broken" / "checkpoints")[-1]
             assert STEPS // 4 < left < STEPS
             again = run(broken)  # with what is there now
-            one_line(again.returncode, again.stderr, "the images of", "restore them, or name another --out")
+            one_line(again.returncode, again.stderr, "the images of", "another --out")
             paths[3].write_bytes(original)
             last = run(broken)
             assert last.returncode == untouched.returncode, last.stderr

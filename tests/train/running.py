@@ -22,7 +22,7 @@ from dssl.weights import checkpoint
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([
-    "dssl.cli", "tyro", "dssl.commands.train", "dssl.training.pretrain", "dssl.report.pictures", "torch.utils.tensorboard",
+    "dssl.cli", "dssl.commands.train", "dssl.training.pretrain", "dssl.report.pictures", "torch.utils.tensorboard",
     "tests.train.warm",
 ])  # fmt: skip
 

@@ -78,7 +78,7 @@ def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["train", "shapes", "--method", "byol", "--guard", "0.5", "--write-config", str(file)]) == 0
     assert json.loads(file.read_text())["method"]["guard"] == 0.5
     assert main(["train", "shapes", "--method", "vicreg", "--guard", "1"]) == 2
-    assert "--guard 1: vicreg has no guard, simsiam and byol have one; leave it out" in capsys.readouterr().err
+    assert "--guard: vicreg has no guard, simsiam and byol have one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -205,19 +205,19 @@ def test_distillation_resumes_and_refuses_another_teacher(teacher: Path, tmp_pat
     train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
     shutil.rmtree(moved)
     other.rename(moved)
-    with pytest.raises(DsslError, match=str(moved)):
+    with pytest.raises(DsslError, match="SHA-256"):
         train(tiny("simclr", graph="s1->teacher(s1)", teacher=moved), tmp_path / "pure")
 
 
 def test_a_teacher_is_refused_where_it_cannot_teach(teacher: Path, tmp_path: Path) -> None:
-    problem = r"s1->teacher\(s1\).*--teacher"
+    problem = r"s1->teacher\(s1\): .*--teacher"
     with pytest.raises(DsslError, match=problem):
         tiny("simsiam", graph="s1->teacher(s1)")
     with pytest.raises(DsslError, match="teacher"):
         tiny("simsiam", teacher=teacher)
     unknown = tmp_path / "unknown.safetensors"
     save_file({"weight": torch.zeros(2, 2)}, unknown)
-    problem = r"unknown\.safetensors.*--teacher-encoder"
+    problem = "--teacher-encoder resnet50"
     with pytest.raises(DsslError, match=problem):
         train(tiny("simsiam", graph=DISTILLED, teacher=unknown), tmp_path / "run")
     with pytest.raises(DsslError, match=r"3 channels.* 1"):

@@ -101,6 +101,21 @@ def test_without_minutes_the_defaults_are_kept_and_timed() -> None:
     assert sum("dssl train" in line for line in screen) == 2
 
 
+def test_a_run_of_days_says_so_before_it_starts() -> None:
+    """50,000 images of 32 px in batches of 512, 800 times at 110 a second: 4.2 days."""
+    source = open_source("shapes:50000")
+    config = recipe("cifar10", data="shapes:50000", knn_every=0)
+    slow = planner({("resnet18-cifar", 32): 100.0}, recipe="cifar10")
+    (line,) = slow.warning(config, source, CPU)
+    assert "4.2 days" in line
+    assert "--hours" in line
+    assert slow.warning(replace(config, minutes=60.0), source, CPU) == []
+    assert planner({("resnet18-cifar", 32): 1e5}).warning(config, source, CPU) == []
+    assert planner({}).warning(recipe("shapes", data="shapes:500"), open_source("shapes:500"), CPU) == []  # unmeasured
+    _, screen = planner({("resnet18", 128): 1.0}).plan(recipe("folder", data="shapes:900"), source, CPU)
+    assert any(line.startswith("warning") for line in screen)
+
+
 def words(images: Path, out: Path, *more: str) -> list[str]:
     return [
         "train", "folder", "--data", str(images), "--out", str(out), "--encoder", "whitened", "--image-size", "16",
@@ -142,4 +157,4 @@ def test_minutes_and_epochs_contradict_each_other(tmp_path: Path, capsys: pytest
     assert main(words(tmp_path, tmp_path / "run", "--minutes", "5", "--epochs", "3")) == 2
     assert main(words(tmp_path, tmp_path / "run", "--hours", "two")) == 2
     said = capsys.readouterr().err.splitlines()
-    assert ["--epochs" in said[0], "--hours is two" in said[1], len(said)] == [True, True, 2]
+    assert ["--epochs" in said[0], "--hours is 'two'" in said[1], len(said)] == [True, True, 2]

@@ -133,7 +133,7 @@ def test_the_page_of_views_says_what_it_shows(cells: Path, trained: Path, tmp_pa
 @pytest.mark.parametrize(
     ("extra", "line"),
     [
-        (["--heavy", "ra(2,5)"], "uses ra(2,5), which needs colour"),
+        (["--heavy", "ra(2,5)"], "uses ra(2,5)"),
         (["--normalization", "imagenet"], "normalization is imagenet, expected measure for images of 5 channels"),
         (["--range", "4095,0"], "expected finite numbers, the smaller one first"),
         (["--channels", "4", "--range", "0,4095"], "images cannot be read"),
@@ -166,4 +166,4 @@ def test_data_show_and_pack_know_channels_and_range(
     packed = [open_source(f"packed:{tmp_path / 'packed'}", split=split, channels=5) for split in ("train", "test")]
     assert packed[0].value_range == packed[1].value_range
     refused = said("cifar10", str(tmp_path / "c"), "--channels", "5", code=2, out=lambda read: read.err)
-    assert "--channels belongs to `dssl data show` and `dssl data pack`" in refused
+    assert "--channels is an option of `dssl data show` and `dssl data pack`" in refused

@@ -332,7 +332,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
 def test_a_run_inside_its_own_images_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for number in range(20):
         Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / f"{number}.png")
-    with pytest.raises(DsslError, match=r"--out.*--data"):
+    with pytest.raises(DsslError, match="folder outside"):
         train(replace(TINY, data=str(tmp_path)), tmp_path / "runs" / "folder")
     assert not (tmp_path / "runs").exists()
 
@@ -380,7 +380,7 @@ def test_folders_without_images_change_nothing_for_a_run_that_resumes(tmp_path: 
         assert second.header["fingerprint"] == first.header["fingerprint"]
         assert all(torch.equal(first.tensors[name], second.tensors[name]) for name in first.tensors)
     (images / "other" / "1.png").write_bytes((images / "a" / "0.png").read_bytes())
-    with pytest.raises(DsslError, match=str(tmp_path / "run")):
+    with pytest.raises(DsslError, match="fingerprint"):
         train(config, tmp_path / "run")
 
 
