@@ -37,7 +37,7 @@ HABITS = {
     "warmup": "optimizer.warmup_epochs", "workers": "threads", "num_workers": "threads", "arch": "encoder", "model": "encoder",
     "backbone": "encoder", "dataset": "data", "images": "data", "output": "out", "out_dir": "out", "img_size": "image_size",
     "resolution": "image_size", "crop_size": "image_size", "bs": "batch_size", "pretrained": "init", "checkpoint": "resume",
-    "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method", "classes": "labels",
+    "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method",
     "randaug": "ra", "randaugment": "ra", "rand_augment": "ra", "resize_crop": "crop", "random_resized_crop": "crop",
     "horizontal_flip": "flip", "hflip": "flip", "color_jitter": "jitter", "grayscale": "gray", "gaussian_blur": "blur",
 }  # fmt: skip
