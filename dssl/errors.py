@@ -53,7 +53,7 @@ def nearest(given: str, possible: Iterable[str]) -> str | None:
         names.setdefault(name.rpartition(".")[2], name)
     known = set(names.values())
     names = {habit: name for habit, name in HABITS.items() if name in known} | names
-    close = difflib.get_close_matches(given.lower(), names, n=1)
+    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.7)
     return names[close[0]] if close else None
 
 

@@ -174,7 +174,7 @@ def test_one_row_and_one_part(tmp_path: Path, cifar10: Path, capsys) -> None:
         ({"target": "figure2"}, "nothing to run: An illustration"),
         ({"seeds": (1, 1)}, "distinct numbers"),
         ({"seeds": ()}, "distinct numbers"),
-        ({"jobs": 0}, "1 or more"),
+        ({"jobs": 0}, "jobs is 0"),
         ({"part": "0/2"}, "2/4"),
         ({"part": "3/2"}, "2/4"),
         ({"part": "half"}, "2/4"),
