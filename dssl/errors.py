@@ -37,7 +37,7 @@ HABITS = {
     "warmup": "optimizer.warmup_epochs", "workers": "threads", "num_workers": "threads", "arch": "encoder", "model": "encoder",
     "backbone": "encoder", "dataset": "data", "images": "data", "output": "out", "out_dir": "out", "img_size": "image_size",
     "resolution": "image_size", "crop_size": "image_size", "bs": "batch_size", "pretrained": "init", "checkpoint": "resume",
-    "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method", "classes": "labels",
+    "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method",
     "randaug": "ra", "randaugment": "ra", "rand_augment": "ra", "resize_crop": "crop", "random_resized_crop": "crop",
     "horizontal_flip": "flip", "hflip": "flip", "color_jitter": "jitter", "grayscale": "gray", "gaussian_blur": "blur",
 }  # fmt: skip
@@ -53,7 +53,7 @@ def nearest(given: str, possible: Iterable[str]) -> str | None:
         names.setdefault(name.rpartition(".")[2], name)
     known = set(names.values())
     names = {habit: name for habit, name in HABITS.items() if name in known} | names
-    close = difflib.get_close_matches(given.lower(), names, n=1)
+    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.7)
     return names[close[0]] if close else None
 
 

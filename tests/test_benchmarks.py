@@ -194,7 +194,7 @@ def test_the_page_of_adaptation_says_what_is_measured_and_what_is_not(
         if line.startswith("dssl train"):
             words = shlex.split(line.replace("$GRAY", adapt.GRAY))[2:]
             parsed = parse(train_command.Arguments, words, base=train_command.base)
-            assert parsed.config.adapt is not None
+            assert parsed.settings.adapt is not None
 
 
 def test_the_benchmark_of_gpus_says_in_one_line_that_there_is_none(

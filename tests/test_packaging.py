@@ -28,8 +28,6 @@ ATTRIBUTES = {
     "_replace": None,  # of named tuples, and documented
 }
 """Private attributes of other packages' objects: whose they are."""
-READ_OUT = ("tyro",)
-"""Packages whose output for people is read."""
 
 
 def requirements() -> list[Requirement]:
@@ -123,7 +121,6 @@ def test_what_is_private_is_bounded() -> None:
     used = set(private_packages())
     assert {"torch", "pillow", "numba"} <= {package for _, package in used}
     assert [(str(path), name) for path, name in sorted(used) if name not in bounded] == []
-    assert bounded >= set(READ_OUT)
 
 
 def test_the_docstring_of_the_package_names_what_works() -> None:

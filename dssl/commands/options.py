@@ -157,8 +157,7 @@ def scan(kind: type[Any], words: Sequence[str]) -> Given:
             values = list(itertools.takewhile(lambda word: not word.startswith("--"), waiting))
             del waiting[: len(values)]
         elif not waiting or waiting[0].startswith("--"):
-            kinds = [expected for kind, expected in _EXPECTED.items() if _is(option.hint, kind)]
-            raise DsslError(f"{flag} needs a value: expected {kinds[0] if kinds else _metavar(option)}")
+            raise DsslError(f"{flag} needs a value, as in {flag} {_metavar(option)}")
         else:
             values = [waiting.pop(0)]
         given[option.name] = Typed(flag, values)

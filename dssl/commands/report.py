@@ -35,6 +35,8 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> int:
+    if not arguments.runs:
+        raise DsslError("no runs given: expected the folder of a run, or one that contains runs")
     if arguments.out.suffix != ".html":
         raise DsslError(f"--out is {arguments.out}: expected a name that ends in .html")
     if arguments.images < 0:

@@ -60,11 +60,14 @@ def test_measuring_the_feature_leaves_no_trace() -> None:
     assert all(torch.equal(before[key], value) for key, value in encoder.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["resnet81", "smal", "squeezenet1_0"])
-def test_an_unknown_name_lists_what_exists(name: str) -> None:
-    with pytest.raises(DsslError, match=r"resnet18-cifar|resnet18") as caught:
+@pytest.mark.parametrize(
+    ("name", "hint"), [("resnet81", "'resnet18'"), ("smal", "'small'"), ("resnet18d", "timm:resnet18d"), ("x", ", ")]
+)
+def test_an_unknown_name_says_what_may_be_meant(name: str, hint: str) -> None:
+    with pytest.raises(DsslError, match=hint) as caught:
         build_encoder(name, image_size=32)
     assert name in str(caught.value)
+    assert str(caught.value).count(",") <= 8
 
 
 def test_an_unknown_timm_model_is_refused() -> None:

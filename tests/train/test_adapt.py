@@ -257,7 +257,7 @@ def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monke
     [
         ({"head_epochs": 9}, "adapt.head_epochs is 9"),
         ({"head_epochs": -1}, "adapt.head_epochs is -1"),
-        ({"trained_blocks": 0}, "adapt.trained_blocks is 0"),
+        ({"trained_blocks": 0}, "adapt.trained_blocks is 0, expected at least 1"),
         ({"layer_decay": 0.0}, "adapt.layer_decay"),
         ({"max_drift": 0.0}, "adapt.max_drift"),
     ],
@@ -268,5 +268,5 @@ def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_there_is_nothing_to_keep_without_weights() -> None:
-    with pytest.raises(DsslError, match="init is None"):
+    with pytest.raises(DsslError, match="--init imagenet"):
         recipe("adapt", init=None)
