@@ -3,6 +3,7 @@
 import copy
 import difflib
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,6 +27,8 @@ STEMS = {
     "norelu": "no ReLU after the first BatchNorm: lightly's CIFAR benchmarks",
 }
 """The 3x3 stems of CIFAR ResNets. All have the same tensors, so a file of weights need not show which one it was."""
+PYTHON = "python:"
+"""How the name of a module begins that a Python program holds."""
 
 
 _registered: dict[str, Callable[[int, int], nn.Module]] = {}
@@ -38,6 +41,35 @@ def register_encoder(name: str, build: Callable[[int, int], nn.Module]) -> None:
             f"an encoder named {name!r} cannot be registered: expected a name without ':' that is not taken"
         )
     _registered[name] = build
+
+
+@contextmanager
+def named_encoder(encoder: str | nn.Module | None) -> Iterator[str | None]:
+    """The name of an encoder; a module gets one by which ``build_encoder`` gives copies of it while the block runs.
+
+    It tells modules of another structure apart, by a digest of the names and shapes of the state dict.
+    """
+    if not isinstance(encoder, nn.Module):
+        yield encoder
+        return
+    shapes = "".join(f"{name} {tuple(value.shape)}\n" for name, value in encoder.state_dict().items())
+    name = f"{PYTHON}{type(encoder).__name__}({hashlib.sha256(shapes.encode()).hexdigest()[:8]})"
+
+    def build(_image_size: int, _channels: int) -> nn.Module:
+        module = copy.deepcopy(encoder).cpu().train()
+        module.register_forward_hook(_pooled)
+        return module
+
+    _registered[name] = build
+    try:
+        yield name
+    finally:
+        _registered.pop(name, None)
+
+
+def _pooled(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
+    """Vectors of a feature map; a hook and not a module around it, so that the state dict keeps its names."""
+    return output.mean(dim=(2, 3)) if isinstance(output, Tensor) and output.dim() == 4 else output
 
 
 def encoder_names() -> tuple[str, ...]:
@@ -195,6 +227,11 @@ def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
         return SmallEncoder(channels=channels)
     if name.startswith("timm:"):
         return _timm(name, image_size=image_size, channels=channels)
+    if name.startswith(PYTHON):
+        raise DsslError(
+            f"the encoder {name} was a module of a Python program: make the call with it (dssl.train, dssl.evaluate, dssl.embed, "
+            "dssl.export or dssl.load_encoder with encoder=MODULE), or register it in a --plugin and name it with --encoder"
+        )
     if name not in encoder_names():
         raise choices("encoder", name, encoder_names())
     base, stem = split_name(name)
