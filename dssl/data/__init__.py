@@ -25,7 +25,12 @@ _registered: dict[str, Callable[[str, Split, int], Source]] = {}
 
 
 def register_source(prefix: str, open: Callable[[str, Split, int], Source]) -> None:
-    """Make ``prefix:PLACE`` mean ``open(PLACE, split, channels)``, which raises ``NoSplitError`` for a split that it lacks."""
+    """Make ``prefix:PLACE`` name images of a source of your own.
+
+    Args:
+        prefix: A word that is not taken.
+        open: ``open(PLACE, split, channels)`` gives the source; it raises ``NoSplitError`` for a split that it lacks.
+    """
     if not prefix.isidentifier() or prefix in ("shapes", "figures", "cifar10", "packed", "python"):
         raise DsslError(f"a source {prefix!r} cannot be registered: expected a word that is not taken")
     _registered[prefix] = open

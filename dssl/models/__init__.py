@@ -35,7 +35,12 @@ _registered: dict[str, Callable[[int, int], nn.Module]] = {}
 
 
 def register_encoder(name: str, build: Callable[[int, int], nn.Module]) -> None:
-    """Make ``build(image_size, channels)``, an untrained network from images to vectors, the encoder of this name."""
+    """Make a network of your own an encoder that has a name, for runs of the command line.
+
+    Args:
+        name: A name without ``:`` that is not taken.
+        build: ``build(image_size, channels)`` gives an untrained network from images to vectors.
+    """
     if name in _built_in() or ":" in name:
         raise DsslError(
             f"an encoder named {name!r} cannot be registered: expected a name without ':' that is not taken"
@@ -116,8 +121,11 @@ def size_arguments(name: str, image_size: int) -> dict[str, Any]:
 def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module:
     """An untrained encoder from images (N x channels x size x size) to vectors; refuses one that cannot run at that size.
 
-    ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are
-    torchvision's, ``timm:vit_small_patch16_224`` is timm's.
+    Args:
+        name: ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and many
+            others are torchvision's, ``timm:vit_small_patch16_224`` is timm's.
+        image_size: Width and height in pixels.
+        channels: 1 for gray images, 3 for colour.
     """
     if image_size < 1 or channels < 1:
         raise DsslError(
@@ -140,7 +148,13 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
 
 
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
-    """How long the encoder's vectors are; refuses one that gives no vectors or cannot run. Leaves no trace in the encoder."""
+    """How long the encoder's vectors are; refuses one that gives no vectors or cannot run. Leaves no trace in the encoder.
+
+    Args:
+        encoder: A network from images to vectors.
+        image_size: Width and height in pixels.
+        channels: Of the images.
+    """
     feature = _run_once(encoder, image_size=image_size, channels=channels)
     if not isinstance(feature, Tensor) or feature.dim() != 2:
         found = tuple(feature.shape) if isinstance(feature, Tensor) else type(feature).__name__
