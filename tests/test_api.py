@@ -22,6 +22,7 @@ from dssl.api import TrainSettings
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import DsslError
 from dssl.weights import checkpoint
+from tests.train.running import cut, end_of
 
 TINY = {
     "encoder": "small", "image_size": 16, "batch_size": 16, "threads": 1, "knn_every": 0, "precision": "fp32",
@@ -113,6 +114,15 @@ def test_a_run_of_python_is_a_run_of_the_command_and_the_reverse(run: dssl.Run, 
     with pytest.raises(DsslError, match="nowhere"):
         dssl.open_run(tmp_path / "nowhere")
 
+    # what either of them began, the other ends
+    steps = checkpoint.steps_in(run.path / "checkpoints")
+    cut(run.path, tmp_path / "begun by python", step=steps[0])
+    assert cli.main(["train", "--resume", str(tmp_path / "begun by python")]) == 0
+    cut(tmp_path / "cli", tmp_path / "begun by the command", step=steps[0])
+    assert dssl.train("shapes", out=tmp_path / "begun by the command").finished
+    ends = {end_of(tmp_path / f"begun by {side}") for side in ("python", "the command")}
+    assert ends == {first[1].header["sha256"]} == {second[1].header["sha256"]}
+
 
 def test_settings_may_be_tables_or_configurations_and_a_misspelled_one_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -126,6 +136,8 @@ def test_settings_may_be_tables_or_configurations_and_a_misspelled_one_is_named(
         dssl.train("shapes", batchsize=3)
     with pytest.raises(DsslError, match="rate"):
         dssl.train("shapes", optimizer={"ratte": 3})
+    with pytest.raises(DsslError, match="hidden"):
+        dssl.train("shapes", method={"name": "simsiam", "hiden": 3})
     with pytest.raises(DsslError, match="shapes"):
         dssl.train("shape")
 

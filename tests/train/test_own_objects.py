@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import dssl
+from dssl import models
 from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.models import build_encoder, named_encoder
@@ -66,6 +67,13 @@ class Own(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+
+class Vectors(Own):
+    """The same tensors, as an encoder that a plugin registers."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).mean(dim=(2, 3))
 
 
 def train(out: Path, *, data: Any = None, encoder: nn.Module | None = None, **changes: Any) -> dssl.Run:
@@ -163,7 +171,9 @@ def test_another_module_of_the_same_structure_gets_the_weights(run: dssl.Run, tm
         dssl.load_encoder(run.path)
 
 
-def test_it_is_evaluated_against_its_start_on_objects(run: dssl.Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_evaluated_against_its_start_on_objects(
+    run: dssl.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = dssl.evaluate(
         run, data=Photos(), test=Photos(seed=2), encoder=Own(), against=["start", run], protocols=["knn"], threads=1
     )
@@ -173,6 +183,10 @@ def test_it_is_evaluated_against_its_start_on_objects(run: dssl.Run, capsys: pyt
     capsys.readouterr()
     assert main(["evaluate", str(run.path), "--data", "shapes:64"]) == 2
     assert "--plugin" in capsys.readouterr().err
+    # what dssl.register_encoder does, taken out again
+    monkeypatch.setitem(models._registered, "own-vectors", lambda image_size, channels: Vectors())
+    words = ["--encoder", "own-vectors", "--data", "shapes:64", "--protocols", "knn", "--threads", "1", "--no-page"]
+    assert main(["evaluate", str(run.path), "--out", str(run.path / "by-name"), *words]) == 0
 
 
 def test_views_are_drawn_of_objects(tmp_path: Path) -> None:
