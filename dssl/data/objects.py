@@ -106,17 +106,17 @@ class Objects(Source):
     ) -> None:
         kind = type(data).__name__
         if isinstance(data, Mapping):
-            raise DsslError(f"data is a {kind} with the keys {', '.join(map(str, data))}: give one of them: data[KEY]")
+            raise DsslError(f"data ({kind}) has the keys {', '.join(map(str, data))}: give one of them: data[KEY]")
         try:
             count = len(data)
             first = data[0] if count else None
         except (TypeError, NotImplementedError, KeyError) as error:
             raise DsslError(
-                f"data is a {kind}, which cannot be read by number ({error}): expected an object with __len__ and __getitem__, "
+                f"data ({kind}) cannot be read by number ({error}): expected an object with __len__ and __getitem__, "
                 "such as a torch Dataset, a list or an array; of a DataLoader give loader.dataset"
             ) from None
         if not count:
-            raise DsslError(f"data is a {kind} without a single image")
+            raise DsslError(f"data ({kind}) is empty: expected at least one image")
         self._data, self._kind, self._count, self._channels = data, kind, count, 3
         self._image, self._label, self._labels = image, label, labels
         self._lock: threading.Lock | None = None
@@ -125,7 +125,7 @@ class Objects(Source):
         if isinstance(first, Mapping):
             self._find_keys(first)
         elif image is not None or label is not None:
-            raise DsslError(f"data is a {kind} whose items are not mappings: leave out image and label")
+            raise DsslError(f"the items of data ({kind}) are not mappings: leave out image and label")
         self.fingerprint = self._checked()
         self.name = f"{PREFIX}:{kind}({count} images, {self.fingerprint[:8]})"
 
@@ -215,7 +215,7 @@ class Objects(Source):
         for what, key in {"image": self._image, "label": self._label}.items():
             if key not in item and (what == "image" or key is not None):
                 raise DsslError(
-                    f"the items of data, a {self._kind}, have the keys {', '.join(map(str, item))}, and not one of them is "
+                    f"the items of data ({self._kind}) have the keys {', '.join(map(str, item))}, and not one of them is "
                     f"clearly the {what}: name it: dssl.as_source(data, {what}=KEY)"
                 )
         self._label = "label" if self._label is None else self._label
@@ -232,25 +232,31 @@ class Objects(Source):
         for index, before, now in zip(sample, first, again, strict=True):
             if before != now:
                 raise DsslError(
-                    f"item {index} of data, a {self._kind}, differs when it is asked for again, as with random transforms: leave "
+                    f"item {index} of data ({self._kind}) differs when it is asked for again, as with random transforms: leave "
                     "them out, since dssl makes the views itself and must get the same images again to resume"
                 )
         if alone > _FAST * len(sample) > _FAST and (os.cpu_count() or 1) > 1:
             began = time.perf_counter()
             together = list(self._in_threads(self._digest, sample, 2))
             faster = alone / (time.perf_counter() - began)
-            if together != first or faster < _PARALLEL:
+            if together != first:
                 self._lock = threading.Lock()
-                problem = "no faster than one: it holds the interpreter's lock" if together == first else "wrongly"
-                if os.environ.get("RANK", "0") == "0":
-                    logger.warning(
-                        f"two threads read this {self._kind} {problem}; its images are read one at a time, about "
-                        f"{len(sample) / alone:,.0f} a second. Files are read in parallel: give a folder or a list of paths"
-                    )
+                self._say("get wrong images of this", "they are read one at a time now")
+            elif faster < _PARALLEL:
+                rate = f"{len(sample) / alone:,.0f} images a second"
+                self._say(
+                    "are no faster than one with this",
+                    f"{rate}: it holds the interpreter's lock, or the cores are busy",
+                )
         digest = hashlib.sha256(f"{self._count}".encode())
         for part in first:
             digest.update(part)
         return digest.hexdigest()
+
+    def _say(self, problem: str, more: str) -> None:
+        if os.environ.get("RANK", "0") == "0":
+            remedy = "images in a folder or in a list of paths are decoded in parallel"
+            logger.warning(f"two threads {problem} {self._kind}; {more}; {remedy}")
 
     def _digest(self, index: int) -> bytes:
         """Of what an item holds, whatever holds it; of an unreadable one the same, whatever the reason."""
@@ -304,7 +310,7 @@ def _array(image: Any) -> NDArray[np.uint8]:
     if not _is_array(image):
         shape = f" of shape {tuple(image.shape)}" if isinstance(image, np.ndarray | Tensor) else ""
         raise DsslError(
-            f"an image is a {type(image).__name__}{shape}: expected a picture of Pillow, a path, an array or a tensor"
+            f"an image is of type {type(image).__name__}{shape}: expected a picture of Pillow, a path, an array or a tensor"
         )
     values: NDArray[Any] = image
     if isinstance(image, Tensor):
