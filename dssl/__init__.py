@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dssl.api import Embeddings, Run, embed, evaluate, export, open_run, train, views
     from dssl.config import RunConfig
     from dssl.data import register_source
+    from dssl.data.objects import as_source
     from dssl.errors import DsslError
     from dssl.graph import Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
     from dssl.methods import BarlowTwinsConfig, BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
@@ -40,6 +41,7 @@ _HOME = {
         "api": ("Embeddings", "Run", "embed", "evaluate", "export", "open_run", "train", "views"),
         "config": ("RunConfig",),
         "data": ("register_source",),
+        "data.objects": ("as_source",),
         "errors": ("DsslError",),
         "graph": ("Edge", "Vertex", "View", "ViewGraph", "equation6", "named_graph", "soft"),
         "methods": (
@@ -69,7 +71,7 @@ __all__ = [
     "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "Embeddings", "LossReport",
     "Method", "MethodSettings", "Objective", "Prediction", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam",
     "SimSiamConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
-    "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
+    "as_source", "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
     "named_graph", "open_run", "recipe", "register_encoder", "register_source", "soft", "train", "views",
 ]  # fmt: skip
 

@@ -205,6 +205,16 @@ class RunConfig:
         return named_graph(self.graph)
 
     @property
+    def python_objects(self) -> tuple[str, ...]:
+        """Which of data and encoder were objects of a Python program, so that only its call can give them again."""
+        return tuple(name for name in ("data", "encoder") if vars(self)[name].startswith("python:"))
+
+    @property
+    def starts_as_given(self) -> bool:
+        """Whether the encoder is a module of Python whose own weights are those of the start."""
+        return self.init is not None and str(self.init) == self.encoder
+
+    @property
     def head_epochs(self) -> int:
         """Epochs at the beginning in which the encoder does not learn."""
         return 0 if self.adapt is None else self.adapt.head_epochs

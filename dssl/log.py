@@ -54,6 +54,14 @@ def clock_time(seconds: float) -> str:
     return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def _overwrites() -> bool:
+    """Whether a line of stderr can be written over: on a terminal, and in a cell of a notebook."""
+    kernel = sys.modules.get("ipykernel.iostream")
+    return sys.stderr is not None and (
+        sys.stderr.isatty() or (kernel is not None and isinstance(sys.stderr, kernel.OutStream))
+    )
+
+
 class Log:
     """Only the first process is ``active``; on the others nothing is written or printed."""
 
@@ -72,9 +80,8 @@ class Log:
         folder = folder if active else None
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
         self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
-        # without a terminal (a pipe, a batch system) one line per epoch is enough
-        terminal = active and sys.stderr is not None and sys.stderr.isatty()
-        self._bar = tqdm(total=length.total, initial=start, bar_format="{desc}", disable=not terminal)
+        # without a terminal or a notebook (a pipe, a batch system) one line per epoch is enough
+        self._bar = tqdm(total=length.total, initial=start, bar_format="{desc}", disable=not (active and _overwrites()))
 
     def step(self, waited: float) -> None:
         """Count one step and the seconds for which it waited for data."""
@@ -134,8 +141,8 @@ class Log:
         """As much of the line as the terminal is wide."""
         try:
             width = os.get_terminal_size(sys.stderr.fileno()).columns
-        except OSError:
-            width = 80
+        except OSError:  # a notebook
+            width = 100
         line = ""
         for part in self._parts(self.status):
             longer = f"{line} · {part}" if line else part

@@ -46,6 +46,12 @@ class Objective(nn.Module):
     """
 
     def __init__(self, method: Method, graph: ViewGraph) -> None:
+        """Make a loss of both.
+
+        Args:
+            method: An encoder with heads, and how predictions and targets are compared.
+            graph: The views and the edges between them.
+        """
         super().__init__()
         _check(method, graph)
         self.method = method
@@ -67,8 +73,11 @@ class Objective(nn.Module):
     ) -> LossReport:
         """Forward and backward, view by view: the gradients of ``self(views).total.backward()`` in less memory.
 
-        ``progress`` is the share of the run that is done, for weights that move: 0 at the first step, 1 at the last.
-        ``through`` is the DDP that wraps this objective; ``scaler`` multiplies the loss for fp16.
+        Args:
+            views: The views of a batch by name, normalised.
+            progress: The share of the run that is done, for weights that move: 0 at the first step, 1 at the last.
+            through: The DDP that wraps this objective.
+            scaler: Multiplies the loss for fp16.
         """
         if through is None and (size := distributed.world_size()) > 1:
             raise DsslError(
@@ -94,7 +103,13 @@ class Objective(nn.Module):
         progress: float | None = None,
         release: Callable[[Scalar], None] | None = None,
     ) -> LossReport:
-        """Walk the schedule; ``release`` gets the loss of every group of edges but the last, whose graph ``total`` has."""
+        """Walk the schedule.
+
+        Args:
+            views: The views of a batch by name, normalised.
+            progress: The share of the run that is done, for weights that move: 0 at the first step, 1 at the last.
+            release: Gets the loss of every group of edges but the last, whose graph ``total`` has.
+        """
         for name in (*self.graph.encoded, *self.graph.taught):
             if name not in views:
                 raise DsslError(f"the graph needs the view {name}, but the batch has only {', '.join(sorted(views))}")

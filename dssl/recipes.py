@@ -187,8 +187,13 @@ def recipe(
 ) -> RunConfig:
     """The configuration of a recipe, with some fields changed: ``recipe("shapes", epochs=3, optimizer={"rate": 0.1})``.
 
-    The method is the recipe's own, or a name, whose settings are those that the recipe has for it, or settings. For images
-    whose channels are not colours, its policies are those of the recipe without operations on colour.
+    For images whose channels are not colours, its policies are those of the recipe without operations on colour.
+
+    Args:
+        name: ``shapes``, ``cifar10``, ``imagenet``, ``folder``, ``adapt`` or ``robust``.
+        method: A name, whose settings are those that the recipe has for it, or settings; by default the recipe's own.
+        keep_head: With ``robust``: so gently that a classifier on the old features stays in use.
+        **changes: Fields of ``RunConfig``.
     """
     if name not in RECIPES:
         raise choices("recipe", name, RECIPES)

@@ -1,9 +1,15 @@
 """The verbs for Python: the same run folders, numbers and errors as the commands."""
 
+import ast
+import inspect
 import json
+import re
+import shutil
 import subprocess
 import sys
-from dataclasses import fields
+import textwrap
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +22,7 @@ from dssl.api import TrainSettings
 from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import DsslError
 from dssl.weights import checkpoint
+from tests.train.running import cut, end_of
 
 TINY = {
     "encoder": "small", "image_size": 16, "batch_size": 16, "threads": 1, "knn_every": 0, "precision": "fp32",
@@ -39,6 +46,55 @@ def test_public_names_exist_and_say_what_they_are_for() -> None:
     assert set(dssl.__all__) <= set(dir(dssl))
 
 
+def arguments_in(text: str | None) -> list[str]:
+    """The names that the section Args of a docstring lists, in its order."""
+    _, _, section = inspect.cleandoc(text or "").partition("\nArgs:\n")
+    return re.findall(r"^    \*{0,2}(\w+): ", section.partition("\n\n")[0], re.MULTILINE)
+
+
+def described_fields(kind: type) -> set[str]:
+    """The fields of a class, and of those that it derives from, with a docstring below them or of a class with its own."""
+    described = set()
+    for owner in kind.__mro__[:-1]:
+        if not owner.__module__.startswith("dssl"):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                described.add(ast.unparse(field.target))
+    return described | {field.name for field in fields(kind) if is_dataclass(field.type)}
+
+
+def undocumented(kind: type) -> list[str]:
+    """Parameters of a class and of its public methods that no docstring describes; a method may leave that to a base class."""
+    if is_dataclass(kind):
+        missing = [field.name for field in fields(kind) if field.init and field.name not in described_fields(kind)]
+    elif issubclass(kind, Exception):
+        missing = []
+    else:
+        missing = [
+            name for name in inspect.signature(kind).parameters if name not in arguments_in(kind.__init__.__doc__)
+        ]
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if not name.startswith("_") and method.__module__.startswith("dssl"):
+            texts = [vars(owner)[name].__doc__ for owner in kind.__mro__ if name in vars(owner)]
+            listed = [parameter for text in texts for parameter in arguments_in(text)]
+            given = [parameter for parameter in inspect.signature(method).parameters if parameter != "self"]
+            missing += [f"{name}({parameter})" for parameter in given if parameter not in listed]
+    return missing
+
+
+def test_every_parameter_of_a_public_name_is_described() -> None:
+    missing = {}
+    for name in dssl.__all__:
+        if inspect.isclass(value := getattr(dssl, name)):
+            missing[name] = undocumented(value)
+        elif inspect.isfunction(value):
+            assert arguments_in(value.__doc__) == list(inspect.signature(value).parameters), name
+    assert not {name: names for name, names in missing.items() if names}
+
+
 def test_a_run_of_python_is_a_run_of_the_command_and_the_reverse(run: dssl.Run, tmp_path: Path) -> None:
     assert run.finished
     assert run.config.method.name == "simsiam"
@@ -58,6 +114,15 @@ def test_a_run_of_python_is_a_run_of_the_command_and_the_reverse(run: dssl.Run, 
     with pytest.raises(DsslError, match="nowhere"):
         dssl.open_run(tmp_path / "nowhere")
 
+    # what either of them began, the other ends
+    steps = checkpoint.steps_in(run.path / "checkpoints")
+    cut(run.path, tmp_path / "begun by python", step=steps[0])
+    assert cli.main(["train", "--resume", str(tmp_path / "begun by python")]) == 0
+    cut(tmp_path / "cli", tmp_path / "begun by the command", step=steps[0])
+    assert dssl.train("shapes", out=tmp_path / "begun by the command").finished
+    ends = {end_of(tmp_path / f"begun by {side}") for side in ("python", "the command")}
+    assert ends == {first[1].header["sha256"]} == {second[1].header["sha256"]}
+
 
 def test_settings_may_be_tables_or_configurations_and_a_misspelled_one_is_named(tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -71,15 +136,23 @@ def test_settings_may_be_tables_or_configurations_and_a_misspelled_one_is_named(
         dssl.train("shapes", batchsize=3)
     with pytest.raises(DsslError, match="rate"):
         dssl.train("shapes", optimizer={"ratte": 3})
+    with pytest.raises(DsslError, match="hidden"):
+        dssl.train("shapes", method={"name": "simsiam", "hiden": 3})
     with pytest.raises(DsslError, match="shapes"):
         dssl.train("shape")
 
 
-def test_a_run_shows_itself_in_a_notebook(run: dssl.Run) -> None:
+def test_a_run_shows_itself_in_a_notebook(run: dssl.Run, tmp_path: Path) -> None:
     assert run.verdict.status in repr(run)
     page = run._repr_html_()
     assert page.startswith("<iframe")
     assert "&lt;html" in page
+    assert run.verdict.status in page
+    assert "dssl.evaluate(" in page
+    assert page.count("data:image/png") + page.count("&lt;svg") >= 2  # curves and views
+    stopped = dssl.Run(shutil.copytree(run.path, tmp_path / "stopped"))
+    (stopped.path / "metrics.jsonl").write_text("")
+    assert f"dssl train --resume {stopped.path}" in stopped.next_steps()[0]
     assert run.metrics()[-1]["step"] > 0
     assert run.encoder().training is False
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dssl import Objective, build_encoder, named_graph
 from dssl.cli import main
@@ -95,3 +97,24 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     assert saved[1].header["config"]["method"] == {"name": "uniformity", "output": 64, "weight": 1.0}
     assert saved[1].tensors["method.projector.3.weight"].shape == (64, 256)
     assert main(words) == 0  # and it is resumed
+
+
+def test_the_page_about_python_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 32 small photos of two colours."""
+    generator = np.random.default_rng(0)
+    for colour, channel in {"red": 0, "blue": 2}.items():
+        folder = tmp_path / "photos" / colour
+        folder.mkdir(parents=True)
+        for number in range(16):
+            pixels = generator.integers(0, 128, (40, 40, 3), dtype=np.uint8)
+            pixels[:, :, channel] += 100
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    page = README.parent / "docs" / "python.md"
+    namespace: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), namespace)
+    assert len(namespace["vectors"]) == 32
+    assert namespace["source"].classes == ("0", "1")
+    assert namespace["encoder"](torch.zeros(2, 3, 32, 32)).shape == (2, 32)

@@ -190,6 +190,8 @@ def _next(arguments: Arguments, result: "Ending") -> str:
     if result.exit_code:
         return shlex.join(["dssl", "report", str(arguments.out)])
     against = "untrained" if arguments.settings.init is None else "start"
+    if objects := "".join(f", {name}=..." for name in arguments.settings.python_objects):  # which no command can name
+        return f'dssl.evaluate("{arguments.out}"{objects}, against="{against}")'
     if result.knn is not None:
         return shlex.join(["dssl", "evaluate", str(arguments.out), "--against", against])
     return shlex.join(["dssl", "explore", str(arguments.out)])

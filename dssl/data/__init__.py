@@ -25,8 +25,13 @@ _registered: dict[str, Callable[[str, Split, int], Source]] = {}
 
 
 def register_source(prefix: str, open: Callable[[str, Split, int], Source]) -> None:
-    """Make ``prefix:PLACE`` mean ``open(PLACE, split, channels)``, which raises ``NoSplitError`` for a split that it lacks."""
-    if not prefix.isidentifier() or prefix in ("shapes", "figures", "cifar10", "packed"):
+    """Make ``prefix:PLACE`` name images of a source of your own.
+
+    Args:
+        prefix: A word that is not in use.
+        open: ``open(PLACE, split, channels)`` gives the source; it raises ``NoSplitError`` for a split that it lacks.
+    """
+    if not prefix.isidentifier() or prefix in ("shapes", "figures", "cifar10", "packed", "python"):
         raise DsslError(f"a source {prefix!r} cannot be registered: expected a word that is not in use")
     _registered[prefix] = open
 
@@ -47,10 +52,14 @@ def open_source(
     if not 1 <= channels <= MAX_CHANNELS:
         raise DsslError(f"channels {channels}: expected 1 to {MAX_CHANNELS}")
     kind, colon, rest = text.partition(":")
-    if colon and kind in _registered:
+    if colon and kind in (*_registered, "python"):
         if value_range is not None:
-            raise DsslError(f"{text}: a registered source scales its values itself: leave out --range")
-        return _registered[kind](rest, split, channels)
+            raise DsslError(f"{text}: a source of Python scales its values itself: leave out --range")
+        if kind in _registered:
+            return _registered[kind](rest, split, channels)
+        from dssl.data.objects import open_held
+
+        return open_held(rest, split, channels)
     if kind in ("shapes", "figures", "cifar10"):
         if channels != 3:
             raise DsslError(f"{text}: its images have 3 channels, not {channels}")

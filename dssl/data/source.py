@@ -176,8 +176,8 @@ def require_labels(source: Source) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Labels and classes for callers that need them; an error if there are none, or only one class."""
     if source.labels is None or source.classes is None:
         raise DsslError(
-            f"{source.name}: no labels: expected one folder per class, a list with a label after a tab on each line, or shards "
-            "with a .cls or .json next to each image"
+            f"{source.name}: no labels: expected one folder per class, a list with a label after a tab on each line, shards "
+            "with a .cls or .json next to each image, or items (image, label) of a Python object"
         )
     if len(np.unique(source.labels)) < 2:
         raise DsslError(f"{source.name}: only one class, {source.classes[source.labels[0]]!r}: expected at least two")

@@ -25,7 +25,7 @@ from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.quality import Quality, quality
 from dssl.files import printable
-from dssl.models import build_encoder
+from dssl.models import PYTHON, build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
 from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
@@ -203,11 +203,12 @@ def _finetune(benchmark: Benchmark, share: float) -> list[Result]:
 
 
 def untrained(like: Encoder, *, seed: int, purpose: str) -> Encoder:
-    """The same encoder with random weights; ``purpose`` tells apart what is drawn with one seed."""
+    """The same encoder with random weights, or a module of Python as it was given; ``purpose`` tells apart what is drawn."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(rng.key(seed, purpose) % 2**63)
         network = build_encoder(like.name, image_size=like.image_size, channels=like.channels)
-    note = f"{purpose}: random weights of seed {seed}"
+    given = like.name.startswith(PYTHON)
+    note = f"{purpose}: {'the module as it was given' if given else f'random weights of seed {seed}'}"
     if isinstance(network, WhitenedEncoder) and isinstance(like.network, WhitenedEncoder):
         # measured before the first step and never trained: with others it would not be what the run began with
         network.filters.copy_(like.network.filters)

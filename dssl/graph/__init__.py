@@ -55,6 +55,7 @@ class View:
     """One augmented view: ``policy`` applied to the image, or to the pixels of another view (Eq. 3)."""
 
     name: str
+    """A letter followed by letters, digits or _."""
     policy: str
     """``standard`` and ``heavy`` stand for whatever the run uses as such; any policy text may stand here."""
     source: str | None = None
@@ -96,7 +97,9 @@ class Vertex:
     """What an edge may end at: the method's target of a view, or what a frozen teacher makes of it."""
 
     view: str
+    """The view's name."""
     taught: bool = False
+    """Whether it is the teacher's."""
 
     def __str__(self) -> str:
         return f"teacher({self.view})" if self.taught else self.view
@@ -107,7 +110,9 @@ class Edge:
     """One loss term: the prediction of ``predictor`` is pulled to the mean of ``targets``."""
 
     predictor: str
+    """The name of the view at which the edge begins."""
     targets: tuple[Vertex, ...]
+    """Where it ends; of several ends it is pulled to their mean."""
     weight: float = 1.0
     """The weight at the first step, if it moves."""
     kind: Kind = "alignment"
@@ -151,7 +156,11 @@ class Edge:
         return tuple(vertex.view for vertex in self.targets)
 
     def is_reverse_of(self, other: "Edge") -> bool:
-        """Whether the two are one pair, ``a<->b``."""
+        """Whether the two are one pair, ``a<->b``.
+
+        Args:
+            other: The edge that may be the way back.
+        """
         ends = ((Vertex(other.predictor),), (Vertex(self.predictor),))
         return (self.targets, other.targets) == ends and self == replace(
             other, predictor=self.predictor, targets=self.targets
@@ -163,7 +172,11 @@ class Edge:
         return self.weight if self.final is None else max(self.weight, self.final)
 
     def weight_at(self, progress: float) -> float:
-        """The weight when ``progress`` of the run is done, from 0 at the first step to 1 at the last."""
+        """The weight at a point of the run.
+
+        Args:
+            progress: From 0 at the first step to 1 at the last.
+        """
         return self.weight if self.final is None else self.weight + (self.final - self.weight) * progress
 
     @property
@@ -177,7 +190,9 @@ class ViewGraph:
     """Views and the edges between them; raises ``DsslError`` if they are inconsistent."""
 
     views: tuple[View, ...]
+    """Each with a name of its own."""
     edges: tuple[Edge, ...]
+    """The terms of the loss."""
     normalize: Normalize = "similarity"
     """What the weighted sum is divided by: the sum of the similarity weights (of all weights, where there is no similarity
     edge), the sum of ``all`` weights (Algorithm 1), or nothing (``sum``, Eq. 5)."""
@@ -190,17 +205,30 @@ class ViewGraph:
 
     @staticmethod
     def parse(text: str) -> "ViewGraph":
-        """The graph of a text such as ``s1<->s2, h1->s1, h2->s2``, whose inverse is ``str(graph)``, or of a preset's name."""
+        """The graph of a text, whose inverse is ``str(graph)``.
+
+        Args:
+            text: Such as ``s1<->s2, h1->s1, h2->s2``, or the name of a preset, such as ``dssl``.
+        """
         return named_graph(text)
 
     def __str__(self) -> str:
         return _write(self)
 
     def view(self, name: str) -> View:
+        """One of the views.
+
+        Args:
+            name: Of the view.
+        """
         return next(view for view in self.views if view.name == name)
 
     def size(self, name: str) -> int | None:
-        """The size of a view in pixels, its own or that of the view it is derived from; None: the run's."""
+        """The size of a view in pixels, its own or that of the view it is derived from; None: the run's.
+
+        Args:
+            name: Of the view.
+        """
         view = self.view(name)
         return view.size if view.source is None else self.size(view.source)
 
@@ -488,10 +516,14 @@ INDEPENDENT = "h1 = heavy(image), h2 = heavy(image)"
 def equation6(
     alpha: float = 1.0, beta: float = 0.0, gamma: float = 1.0, delta: float = 0.0, *, derived: bool = True
 ) -> ViewGraph:
-    """The paper's general loss: alpha and beta weigh the standard and the heavy pair, gamma h->s, delta s->h.
+    """The paper's general loss. A term of weight zero is left out, with the views that only it needs.
 
-    The two heavy views are ``derived`` from the standard ones (Eq. 3) or made from the image on their own (Algorithm 1). A term
-    of weight zero is left out, with the views that only it needs.
+    Args:
+        alpha: The weight of the standard pair.
+        beta: The weight of the heavy pair.
+        gamma: The weight of ``h->s``.
+        delta: The weight of ``s->h``.
+        derived: Whether heavy views are derived from the standard ones (Eq. 3) or made from the image itself (Algorithm 1).
     """
     terms = {
         "s1<->s2": alpha, "h1<->h2": beta, "h1->s1": gamma, "h2->s2": gamma, "s1->h1": delta, "s2->h2": delta,
@@ -504,7 +536,11 @@ def equation6(
 
 
 def soft(delta: float) -> ViewGraph:
-    """Soft-weighted DSSL (section 4.3): gamma = 1 - delta."""
+    """Soft-weighted DSSL (section 4.3): gamma = 1 - delta.
+
+    Args:
+        delta: The weight of ``s->h``, from 0 to 1.
+    """
     if not 0 <= delta <= 1:
         raise DsslError(f"soft({delta}): delta must lie between 0 and 1, since gamma is 1 - delta")
     return equation6(1.0, 0.0, 1.0 - delta, delta)
@@ -574,7 +610,11 @@ PRESETS |= {f"ablation-{letter}": preset for letter, preset in ABLATION.items()}
 
 
 def named_graph(text: str) -> ViewGraph:
-    """The graph of a preset's name, of ``soft(0.1)``, of ``equation6(1,0,1,0)``, or of the text form itself."""
+    """The graph that a text stands for.
+
+    Args:
+        text: The name of a preset, ``soft(0.1)``, ``equation6(1,0,1,0)``, or the text form itself.
+    """
     text = text.strip()
     if text in PRESETS:
         return _parse(PRESETS[text].text)

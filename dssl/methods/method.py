@@ -24,8 +24,11 @@ class Prediction:
     """One forward of a view: what the encoder, the projector and the predictor gave (z in the paper is the last)."""
 
     feature: Embedding
+    """Of the encoder."""
     projection: Embedding
+    """Of the projector."""
     prediction: Embedding
+    """Of the predictor; of a method that has none, the projection."""
 
     def detach(self) -> "Prediction":
         return Prediction(self.feature.detach(), self.projection.detach(), self.prediction.detach())
@@ -73,7 +76,14 @@ class Method(nn.Module):
         image_size: int | None = None,
         settings: MethodSettings | None = None,
     ) -> None:
-        """``feature_dim`` is the length of the encoder's vectors; with ``image_size`` instead it is measured."""
+        """Give an encoder heads.
+
+        Args:
+            encoder: A network from images to vectors.
+            feature_dim: The length of these vectors.
+            image_size: In its place: width and height of an image, so that the length is measured.
+            settings: Those of the method, by default as ``dssl train`` has them.
+        """
         super().__init__()
         if feature_dim is None and image_size is None:
             raise DsslError(
@@ -86,23 +96,44 @@ class Method(nn.Module):
 
     @staticmethod
     def of(settings: MethodSettings, encoder: nn.Module, *, feature_dim: int) -> "Method":
-        """The method with these settings."""
+        """The method with these settings.
+
+        Args:
+            settings: Their class says which method it is.
+            encoder: A network from images to vectors.
+            feature_dim: The length of these vectors.
+        """
         if type(settings) not in Method._classes:
             importlib.import_module(f"dssl.methods.{settings.name}")
         return Method._classes[type(settings)](encoder, feature_dim=feature_dim, settings=settings)
 
     def build_heads(self, width: int) -> None:
-        """Give ``self.projector`` a module on vectors of ``width``."""
+        """Set ``self.projector``.
+
+        Args:
+            width: The length of the vectors that it takes.
+        """
         raise NotImplementedError
 
     def predict(self, images: Images, *, heavy: bool = False) -> Prediction:
-        """The forward of a view that is the source of an edge; ``heavy``: it is not a standard view."""
+        """The forward of a view that is the source of an edge.
+
+        Args:
+            images: The view of a batch.
+            heavy: Whether it is not a standard view.
+        """
         feature = self.encoder(images)
         projection = self.projector(feature)
         return Prediction(feature, projection, projection)
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
-        """y(v), from the forward of the same view if there is one; ``gradient``: some edge does not detach it."""
+        """y(v), what a prediction is pulled to.
+
+        Args:
+            images: The view of a batch.
+            prediction: The forward of the same view, if there is one.
+            gradient: Whether some edge does not detach it.
+        """
         gradient = gradient and self.settings.targets_learn
         if prediction is not None:
             return prediction.projection if gradient else prediction.projection.detach()
@@ -111,22 +142,45 @@ class Method(nn.Module):
             return projection
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
-        """S, for one directed edge."""
+        """S, for one directed edge.
+
+        Args:
+            prediction: Of the view at which the edge begins.
+            target: y of the view at which it ends.
+        """
         raise NotImplementedError
 
     def align(self, prediction: Prediction, target: Embedding) -> Scalar:
-        """D, for alignment edges."""
+        """D, for alignment edges.
+
+        Args:
+            prediction: Of the view at which the edge begins.
+            target: y of the view at which it ends.
+        """
         return negative_cosine(prediction.prediction, target)
 
     def regularize(self, prediction: Prediction) -> "Scalar | None":
-        """A term for one view that predicts."""
+        """A term for one view that predicts.
+
+        Args:
+            prediction: Of this view.
+        """
         return None
 
     def after_step(self, step: int, total: int) -> None:
-        """Called after the optimizer's step number ``step`` of ``total``: moving averages, queues."""
+        """Called after each step of the optimizer, for moving averages and queues.
+
+        Args:
+            step: Its number.
+            total: The number of steps in the run.
+        """
 
     def cost(self, graph: ViewGraph) -> Cost:
-        """What a training step costs."""
+        """What a training step costs.
+
+        Args:
+            graph: Of the views.
+        """
         return self.settings.cost(graph)
 
     @property
@@ -146,6 +200,11 @@ class WithPredictor(Method):
     regularizes_all = True
 
     def build_predictor(self, predictor: Callable[[], nn.Module]) -> None:
+        """Set ``self.predictor`` and, if there is one for heavy views, ``self.heavy_predictor``.
+
+        Args:
+            predictor: Makes one.
+        """
         self.predictor = predictor()
         self.predictor_per_kind = self.settings.predictor == "per-kind"
         if self.predictor_per_kind:

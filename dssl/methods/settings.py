@@ -39,18 +39,31 @@ class MethodSettings:
     """By the name of the recipe."""
 
     def check(self, interval: str, *names: str) -> None:
-        """Refuse values of these settings outside an interval such as ``[0, 1)``."""
+        """Refuse values outside an interval.
+
+        Args:
+            interval: Such as ``[0, 1)``.
+            *names: The settings that have these values.
+        """
         for name in names:
             within(f"method.{name}", vars(self)[name], interval)
 
     @classmethod
     def schedule(cls, graph: ViewGraph) -> tuple[Step, ...]:
-        """What a training step does, in order."""
+        """What a training step does, in order.
+
+        Args:
+            graph: Of the views.
+        """
         return schedule(graph, targets_learn=cls.targets_learn, own_target_network=cls.own_target_network)
 
     @classmethod
     def cost(cls, graph: ViewGraph) -> Cost:
-        """What a training step costs."""
+        """What a training step costs.
+
+        Args:
+            graph: Of the views.
+        """
         own, squares = cls.own_target_network, cls.compares_all_pairs
         return cost(graph, cls.schedule(graph), own_target_network=own, compares_all_pairs=squares)
 

@@ -32,7 +32,15 @@ class Teacher(nn.Module):
         normalization: Normalization | None = None,
         sha256: str = "",
     ) -> None:
-        """``width`` is that of the method's predictions, ``features`` that of the encoder's vectors."""
+        """Freeze an encoder.
+
+        Args:
+            encoder: A network from images to vectors.
+            width: The length of the method's predictions.
+            features: The length of the encoder's vectors.
+            normalization: Of the images that it was trained on, where it may differ from that of the views.
+            sha256: Of its weights, so that a run that is resumed with another teacher is an error.
+        """
         super().__init__()
         self._frozen = (encoder.eval().requires_grad_(False),)  # in a tuple, torch does not take it for a part
         self.map: nn.Module = nn.Identity() if width == features else nn.Linear(width, features)
@@ -46,7 +54,11 @@ class Teacher(nn.Module):
         return self._frozen[0]
 
     def expect(self, views: Normalization) -> None:
-        """Say how views are normalised, so that the teacher sees pixels as it was trained on them."""
+        """Say how views are normalised, so that the teacher sees pixels as it was trained on them.
+
+        Args:
+            views: Their normalisation.
+        """
         if self.normalization is None or self.normalization == views:
             return
         given, own = (torch.tensor([norm.mean, norm.std]).view(2, 1, -1, 1, 1) for norm in (views, self.normalization))
@@ -59,6 +71,9 @@ class Teacher(nn.Module):
 
         Features of networks that end in a ReLU have a mean far longer than what tells images apart: a cosine with them is
         satisfied by the mean alone.
+
+        Args:
+            images: The view of a batch.
         """
         features: Embedding = wide(self.encoder(images * self.scale + self.offset))
         rows = F.batch_norm(distributed.gather_rows(features), None, None, training=True)

@@ -3,6 +3,7 @@
 import copy
 import difflib
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -26,18 +27,54 @@ STEMS = {
     "norelu": "no ReLU after the first BatchNorm: lightly's CIFAR benchmarks",
 }
 """The 3x3 stems of CIFAR ResNets. All have the same tensors, so a file of weights need not show which one it was."""
+PYTHON = "python:"
+"""How the name of a module begins that a Python program holds."""
 
 
 _registered: dict[str, Callable[[int, int], nn.Module]] = {}
 
 
 def register_encoder(name: str, build: Callable[[int, int], nn.Module]) -> None:
-    """Make ``build(image_size, channels)``, an untrained network from images to vectors, the encoder of this name."""
+    """Make a network of your own an encoder that has a name, for runs of the command line.
+
+    Args:
+        name: A name without ``:`` that is not taken.
+        build: ``build(image_size, channels)`` gives an untrained network from images to vectors.
+    """
     if name in _built_in() or ":" in name:
         raise DsslError(
             f"an encoder named {name!r} cannot be registered: expected a name without ':' that is not in use"
         )
     _registered[name] = build
+
+
+@contextmanager
+def named_encoder(encoder: str | nn.Module | None) -> Iterator[str | None]:
+    """The name of an encoder; a module gets one by which ``build_encoder`` gives copies of it while the block runs.
+
+    It tells modules of another structure apart, by a digest of the names and shapes of the state dict.
+    """
+    if not isinstance(encoder, nn.Module):
+        yield encoder
+        return
+    shapes = "".join(f"{name} {tuple(value.shape)}\n" for name, value in encoder.state_dict().items())
+    name = f"{PYTHON}{type(encoder).__name__}({hashlib.sha256(shapes.encode()).hexdigest()[:8]})"
+
+    def build(_image_size: int, _channels: int) -> nn.Module:
+        module = copy.deepcopy(encoder).cpu().train()
+        module.register_forward_hook(_pooled)
+        return module
+
+    _registered[name] = build
+    try:
+        yield name
+    finally:
+        _registered.pop(name, None)
+
+
+def _pooled(_module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> Any:
+    """Vectors of a feature map; a hook and not a module around it, so that the state dict keeps its names."""
+    return output.mean(dim=(2, 3)) if isinstance(output, Tensor) and output.dim() == 4 else output
 
 
 def encoder_names() -> tuple[str, ...]:
@@ -84,8 +121,11 @@ def size_arguments(name: str, image_size: int) -> dict[str, Any]:
 def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module:
     """An untrained encoder from images (N x channels x size x size) to vectors; an error if it cannot run at that size.
 
-    ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are
-    torchvision's, ``timm:vit_small_patch16_224`` is timm's.
+    Args:
+        name: ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and many
+            others are torchvision's, ``timm:vit_small_patch16_224`` is timm's.
+        image_size: Width and height in pixels.
+        channels: 1 for gray images, 3 for colour.
     """
     if image_size < 1 or channels < 1:
         raise DsslError(
@@ -108,7 +148,13 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
 
 
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
-    """The length of the encoder's vectors; an error if it gives none or cannot run. Leaves no trace in the encoder."""
+    """The length of the encoder's vectors; an error if it gives none or cannot run. Leaves no trace in the encoder.
+
+    Args:
+        encoder: A network from images to vectors.
+        image_size: Width and height in pixels.
+        channels: Of the images.
+    """
     feature = _run_once(encoder, image_size=image_size, channels=channels)
     if not isinstance(feature, Tensor) or feature.dim() != 2:
         found = tuple(feature.shape) if isinstance(feature, Tensor) else type(feature).__name__
@@ -195,6 +241,11 @@ def _build(name: str, *, image_size: int, channels: int) -> nn.Module:
         return SmallEncoder(channels=channels)
     if name.startswith("timm:"):
         return _timm(name, image_size=image_size, channels=channels)
+    if name.startswith(PYTHON):
+        raise DsslError(
+            f"the encoder {name} was a module of a Python program: make the call with it (dssl.train, dssl.evaluate, dssl.embed, "
+            "dssl.export or dssl.load_encoder with encoder=MODULE), or register it in a --plugin and name it with --encoder"
+        )
     if name not in encoder_names():
         with suppress(ImportError):
             import timm

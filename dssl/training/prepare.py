@@ -62,7 +62,7 @@ def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
         return measure(source, seed=config.seed, threads=config.threads, quarantine=allowed)[0]
     if config.normalization == "imagenet" and config.init is not None:
         stated = None
-        if not load.is_imagenet(config.init):
+        if not config.starts_as_given and not load.is_imagenet(config.init):
             stated = load.stated_normalization(config.init, channels=config.channels)
         return stated or load.imagenet_normalization(config.encoder, channels=config.channels)
     constants = {"cifar10": CIFAR10, "imagenet": IMAGENET}[config.normalization]
@@ -110,7 +110,7 @@ def starting_encoder(config: RunConfig, *, init: Path | None = None) -> nn.Modul
     """The encoder before its first step: its weights depend on the seed, or come from the file ``init``."""
     torch.manual_seed(rng.key(config.seed, "weights") % 2**63)
     encoder = build_encoder(config.encoder, image_size=config.image_size, channels=config.channels)
-    if init is not None:
+    if init is not None and not config.starts_as_given:
         if load.is_imagenet(init):
             line = load.load_imagenet(encoder, config.encoder, image_size=config.image_size, channels=config.channels)
         else:

@@ -147,7 +147,8 @@ class Stability(Hook):
     def _compare_head(self, features: Mapping[str, Tensor], step: int, log: Log) -> None:
         """If the weights came with a classifier: how often it gives an image the class that it gave the clean one before."""
         folder, init, width = self.run.folder, self.config.init, features["clean"].shape[1]
-        head = None if init is None else load.linear_head(init, self.config.encoder, width=width)
+        given = self.config.starts_as_given  # no file could hold a classifier
+        head = None if init is None or given else load.linear_head(init, self.config.encoder, width=width)
         if head is None or folder is None or self.images is None:
             return
         start = replace(self.encoder, network=load.open_weights(folder.start_file).network.to(self.encoder.device))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dssl import rng
 from dssl.errors import DsslError, choices
 from dssl.files import replacing
-from dssl.models import FOR_CPUS, build_encoder, evaluating, size_arguments, split_name
+from dssl.models import FOR_CPUS, PYTHON, build_encoder, evaluating, size_arguments, split_name
 from dssl.text import markdown
 from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
@@ -253,8 +253,7 @@ def _safetensors(loaded: Encoder, path: Path) -> Exported:
     with replacing(path) as temporary:
         save_file(state, temporary, metadata={ENCODER_KEY: text, "sha256": content_hash(text, state)})
     again = open_weights(path)
-    code = ("import dssl", f'encoder = dssl.load_encoder("{path.name}")')
-    return _compared(loaded, again.network, path, "dssl.load_encoder", len(state), code)
+    return _compared(loaded, again.network, path, "dssl.load_encoder", len(state), _own_lines(loaded, path.name))
 
 
 FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
@@ -332,10 +331,8 @@ def base_name(loaded: Encoder) -> str:
 def refuse_unless_held(loaded: Encoder, client: str) -> None:
     """Raise, with the lines that rebuild the encoder, where a client has no such model."""
     lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
-    if loaded.name in FOR_CPUS:
-        raise DsslError(
-            f"{client} has no {loaded.name} encoder: only dssl has it; use --formats safetensors, onnx or torch and: {lines}"
-        )
+    if loaded.name in FOR_CPUS or loaded.name.startswith(PYTHON):
+        raise DsslError(f"{client} has no {loaded.name} encoder; use --formats safetensors, onnx or torch and: {lines}")
     if split_name(loaded.name)[1] is not None:
         raise DsslError(
             f"{client} has no {base_name(loaded)} with a CIFAR stem: it cannot load these weights strictly; "
@@ -349,8 +346,9 @@ def refuse_unless_held(loaded: Encoder, client: str) -> None:
 
 def rebuild_lines(loaded: Encoder, file: str) -> list[str]:
     """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
-    if loaded.name in FOR_CPUS or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
-        return ["import dssl", f"encoder = dssl.load_encoder({file!r})"]
+    own = loaded.name in FOR_CPUS or loaded.name.startswith(PYTHON)
+    if own or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
+        return _own_lines(loaded, file)
     name, stem = split_name(loaded.name.removeprefix("timm:"))
     load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"
     options = {**size_arguments(loaded.name, loaded.image_size)}
@@ -370,6 +368,11 @@ def rebuild_lines(loaded: Encoder, file: str) -> list[str]:
         removed = "encoder.relu = " if stem == "norelu" else ""
         change = f"{conv}; {removed}encoder.maxpool = encoder.fc = torch.nn.Identity()"
     return ["import safetensors.torch, torch, torchvision", build, change, load, "encoder.eval()"]
+
+
+def _own_lines(loaded: Encoder, file: str) -> list[str]:
+    module = ", encoder=module" if loaded.name.startswith(PYTHON) else ""
+    return ["import dssl", f'encoder = dssl.load_encoder("{file}"{module})']
 
 
 def clear_other_weights(folder: Path, loaded: Encoder, *, own: bool) -> list[str]:

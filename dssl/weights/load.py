@@ -24,7 +24,17 @@ from torch import Tensor, nn
 from dssl.augment import CIFAR10, IMAGENET, Normalization
 from dssl.data.scale import as_range
 from dssl.errors import DsslError, choices, one_line
-from dssl.models import FOR_CPUS, STEMS, build_encoder, cifar_name, encoder_names, size_arguments, split_name, stem_of
+from dssl.models import (
+    FOR_CPUS,
+    STEMS,
+    build_encoder,
+    cifar_name,
+    encoder_names,
+    named_encoder,
+    size_arguments,
+    split_name,
+    stem_of,
+)
 from dssl.weights.checkpoint import FOLDER, Checkpoint, content_hash, newest_good, read
 from dssl.weights.encoder import Encoder, Origin, Preprocessing
 from dssl.weights.match import MatchReport, infer_encoder, match
@@ -40,25 +50,30 @@ WORD = "imagenet"
 
 @overload
 def load_encoder(
-    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    path: str | Path, *, encoder: str | nn.Module | None = None, stem: str | None = None, image_size: int | None = None,
     transform: Literal[False] = False,
 ) -> nn.Module: ...  # fmt: skip
 @overload
 def load_encoder(
-    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    path: str | Path, *, encoder: str | nn.Module | None = None, stem: str | None = None, image_size: int | None = None,
     transform: Literal[True],
 ) -> tuple[nn.Module, Preprocessing]: ...  # fmt: skip
 def load_encoder(
-    path: str | Path, *, encoder: str | None = None, stem: str | None = None, image_size: int | None = None,
+    path: str | Path, *, encoder: str | nn.Module | None = None, stem: str | None = None, image_size: int | None = None,
     transform: bool = False,
 ) -> nn.Module | tuple[nn.Module, Preprocessing]:  # fmt: skip
     """The trained encoder of a run's folder, a checkpoint, an export, or a file of foreign weights; in evaluation mode.
 
-    ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are not a ResNet),
-    ``stem`` (``cifar``, ``padding2`` or ``norelu``) only for CIFAR ResNets whose file does not show it. With ``transform`` also
-    what turns a picture of Pillow into the tensor that the encoder takes.
+    Args:
+        path: The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo.
+        encoder: Its name, where the file does not say it (foreign weights that are not a ResNet), or a module for an encoder of
+            your own: the result is a copy of it with the weights of the file.
+        stem: ``cifar``, ``padding2`` or ``norelu``, only for CIFAR ResNets whose file does not show it.
+        image_size: In pixels, where the file does not say it or another one is wanted.
+        transform: Also return what turns a picture of Pillow into the tensor that the encoder takes.
     """
-    loaded = open_weights(Path(path), encoder=encoder, stem=stem, image_size=image_size)
+    with named_encoder(encoder) as name:
+        loaded = open_weights(Path(path), encoder=name, stem=stem, image_size=image_size)
     return (loaded.network, loaded.preprocessing) if transform else loaded.network
 
 
