@@ -22,7 +22,7 @@ from dssl.data import Quarantine, open_source
 from dssl.data.source import Split
 from dssl.distributed import pick_device
 from dssl.errors import DsslError, choices
-from dssl.methods import MethodSettings
+from dssl.methods import MethodSettings, RelationConfig
 from dssl.report import run_report
 from dssl.report.run_report import RunData, read_run
 from dssl.run import EVALUATION_FILE, RunFolder
@@ -50,6 +50,7 @@ class TrainSettings(TypedDict, total=False):
     teacher: str | Path | None
     teacher_encoder: str | None
     method: str | MethodSettings | Table
+    relation: RelationConfig | Table
     graph: str
     standard: str
     heavy: str

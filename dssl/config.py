@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.errors import LARGEST, DsslError, require, within
-from dssl.methods import MethodSettings, SimSiamConfig
+from dssl.methods import MethodSettings, RelationConfig, SimSiamConfig
 
 if TYPE_CHECKING:
     from dssl.graph import ViewGraph
@@ -151,7 +151,8 @@ class RunConfig:
     teacher_encoder: str | None = None
     """The teacher's encoder, if its file does not name it: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=SimSiamConfig)
-    """simsiam, byol, simclr, vicreg, barlowtwins or match."""
+    """simsiam, byol, moco, simclr, vicreg, barlowtwins, lejepa, swav, dino or match."""
+    relation: RelationConfig = field(default_factory=RelationConfig)
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"
@@ -240,6 +241,10 @@ class RunConfig:
             raise DsslError(
                 f"teacher is {self.teacher or self.teacher_encoder}, but no edge of the graph ends at a teacher: "
                 "add one such as s1->teacher(s1), or leave the teacher out"
+            )
+        if self.relation != RelationConfig() and not any(edge.kind == "relation" for edge in graph.active_edges):
+            raise DsslError(
+                "relation has settings, and the graph has no relation: add an edge such as h1->s1[relation], or leave them out"
             )
         parse_range(self.range, channels=self.channels)
         require(

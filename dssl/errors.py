@@ -43,7 +43,7 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
         raise DsslError(f"out of memory with {what}: {advice} ({one_line(error)})") from error
 
 
-LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
+LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536, "queue": 1_000_000}
 """A larger value is a typing mistake, and the machine would fail with a worse message."""
 
 

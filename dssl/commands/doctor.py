@@ -34,7 +34,7 @@ class Arguments:
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet, folder, adapt or robust."""
     method: str | None = None
-    """simsiam, byol, simclr, vicreg or barlowtwins; the recipe's own by default."""
+    """A name that dssl train takes, such as simclr; the recipe's own by default."""
     data: str | None = None
     """Images of the run, on which the loader is measured; drawn ones by default."""
     images: int | None = None

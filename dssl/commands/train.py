@@ -34,8 +34,8 @@ class Arguments:
     adapt (your own images, starting from ImageNet weights or --init FILE), robust (the same weights, made to survive noise,
     blur and bad light; with --keep-head so gently that a classifier on the old features stays in use).
     --minutes 30 (or --hours 2) fits the run to that time. --resume RUN resumes a run without its command.
-    --method simsiam, byol, simclr, vicreg, barlowtwins or match picks the method and the settings under method.*; --guard 1 is
-    short for --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
+    --method simsiam, byol, moco, simclr, vicreg, barlowtwins, lejepa, swav, dino or match picks the method and the settings under
+    method.*; --guard 1 is short for --method.guard 1. With several processes: torchrun --nproc-per-node 8 -m dssl train ...
     """
 
     config: Annotated[RunConfig, tyro.conf.arg(name="")]

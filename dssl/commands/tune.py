@@ -38,7 +38,7 @@ class Arguments:
     steps: int | None = None
     """Steps of a trial; the start has twice as many. By default chosen to fit the minutes."""
     method: str = "simclr"
-    """simclr, simsiam, byol, vicreg or barlowtwins."""
+    """A name that dssl train takes, such as simsiam."""
     encoder: str = "whitened"
     """The network that is trained in the search: whitened or small (for CPUs), or any other that dssl train takes."""
     image_size: int = 32
