@@ -24,9 +24,10 @@ class Arguments:
     """Run every entry of a table or figure of the paper, and write it with the paper's numbers beside ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all; and three tables of our own: beyond (each addition to the paper alone), steps (the gain of DSSL at
-    equal compute against the number of steps) and robustness (accuracy under corruption at equal compute). Finished runs are
-    skipped and interrupted ones resumed, so it may be stopped at any time. CIFAR-10 comes from dssl data cifar10 FOLDER.
+    LaTeX labels, or all; and four tables of our own: beyond (each addition to the paper alone), steps (the gain of DSSL at
+    equal compute against the number of steps), robustness (accuracy under corruption at equal compute) and methods (nine methods,
+    each with several graphs). Finished runs are skipped and interrupted ones resumed, so it may be stopped at any time. CIFAR-10
+    comes from dssl data cifar10 FOLDER.
     """
 
     target: Annotated[str, tyro.conf.arg(metavar="TARGET")]

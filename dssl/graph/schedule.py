@@ -102,7 +102,7 @@ class Cost:
 
 
 def cost(graph: ViewGraph, steps: tuple[Step, ...], *, own_target_network: bool, compares_all_pairs: bool) -> Cost:
-    """What a schedule costs; ``compares_all_pairs``: a similarity compares every image with every other, as relations always do."""
+    """What a schedule costs; ``compares_all_pairs``: a similarity compares every image with every other, as relations do."""
     free = () if own_target_network else graph.predictors  # the target of a view that predicts is its projection
     targets = [s for s in steps if isinstance(s, Encode) and s.call == "target" and s.view not in free]
     learning = sum(step.gradient for step in targets)

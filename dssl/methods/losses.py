@@ -48,7 +48,7 @@ def nt_xent(z: Embedding, y: Embedding, *, temperature: float, decoupled: bool =
 
 
 def info_nce(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
-    """MoCo v3's S: row i of z must pick row i of y among all rows of y in the global batch; times 2 temperature, as it is there."""
+    """MoCo v3's S: row i of z must pick row i of y among all rows of y in the global batch; times 2 temperature, as there."""
     with torch.autocast(z.device.type, enabled=False):
         z, y = F.normalize(wide(z), dim=1), F.normalize(wide(y), dim=1)
         positive = torch.arange(len(z), device=z.device) + distributed.rank() * len(z)
