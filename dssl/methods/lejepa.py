@@ -48,7 +48,7 @@ class LeJEPA(Method, settings=LeJEPAConfig):
         key = rng.key(self.seed, "slices", self.clock.step)
         generator = torch.Generator().manual_seed(key % 2**63)
         drawn = torch.randn(z.shape[1], self.settings.slices, generator=generator, dtype=torch.float64)
-        return F.normalize(drawn, dim=0).to(z.device, torch.promote_types(z.dtype, torch.float32))
+        return F.normalize(drawn, dim=0).to(torch.promote_types(z.dtype, torch.float32)).to(z.device)
 
     def after_step(self, step: int, total: int) -> None:
         self.clock.advance(step, total)

@@ -127,7 +127,10 @@ def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixtur
             ["--method", "simclr", "--method.predictor", "per-kind"],
             "--method.predictor: simclr has no predictor, simsiam, byol and moco have one; leave it out",
         ),
-        (["--method", "byol", "--method.projector-layers=3"], "byol has no projector_layers, simsiam, swav and dino have one"),
+        (
+            ["--method", "byol", "--method.projector-layers=3"],
+            "byol has no projector_layers, simsiam, swav and dino have one",
+        ),
         (["--method", "byol", "--method.guards", "1"], "--method.guards"),
     ],
 )
