@@ -17,12 +17,29 @@ if TYPE_CHECKING:
     from dssl.data.objects import as_source
     from dssl.errors import DsslError
     from dssl.graph import Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
-    from dssl.methods import BarlowTwinsConfig, BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
+    from dssl.methods import (
+        BarlowTwinsConfig,
+        BYOLConfig,
+        DINOConfig,
+        LeJEPAConfig,
+        MethodSettings,
+        MoCoConfig,
+        RelationConfig,
+        SimCLRConfig,
+        SimSiamConfig,
+        SwAVConfig,
+        VICRegConfig,
+    )  # fmt: skip
     from dssl.methods.barlowtwins import BarlowTwins
     from dssl.methods.byol import BYOL
+    from dssl.methods.dino import DINO
+    from dssl.methods.lejepa import LeJEPA
     from dssl.methods.method import Method, Prediction
+    from dssl.methods.moco import MoCo
+    from dssl.methods.relation import Relation
     from dssl.methods.simclr import SimCLR
     from dssl.methods.simsiam import SimSiam
+    from dssl.methods.swav import SwAV
     from dssl.methods.teacher import Teacher
     from dssl.methods.vicreg import VICReg
     from dssl.models import build_encoder, encoder_names, feature_dim, register_encoder
@@ -47,16 +64,26 @@ _HOME = {
         "methods": (
             "BYOLConfig",
             "BarlowTwinsConfig",
+            "DINOConfig",
+            "LeJEPAConfig",
             "MethodSettings",
+            "MoCoConfig",
+            "RelationConfig",
             "SimCLRConfig",
             "SimSiamConfig",
+            "SwAVConfig",
             "VICRegConfig",
         ),
         "methods.barlowtwins": ("BarlowTwins",),
         "methods.byol": ("BYOL",),
+        "methods.dino": ("DINO",),
+        "methods.lejepa": ("LeJEPA",),
         "methods.method": ("Method", "Prediction"),
+        "methods.moco": ("MoCo",),
+        "methods.relation": ("Relation",),
         "methods.simclr": ("SimCLR",),
         "methods.simsiam": ("SimSiam",),
+        "methods.swav": ("SwAV",),
         "methods.teacher": ("Teacher",),
         "methods.vicreg": ("VICReg",),
         "models": ("build_encoder", "encoder_names", "feature_dim", "register_encoder"),
@@ -68,10 +95,11 @@ _HOME = {
 }
 
 __all__ = [
-    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "Embeddings", "LossReport",
-    "Method", "MethodSettings", "Objective", "Prediction", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam",
-    "SimSiamConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
-    "as_source", "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
+    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DINO", "DINOConfig", "DsslError", "Edge", "Embeddings",
+    "LeJEPA", "LeJEPAConfig", "LossReport", "Method", "MethodSettings", "MoCo", "MoCoConfig", "Objective", "Prediction",
+    "Relation", "RelationConfig", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "SwAV",
+    "SwAVConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "as_source",
+    "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
     "named_graph", "open_run", "recipe", "register_encoder", "register_source", "soft", "train", "views",
 ]  # fmt: skip
 

@@ -25,7 +25,7 @@ from dssl.data.objects import Data, named
 from dssl.data.source import Split
 from dssl.distributed import pick_device
 from dssl.errors import DsslError, Stopped, choices
-from dssl.methods import MethodSettings
+from dssl.methods import MethodSettings, RelationConfig
 from dssl.models import build_encoder, named_encoder
 from dssl.recipes import RECIPES
 from dssl.report import run_report
@@ -55,6 +55,7 @@ class TrainSettings(TypedDict, total=False):
     teacher: str | Path | None
     teacher_encoder: str | None
     method: str | MethodSettings | Table
+    relation: RelationConfig | Table
     graph: str
     standard: str
     heavy: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.errors import LARGEST, LEAST, DsslError, InvalidSetting, require, within
-from dssl.methods import MethodSettings, SimSiamConfig
+from dssl.methods import MethodSettings, RelationConfig, SimSiamConfig
 
 if TYPE_CHECKING:
     from dssl.graph import ViewGraph
@@ -152,7 +152,8 @@ class RunConfig:
     teacher_encoder: str | None = None
     """The teacher's encoder, if its file does not name it: resnet50, resnet18-cifar-padding2 or timm:NAME."""
     method: MethodSettings = field(default_factory=SimSiamConfig)
-    """The method: simsiam, byol, simclr, vicreg, barlowtwins or match."""
+    """The method: simsiam, byol, moco, simclr, vicreg, barlowtwins, lejepa, swav, dino or match."""
+    relation: RelationConfig = field(default_factory=RelationConfig)
     graph: str = "dssl"
     """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
     standard: str = "standard-cifar"
@@ -250,6 +251,10 @@ class RunConfig:
                 "but no edge of the graph ends at a teacher: add one such as s1->teacher(s1), or leave the teacher out"
             )
             raise InvalidSetting("teacher", f"is {self.teacher or self.teacher_encoder}, {problem}")
+        if self.relation != RelationConfig() and not any(edge.kind == "relation" for edge in graph.active_edges):
+            raise InvalidSetting(
+                "relation", "has settings, but no edge of the graph is a relation: add one such as h1->s1[relation]"
+            )
         parse_range(self.range, channels=self.channels)
         require(
             self.channels in (1, 3) or self.normalization == "measure",

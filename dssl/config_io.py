@@ -26,7 +26,8 @@ _RENAMED = {
 }
 """Settings by the name that earlier versions wrote, which files may have and fingerprints keep."""
 _ADDED: Plain = {
-    "method.guard": 0.0, "method.predictor": "shared", "schedule_from": 0,
+    "method.guard": 0.0, "method.predictor": "shared", "method.decoupled": False, "schedule_from": 0,
+    "relation.temperature": 0.1, "relation.target_temperature": 0.04, "relation.queue": 0,
     **dict.fromkeys(("teacher", "teacher_encoder", "adapt", "shuffle", "window", "range")),
 }  # fmt: skip
 """Settings that came later, with the value that changes nothing: at it they are no part of a fingerprint."""

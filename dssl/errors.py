@@ -83,7 +83,7 @@ def memory_for(what: str, advice: str) -> Iterator[None]:
 
 LEAST = {"image_size": 8}
 """A smaller image has no content that a network could learn from."""
-LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536}
+LARGEST = {"image_size": 4096, "epochs": 1_000_000, "threads": 1024, "head": 65_536, "queue": 1_000_000}
 """A larger value is a typing mistake, and the machine would fail with a worse message."""
 
 

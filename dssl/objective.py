@@ -61,6 +61,9 @@ class Objective(nn.Module):
         self._divisor = graph.divisor
         self._heavy = {view.name for view in graph.views if view.is_heavy}
         self._regularized = {edge for edge in self._edges if method.regularizes_all or edge.kind == "similarity"}
+        relations = [step.edge for step in self.schedule if isinstance(step, Compare) and step.edge.kind == "relation"]
+        self._queued = relations[-1] if relations else None
+        """Whose target goes to a queue: one vector of each image."""
         self._moving = next((edge for edge in self._edges if edge.final is not None), None)
 
     def backward(
@@ -138,6 +141,8 @@ class Objective(nn.Module):
                 )
             else:
                 targets[f"teacher({step.view})"] = self._teacher(views[step.view])
+        if self._queued is not None and self.training:
+            self.method.relation.push(self._target(self._queued, targets))
         total = self._total(self._edges, weights, losses, terms)
         partly_used = [parameter for part in self.method.partly_used() for parameter in part.parameters()]
         if release is not None and partly_used and distributed.world_size() > 1:
@@ -180,15 +185,21 @@ class Objective(nn.Module):
         return sum(weighted[1:], weighted[0]) / self._divisor
 
     def _loss(self, edge: Edge, predictions: Mapping[str, Prediction], targets: Mapping[str, Embedding]) -> Scalar:
-        """S or D between the two ends of an edge (Eq. 2, Eq. 4)."""
-        prediction, y = predictions[edge.predictor], [targets[str(vertex)] for vertex in edge.targets]
-        target = y[0] if len(y) == 1 else torch.stack(y).mean(dim=0)
-        target = target.detach() if edge.detach else target
+        """S, D or R between the two ends of an edge (Eq. 2, Eq. 4)."""
+        prediction, target = predictions[edge.predictor], self._target(edge, targets)
         if edge.kind == "similarity":
             return self.method.similarity(prediction, target)
+        if edge.kind == "relation":
+            return self.method.relate(prediction, target)
         if edge.is_taught:
             return negative_cosine(self._teacher.map(prediction.prediction), target)
         return self.method.align(prediction, target)
+
+    def _target(self, edge: Edge, targets: Mapping[str, Embedding]) -> Embedding:
+        """What the prediction of an edge is compared with."""
+        y = [targets[str(vertex)] for vertex in edge.targets]
+        target = y[0] if len(y) == 1 else torch.stack(y).mean(dim=0)
+        return target.detach() if edge.detach else target
 
     def _term(self, view: str, prediction: Prediction) -> dict[str, Scalar]:
         """The view's regularizer, or nothing."""

@@ -8,7 +8,7 @@ from typing import Any
 from dssl import config_io
 from dssl.config import AdaptConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError, choices
-from dssl.methods import METHODS, Defaults, MethodSettings, SimCLRConfig
+from dssl.methods import METHODS, Defaults, MethodSettings
 
 PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
 """The paper's heavy augmentation (appendix), with the operation ranges of its code."""
@@ -81,8 +81,9 @@ def folder(method: str = "simclr") -> Settings:
     """
     base = imagenet(method)
     settings, optimizer = base["method"], dataclasses.replace(base["optimizer"], warmup_epochs=10)
-    if isinstance(settings, SimCLRConfig):  # LARS is for large batches
-        settings, optimizer = SimCLRConfig(temperature=0.2), OptimizerConfig(rate=0.4, warmup_epochs=10)
+    if "folder" in METHODS[method].recipes:
+        settings = _settings("folder", method)
+        optimizer = _optimizer("folder", method, OptimizerConfig(warmup_epochs=10))
     return base | {
         "data": "folder",
         "image_size": 128,

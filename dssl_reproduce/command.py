@@ -23,8 +23,9 @@ class Arguments:
     """Run every entry of a table or figure of the paper, and write it with the paper's numbers next to ours.
 
     Targets: table1 to table5, figure1 to figure7, their names (main, ablation, magnitudes, byol, delta, view-pairs, coco), their
-    LaTeX labels, or all; and three tables that are not in the paper: beyond (each of our additions alone), steps (the gain of
-    DSSL at equal compute against the number of steps) and robustness (accuracy under corruption at equal compute).
+    LaTeX labels, or all; and four tables that are not in the paper: beyond (each of our additions alone), steps (the gain of
+    DSSL at equal compute against the number of steps), robustness (accuracy under corruption at equal compute) and methods (nine
+    methods, each with several graphs).
 
     You may stop it at any time: the same command skips finished runs and resumes interrupted ones. dssl data cifar10 FOLDER
     downloads CIFAR-10.

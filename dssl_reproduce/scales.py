@@ -13,7 +13,18 @@ from dssl.config import OptimizerConfig, RunConfig
 from dssl.errors import DsslError, choices
 from dssl.evaluation.classifier import SUPERVISED, Training
 from dssl.graph import named_graph
-from dssl.methods import BYOLConfig, MethodSettings, SimCLRConfig, SimSiamConfig, VICRegConfig
+from dssl.methods import (
+    BarlowTwinsConfig,
+    BYOLConfig,
+    DINOConfig,
+    LeJEPAConfig,
+    MethodSettings,
+    MoCoConfig,
+    SimCLRConfig,
+    SimSiamConfig,
+    SwAVConfig,
+    VICRegConfig,
+)  # fmt: skip
 from dssl.recipes import PAPER_HEAVY
 from dssl_reproduce import BASELINES, EQUAL_COMPUTE, Experiment, PaperCell, Target, our_cell
 
@@ -178,6 +189,11 @@ _TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
     "simsiam": (32, 0.002, _ADAMW, SimSiamConfig(hidden=512, output=512, bottleneck=128)),
     "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
     "vicreg": (128, 0.002, _ADAMW, VICRegConfig(hidden=512, output=512)),
+    "barlowtwins": (128, 0.002, _ADAMW, BarlowTwinsConfig(hidden=512, output=512)),
+    "lejepa": (128, 0.002, _ADAMW, LeJEPAConfig(hidden=512)),
+    "moco": (128, 0.002, _ADAMW, MoCoConfig(hidden=512, output=128, momentum=0.95)),
+    "swav": (128, 0.002, _ADAMW, SwAVConfig(hidden=512, prototypes=256)),
+    "dino": (32, 0.002, _ADAMW, DINOConfig(hidden=512, output=128, prototypes=256, momentum=0.95)),
 }
 _ALL, _FEW, _FEWEST = 50_000, 5_000, 1_000
 """Images of the regimes; with a tenth and a fiftieth of them, as many steps in ten and fifty times as many epochs."""

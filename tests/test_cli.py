@@ -63,14 +63,16 @@ def test_graph_prints_the_steps_of_each_method(capsys: pytest.CaptureFixture[str
     assert cli.main(["graph", "s1<->s2", "--steps"]) == 0
     simsiam, byol, others = capsys.readouterr().out.splitlines()
     assert simsiam == (
-        "simsiam: predict s1 · target s1 · predict s2 · compare s2->s1 · backward [s2->s1] · "
+        "simsiam, swav: predict s1 · target s1 · predict s2 · compare s2->s1 · backward [s2->s1] · "
         "target s2 · compare s1->s2 · backward [s1->s2]"
     )
-    assert byol.startswith("byol, match: target s1 · target s2 · predict s1 · compare s1->s2 · backward [s1->s2] · ")
-    assert others.startswith("simclr, vicreg, barlowtwins: ")
+    assert byol.startswith(
+        "byol, moco, dino, match: target s1 · target s2 · predict s1 · compare s1->s2 · backward [s1->s2] · "
+    )
+    assert others.startswith("simclr, vicreg, barlowtwins, lejepa: ")
     assert others.endswith("backward [s1->s2, s2->s1]")
     assert cli.main(["graph", "s1<->s2", "--steps", "--method", "byol"]) == 0
-    assert capsys.readouterr().out == f"{byol}\n".replace("byol, match", "byol")
+    assert capsys.readouterr().out == f"{byol}\n".replace("byol, moco, dino, match", "byol")
 
 
 @pytest.mark.parametrize(

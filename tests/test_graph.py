@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dssl.errors import DsslError
-from dssl.graph import ABLATION, PRESETS, Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
+from dssl.graph import ABLATION, KINDS, PRESETS, Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
 from dssl.graph.schedule import Backward, Compare
 from dssl.methods import METHODS
 
@@ -31,11 +31,12 @@ def graphs(draw: st.DrawFn) -> ViewGraph:
             predictor=predictor,
             targets=(Vertex(target),),
             weight=draw(weights),
-            kind=draw(st.sampled_from(["similarity", "alignment"])),
-            detach=draw(st.booleans()),
+            kind=kind,
+            detach=kind == "relation" or draw(st.booleans()),
             final=draw(st.one_of(st.none(), weights)),
         )
         for predictor, target in draw(st.lists(pairs, min_size=1, max_size=8, unique=True))
+        for kind in [draw(st.sampled_from(KINDS))]
     ]
     for position, edge in enumerate(edges):
         others = [name for name in chosen if name not in (edge.predictor, *edge.target_views)]
@@ -132,6 +133,14 @@ def test_a_teacher_is_a_vertex() -> None:
     assert graph.edges[3].targets == (Vertex("s1", taught=True), Vertex("s3", taught=True))
     assert ViewGraph.parse(str(graph)) == graph
     assert ViewGraph.parse("s1->teacher(s1)").divisor == 1.0
+
+
+def test_a_relation_is_a_third_kind_whose_target_is_always_detached() -> None:
+    graph = ViewGraph.parse("s1<->s2, h1->mean(s1,s2):0.5[relation], s1<->s3[relation]")
+    assert graph.edges[2] == Edge(predictor="h1", targets=(Vertex("s1"), Vertex("s2")), weight=0.5, kind="relation")
+    assert [(edge.kind, edge.detach) for edge in graph.edges[3:]] == [("relation", True)] * 2
+    assert str(graph) == "s1<->s2, h1->mean(s1,s2):0.5[relation], s1->s3[relation], s3->s1[relation]"
+    assert graph.divisor == 2.0  # as an alignment
 
 
 def test_fastsiam_pulls_each_view_to_the_mean_of_the_others() -> None:
@@ -235,8 +244,10 @@ def test_only_what_positive_edges_need() -> None:
         ("teacher(s1)->s1", "only a view predicts; write s1->teacher(s1)"),
         ("s1<->teacher(s1)", "only a view predicts"),
         ("s1->mean(s2,teacher(s1))", "not both"),
-        ("s1->teacher(s1)[similarity]", "leave out similarity and attach"),
-        ("s1->teacher(s1)[attach]", "leave out similarity and attach"),
+        ("s1->teacher(s1)[similarity]", r"s1->teacher\(s1\).*similarity"),
+        ("s1->teacher(s1)[attach]", r"s1->teacher\(s1\).*attach"),
+        ("s1->teacher(s1)[relation]", r"s1->teacher\(s1\).*relation"),
+        ("h1->s1[relation, attach]", r"h1->s1.*attach"),
         ("s1->teacher(x)", "'x'"),
         ("h1->mean(s1,x)", "'x'"),
         ("mean(s1,s2)->h1", "only a view predicts; write h1->mean(s1,s2)"),

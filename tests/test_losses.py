@@ -1,6 +1,9 @@
 """The losses of the methods equal formulae written out by hand, number by number, in float64."""
 
 import math
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Literal
 
 import pytest
 import torch
@@ -8,13 +11,25 @@ from torch import Tensor, nn
 
 from dssl import (
     BYOL,
+    DINO,
     BarlowTwins,
     BarlowTwinsConfig,
     BYOLConfig,
+    DINOConfig,
+    LeJEPA,
+    LeJEPAConfig,
+    MoCo,
+    MoCoConfig,
     Objective,
     Prediction,
+    Relation,
+    RelationConfig,
+    SimCLR,
+    SimCLRConfig,
     SimSiam,
     SimSiamConfig,
+    SwAV,
+    SwAVConfig,
     VICReg,
     VICRegConfig,
     ViewGraph,
@@ -205,3 +220,184 @@ def test_a_guard_of_zero_costs_nothing() -> None:
     method = SimSiam(nn.Identity(), feature_dim=WIDTH, settings=SimSiamConfig(hidden=4, output=4, bottleneck=2))
     z = rows(1)
     assert method.regularize(Prediction(z, z, z)) is None
+
+
+def cosine(first: list[float], second: list[float]) -> float:
+    length = math.sqrt(math.fsum(x * x for x in first) * math.fsum(y * y for y in second))
+    return math.fsum(x * y for x, y in zip(first, second, strict=True)) / length
+
+
+def softmax(values: list[float]) -> list[float]:
+    powers = [math.exp(value - max(values)) for value in values]
+    return [power / math.fsum(powers) for power in powers]
+
+
+def cross_entropy(target: list[float], logits: list[float]) -> float:
+    return -math.fsum(p * math.log(q) for p, q in zip(target, softmax(logits), strict=True) if p)
+
+
+def test_decoupled_simclr_leaves_the_positive_out_of_the_denominator() -> None:
+    method = given(SimCLR(nn.Identity(), feature_dim=WIDTH, settings=SimCLRConfig(output=WIDTH, decoupled=True)))
+    pair = [rows(1), rows(2)]
+    losses = []
+    for z, y in (pair, pair[::-1]):
+        for i in range(ROWS):
+            others = [other[j].tolist() for other in (z, y) for j in range(ROWS) if j != i]
+            denominator = math.fsum(math.exp(cosine(z[i].tolist(), other) / 0.5) for other in others)
+            losses.append(math.log(denominator) - cosine(z[i].tolist(), y[i].tolist()) / 0.5)
+    assert total(method, "s1<->s2", {"s1": pair[0], "s2": pair[1]}) == pytest.approx(mean(losses), rel=1e-12)
+
+
+def test_moco_picks_among_targets_alone_and_scales_by_twice_the_temperature() -> None:
+    method = MoCo(nn.Identity(), feature_dim=WIDTH, settings=MoCoConfig(hidden=4, output=WIDTH, temperature=0.3))
+    method.predictor = method.target_encoder = method.target_projector = nn.Identity()  # type: ignore[assignment]
+    pair = [rows(1), rows(2)]
+    losses = []
+    for z, y in (pair, pair[::-1]):
+        for i in range(ROWS):
+            logits = [cosine(z[i].tolist(), y[j].tolist()) / 0.3 for j in range(ROWS)]
+            losses.append(2 * 0.3 * cross_entropy([float(j == i) for j in range(ROWS)], logits))
+    assert total(given(method), "s1<->s2", {"s1": pair[0], "s2": pair[1]}) == pytest.approx(mean(losses), rel=1e-12)
+
+
+def epps_pulley_by_hand(values: list[float]) -> float:
+    """N times the integral over [-3, 3] by the trapezoidal rule, as a sum of complex numbers."""
+    points = [-3 + 6 * k / 32 for k in range(33)]
+    heights = []
+    for t in points:
+        phi = sum(complex(math.cos(t * x), math.sin(t * x)) for x in values) / len(values)
+        heights.append(abs(phi - math.exp(-t * t / 2)) ** 2 * math.exp(-t * t / 2))
+    return len(values) * math.fsum((a + b) / 2 * 6 / 32 for a, b in pairwise(heights))
+
+
+def visreg_by_hand(z: Tensor, slices: Tensor) -> float:
+    columns = [column(z, d) for d in range(WIDTH)]
+    deviations = [math.sqrt(covary(one, one, count=ROWS)) for one in columns]
+    unit = [[(x - mean(one)) / (s + 1e-4) for x in one] for one, s in zip(columns, deviations, strict=True)]
+    quantiles = [NormalDist().inv_cdf(place / (ROWS + 1)) for place in range(1, ROWS + 1)]
+    distances = []
+    for direction in slices.T.tolist():
+        along = sorted(math.fsum(w * unit[d][i] for d, w in enumerate(direction)) for i in range(ROWS))
+        distances += [(a - b) ** 2 for a, b in zip(along, quantiles, strict=True)]
+    return mean([mean(one) ** 2 for one in columns]) + mean([(1 - s) ** 2 for s in deviations]) + mean(distances)
+
+
+@pytest.mark.parametrize("regularizer", ["sigreg", "visreg"])
+def test_lejepa_weighs_the_distance_and_a_term_of_each_view(regularizer: Literal["sigreg", "visreg"]) -> None:
+    settings = LeJEPAConfig(hidden=2, output=WIDTH, weight=0.1, slices=3, regularizer=regularizer)
+    method = given(LeJEPA(nn.Identity(), feature_dim=WIDTH, settings=settings))
+    assert isinstance(method, LeJEPA)
+    z, y, h = rows(1), rows(2), rows(3)
+    method.after_step(4, 100)
+    slices = method.slices(z)
+    assert slices.square().sum(dim=0).tolist() == pytest.approx([1.0] * 3, rel=1e-12)
+
+    def term(view: Tensor) -> float:
+        if regularizer == "visreg":
+            return visreg_by_hand(view, slices)
+        return mean([epps_pulley_by_hand((view @ slices)[:, k].tolist()) for k in range(3)])
+
+    def distance(one: Tensor, other: Tensor) -> float:
+        return mean([(a - b) ** 2 for a, b in zip(one.flatten().tolist(), other.flatten().tolist(), strict=True)])
+
+    # a heavy view is aligned to a detached target and has no term of its own
+    expected = 0.9 * distance(z, y) + 0.1 * (term(z) + term(y)) / 2 + 0.9 * distance(h, z) / 2
+    assert total(method, "s1<->s2, h1->s1", {"s1": z, "s2": y, "h1": h}) == pytest.approx(expected, rel=1e-12)
+
+
+def test_on_fastsiam_the_gradient_is_the_original_lejepas_with_a_pull_of_four_thirds() -> None:
+    method = given(LeJEPA(nn.Identity(), feature_dim=WIDTH, settings=LeJEPAConfig(hidden=2, output=WIDTH, weight=0.0)))
+    views = {f"s{number}": rows(number).requires_grad_() for number in range(1, 5)}
+    Objective(method, ViewGraph.parse("fastsiam"))(views).total.backward()  # type: ignore[arg-type]
+    original = torch.stack([view.detach() for view in views.values()]).requires_grad_()
+    (original.mean(dim=0) - original).square().mean().backward()
+    assert original.grad is not None
+    for view, expected in zip(views.values(), original.grad, strict=True):
+        torch.testing.assert_close(view.grad, 4 / 3 * expected, rtol=1e-12, atol=1e-14)
+
+
+def sinkhorn_by_hand(scores: list[list[float]], temperature: float) -> list[list[float]]:
+    """Alternately equal sums of columns and of rows, as SwAV's paper has it."""
+    shares = [[math.exp(value / temperature) for value in row] for row in scores]
+    for _ in range(3):
+        sums = [math.fsum(row[k] for row in shares) for k in range(len(shares[0]))]
+        shares = [[value / sums[k] / len(sums) for k, value in enumerate(row)] for row in shares]
+        shares = [[value / math.fsum(row) / len(shares) for value in row] for row in shares]
+    return [[len(shares) * value for value in row] for row in shares]
+
+
+def scores_by_hand(z: Tensor, prototypes: nn.Linear) -> list[list[float]]:
+    return [[cosine(row, prototype) for prototype in prototypes.weight.tolist()] for row in z.tolist()]
+
+
+def test_swav_predicts_the_balanced_assignment_of_the_other_view() -> None:
+    method = given(SwAV(nn.Identity(), feature_dim=WIDTH, settings=SwAVConfig(hidden=4, output=WIDTH, prototypes=6)))
+    assert isinstance(method, SwAV)
+    scores = {name: scores_by_hand(rows(seed), method.prototypes) for seed, name in enumerate(("s1", "s2", "l1"), 1)}
+    targets = {name: sinkhorn_by_hand(value, 0.05) for name, value in scores.items()}
+
+    def loss(source: str, target: str) -> float:
+        logits = [[value / 0.1 for value in row] for row in scores[source]]
+        return mean([cross_entropy(p, q) for p, q in zip(targets[target], logits, strict=True)])
+
+    edges = [("s1", "s2"), ("s2", "s1"), ("l1", "s1"), ("l1", "s2")]
+    expected = math.fsum(loss(*edge) for edge in edges) / 2
+    small = "s1<->s2, l1->s1, l1->s2, l1 = crop(0.05,0.3)@16(image)"
+    views = {"s1": rows(1), "s2": rows(2), "l1": rows(3)}
+    assert total(method, small, views) == pytest.approx(expected, rel=1e-12)
+
+
+def test_dino_sharpens_and_centres_the_scores_of_its_moving_average() -> None:
+    settings = DINOConfig(hidden=4, output=WIDTH, prototypes=6, momentum=0.5)
+    method = DINO(nn.Identity(), feature_dim=WIDTH, settings=settings)
+    method.target_encoder = method.target_projector = nn.Identity()  # type: ignore[assignment]
+    method = given(method)  # type: ignore[assignment]
+    center, average = [0.0] * 6, method.prototypes.weight.detach().clone()
+    for step, temperature in enumerate((0.04, 0.07)):  # after the first of two steps it has risen
+        views = {"s1": rows(2 * step + 1), "s2": rows(2 * step + 2)}
+        kept = nn.Linear(WIDTH, 6, bias=False, dtype=torch.float64)
+        kept.weight.data = average
+        taught = {name: scores_by_hand(view, kept) for name, view in views.items()}
+        own = {name: scores_by_hand(view, method.prototypes) for name, view in views.items()}
+        losses = []
+        for source, target in (("s1", "s2"), ("s2", "s1")):
+            for logits, drawn in zip(own[source], taught[target], strict=True):
+                sharp = softmax([(value - c) / temperature for value, c in zip(drawn, center, strict=True)])
+                losses.append(cross_entropy(sharp, [value / 0.1 for value in logits]))
+        assert total(method, "s1<->s2", views) == pytest.approx(mean(losses), rel=1e-12)
+        method.prototypes.weight.data += 0.3
+        method.after_step(step, 2)
+        center = [
+            0.9 * c + 0.1 * mean([row[k] for one in taught.values() for row in one]) for k, c in enumerate(center)
+        ]
+        share = (1 - 0.5) * (math.cos(math.pi * step / 2) + 1) / 2
+        average = (1 - share) * average + share * method.prototypes.weight.detach()
+    assert method.center.tolist() == pytest.approx(center, rel=1e-12)
+    torch.testing.assert_close(method.target_prototypes.weight.detach(), average, rtol=1e-12, atol=0)
+
+
+def test_a_relation_compares_with_the_other_images_and_with_a_queue() -> None:
+    """The queue takes the targets of a step's last relation, the newest first, and gives what it has."""
+    method = given(SimCLR(nn.Identity(), feature_dim=WIDTH, settings=SimCLRConfig(output=WIDTH)))
+    assert isinstance(method, SimCLR)
+    settings = RelationConfig(temperature=0.2, target_temperature=0.05, queue=10)
+    method.relation = Relation(settings, width=WIDTH).double()
+    queue: list[list[float]] = []
+    for step in range(3):
+        views = {name: rows(10 * step + seed) for seed, name in enumerate(("s1", "s2", "h1", "h2"))}
+        edges = []
+        for source, target in (("h1", "s1"), ("h2", "s2")):
+            z, y = views[source].tolist(), views[target].tolist()
+            for i in range(ROWS):
+                bank = [*y[:i], *y[i + 1 :], *queue]
+                taught, own = ([cosine(row[i], other) for other in bank] for row in (y, z))
+                logits = [value / 0.2 for value in own]
+                edges.append(cross_entropy(softmax([value / 0.05 for value in taught]), logits))
+        assert total(method, "h1->s1[relation], h2->s2[relation]", views) == pytest.approx(mean(edges), rel=1e-12)
+        queue = [*views["s2"].tolist(), *queue][:10]
+    views["h1"].requires_grad_()
+    views["s1"].requires_grad_()
+    Objective(method, ViewGraph.parse("h1->s1[relation]"))(views).total.backward()
+    assert views["s1"].grad is None
+    assert views["h1"].grad is not None
+    assert views["h1"].grad.abs().max() > 1e-6

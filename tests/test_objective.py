@@ -13,32 +13,31 @@ from torch import Tensor, nn
 
 from dssl import (
     BYOL,
-    BarlowTwins,
-    BarlowTwinsConfig,
+    DINO,
     BYOLConfig,
     DsslError,
+    Method,
+    MoCo,
+    MoCoConfig,
     Objective,
     SimCLR,
-    SimCLRConfig,
     SimSiam,
     SimSiamConfig,
     Teacher,
-    VICReg,
-    VICRegConfig,
     ViewGraph,
     named_graph,
 )
 from dssl.graph import PRESETS
 from dssl.methods import METHODS
 
-METHOD_NAMES = ("simsiam", "byol", "simclr", "vicreg", "barlowtwins")
+METHOD_NAMES = ("simsiam", "byol", "simclr", "vicreg", "barlowtwins", "moco", "lejepa", "swav", "dino")
 
 
 def encoder() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
 
-def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
+def build(name: str) -> Method:
     """A small method of that name; ``simsiam guarded`` has a guard, ``simsiam per-kind`` a predictor for each kind of view."""
     torch.manual_seed(0)
     name, _, more = name.partition(" ")
@@ -54,14 +53,14 @@ def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
         return BYOL(
             encoder(), feature_dim=16, settings=BYOLConfig(hidden=16, output=8, predictor=predictor, guard=guard)
         ).double()
-    if name == "vicreg":
-        return VICReg(encoder(), feature_dim=16, settings=VICRegConfig(hidden=16, output=8)).double()
-    if name == "barlowtwins":
-        return BarlowTwins(encoder(), feature_dim=16, settings=BarlowTwinsConfig(hidden=16, output=8)).double()
-    return SimCLR(encoder(), feature_dim=16, settings=SimCLRConfig(output=8)).double()
+    if name == "moco":
+        return MoCo(encoder(), feature_dim=16, settings=MoCoConfig(hidden=16, output=8, predictor=predictor)).double()
+    widths = {"hidden": 16, "output": 8, "prototypes": 8, "slices": 12}
+    settings = METHODS[name](**{key: width for key, width in widths.items() if key in vars(METHODS[name]())})
+    return Method.of(settings, encoder(), feature_dim=16).double()
 
 
-def taught(name: str, graph: ViewGraph) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
+def taught(name: str, graph: ViewGraph) -> Method:
     """The method, with a teacher of another width where the graph has an edge to one."""
     method = build(name)
     if graph.taught:
@@ -104,7 +103,7 @@ def test_in_dssl_the_heavy_edges_leave_the_standard_views_alone(name: str) -> No
         torch.testing.assert_close(ours, alone, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["simclr", "vicreg", "barlowtwins"])
+@pytest.mark.parametrize("name", ["simclr", "vicreg", "barlowtwins", "lejepa"])
 def test_both_ends_of_an_attached_edge_are_pulled(name: str) -> None:
     graph = ViewGraph.parse("h1->s1[attach]")
     views = {key: value.requires_grad_() for key, value in views_of(graph).items()}
@@ -149,6 +148,11 @@ def test_passes_are_counted(name: str, preset: str) -> None:
         ("byol", "standard2", (4, 4, "4n")),
         ("simsiam", "h1->s1", (1, 1, "n")),
         ("simclr", "h1->s1", (1, 1, "n")),
+        ("simsiam", "s1<->s2, h1->s1[relation]", (3, 0, "n² + 2n")),
+        ("moco", "dssl", (4, 2, "2n² + 2n")),
+        ("swav", "s1<->s2, l1->s1, l1->s2, l1 = crop(0.05,0.3)@16(image)", (3, 0, "4n")),
+        ("dino", "s1<->s2, l1->s1, l1->s2, l1 = crop(0.05,0.3)@16(image)", (3, 2, "4n")),
+        ("lejepa", "fastsiam", (4, 0, "4n")),
     ],
 )
 def test_cost_is_what_the_paper_says(name: str, preset: str, expected: tuple[int, int, str]) -> None:
@@ -212,7 +216,7 @@ def test_batchnorm_sees_one_view_at_a_time(name: str) -> None:
     method = build(name)
     linear_first = nn.Sequential(nn.Flatten(), nn.Linear(108, 16), nn.BatchNorm1d(16), nn.ReLU()).double()
     method.encoder = linear_first
-    if isinstance(method, BYOL):
+    if isinstance(method, BYOL | MoCo | DINO):
         method.target_encoder = copy.deepcopy(linear_first)
     views = views_of(named_graph("dssl"))
     plain = Objective(method, named_graph("dssl"))(views).total.item()

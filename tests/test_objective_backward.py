@@ -10,8 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dssl import BYOL, BarlowTwins, DsslError, Objective, SimSiam, VICReg, ViewGraph, named_graph
-from dssl.graph import PRESETS, Edge, Vertex, View
+from dssl import (
+    BYOL,
+    DINO,
+    BarlowTwins,
+    DsslError,
+    LeJEPA,
+    MoCo,
+    Objective,
+    SimSiam,
+    SwAV,
+    VICReg,
+    ViewGraph,
+    named_graph,
+)
+from dssl.graph import KINDS, PRESETS, Edge, Vertex, View
 from dssl.methods.losses import negative_cosine
 from tests.test_objective import METHOD_NAMES, build, taught, views_of
 
@@ -23,6 +36,7 @@ GRAPHS += [
     "h1->mean(s1,s2)[attach], s1->s3",
     "s1<->s2:1..0.2, h1->s1:0..1",
 ]
+GRAPHS += ["s1<->s2, h1->s1[relation], h2->mean(s1,s2):0.5[relation]", "s1->h1[relation], h1->s1"]
 GRAPHS += ["s1<->s2, s1->teacher(s1):0.5, h1->teacher(s1)", "s1->mean(teacher(s1),teacher(s2))"]
 PROGRESS = 0.25
 """Of the run, for weights that move."""
@@ -50,15 +64,32 @@ def whole(method: Any, graph: ViewGraph, views: dict[str, Tensor]) -> Tensor:
             loss = method.similarity(prediction, y)
         elif edge.is_taught:
             loss = negative_cosine(method.teacher.map(prediction.prediction), y)
-        elif isinstance(method, VICReg | BarlowTwins):
+        elif edge.kind == "relation":
+            z = prediction.prediction
+            loss = related(
+                (z / method.settings.temperature).softmax(dim=1) if isinstance(method, SwAV | DINO) else z, y
+            )
+        elif isinstance(method, VICReg | BarlowTwins | LeJEPA | SwAV | DINO):
             loss = method.align(prediction, y)
         else:
             loss = negative_cosine(prediction.prediction, y)
-        if (isinstance(method, VICReg) and similar) or (isinstance(method, SimSiam | BYOL) and method.settings.guard):
+        if (isinstance(method, VICReg | LeJEPA) and similar) or (
+            isinstance(method, SimSiam | BYOL) and method.settings.guard
+        ):
             loss = loss + method.regularize(prediction)
         moved = 0.0 if edge.final is None else edge.final - edge.weight
         total = total + (edge.weight + PROGRESS * moved) * loss
     return total / graph.divisor
+
+
+def related(z: Tensor, y: Tensor) -> Tensor:
+    """R with ReSSL's temperatures, image by image: the others are all rows but its own."""
+    total = torch.zeros((), dtype=torch.float64)
+    for row in range(len(z)):
+        others = torch.cat([y[:row], y[row + 1 :]])
+        taught = (torch.cosine_similarity(y[row : row + 1], others) / 0.04).softmax(dim=0)
+        total = total - (taught * (torch.cosine_similarity(z[row : row + 1], others) / 0.1).log_softmax(dim=0)).sum()
+    return total / len(z)
 
 
 def assert_same_state(ours: nn.Module, reference: nn.Module) -> None:
@@ -92,7 +123,7 @@ def test_it_equals_the_whole_backward(name: str, preset: str) -> None:
         assert all(torch.equal(ours[key], theirs[key]) and not ours[key].requires_grad for key in ours), field
 
 
-@pytest.mark.parametrize("name", ["simsiam per-kind", "byol per-kind"])
+@pytest.mark.parametrize("name", ["simsiam per-kind", "byol per-kind", "moco per-kind"])
 @pytest.mark.parametrize("preset", ["dssl", "ablation-f", "ablation-h", "s1<->s2, h1->mean(s1,s2)"])
 def test_heavy_views_have_their_own_predictor(name: str, preset: str) -> None:
     graph = named_graph(preset)
@@ -103,9 +134,9 @@ def test_heavy_views_have_their_own_predictor(name: str, preset: str) -> None:
     report = Objective(early, graph).backward(views)
     assert report.total.item() == pytest.approx(loss.item(), rel=1e-12)
     assert_same_state(early, reference)
-    assert isinstance(early, SimSiam | BYOL)
+    assert isinstance(early, SimSiam | BYOL | MoCo)
     alone = Objective(build(name), graph)
-    alone.method.heavy_predictor[-1].bias.data.add_(1.0)  # type: ignore[attr-defined]
+    alone.method.heavy_predictor[-1].weight.data.add_(1.0)  # type: ignore[attr-defined]
     changed = alone(views).predictions
     assert {key for key, value in changed.items() if not torch.equal(value, report.predictions[key])} == {
         key for key in changed if key.startswith("h")
@@ -129,11 +160,12 @@ def any_graph(draw: st.DrawFn) -> ViewGraph:
             predictor=predictor,
             targets=(Vertex(target),),
             weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
-            kind=draw(st.sampled_from(["similarity", "alignment"])),
-            detach=draw(st.booleans()),
+            kind=kind,
+            detach=kind == "relation" or draw(st.booleans()),
             final=draw(st.sampled_from([None, None, 0.0, 3.0])),
         )
         for predictor, target in pairs
+        for kind in [draw(st.sampled_from(KINDS))]
     )
     if len(names) > 2:  # one edge may end at the mean of all other views
         mean = tuple(Vertex(name) for name in names if name != edges[0].predictor)
@@ -204,8 +236,9 @@ def test_graphs_alive_at_a_time(name: str, preset: str, expected: dict[str, int]
     method = build(name)
     method.encoder = Marked(method.encoder)
     Objective(method, graph).backward(views_of(graph))
-    # VICReg and Barlow Twins may let gradient through their targets, as SimCLR does
-    assert (marks.most, marks.alive) == (expected.get(name, expected["simclr"]), 0)
+    # VICReg, Barlow Twins and LeJEPA may let gradient through their targets, as SimCLR does
+    like = {"moco": "byol", "dino": "byol", "swav": "simsiam"}.get(name, name)
+    assert (marks.most, marks.alive) == (expected.get(like, expected["simclr"]), 0)
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -231,7 +264,7 @@ def test_what_is_released_is_freed(name: str) -> None:
         Objective(method, graph).backward(views_of(graph))
     finally:
         gc.enable()
-    assert counts[-4:] == ([0, 0, 0, 0] if name == "byol" else [0, 1, 0, 0])
+    assert counts[-4:] == ([0, 0, 0, 0] if name in ("byol", "moco", "dino") else [0, 1, 0, 0])
 
 
 @pytest.mark.parametrize("name", METHOD_NAMES)
@@ -244,7 +277,7 @@ def test_random_numbers_are_drawn_in_one_order(name: str, preset: str) -> None:
     for early in (False, True):
         method = build(name)
         method.encoder = nn.Sequential(method.encoder, nn.Dropout(0.5))
-        if name == "byol":
+        if isinstance(method, BYOL | MoCo | DINO):
             method.target_encoder = copy.deepcopy(method.encoder).requires_grad_(False)
         torch.manual_seed(3)
         objective = Objective(method, graph)

@@ -43,7 +43,7 @@ class Arguments:
     recipe: str = "shapes"
     """The recipe whose speed is measured: shapes, cifar10, imagenet, folder, adapt or robust."""
     method: str | None = None
-    """simsiam, byol, simclr, vicreg, barlowtwins or match; the recipe's own by default."""
+    """A name that dssl train takes, such as simclr; the recipe's own by default."""
     data: str | None = None
     """Images to measure the loader on; by default dssl draws some."""
     images: int | None = None

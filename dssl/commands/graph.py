@@ -35,7 +35,7 @@ class Arguments:
     steps: bool = False
     """Print what a training step does, in order."""
     method: str | None = None
-    """With --steps: simsiam, byol, simclr, vicreg or barlowtwins; all of them by default."""
+    """With --steps: the name of a method, such as simsiam; all of them by default."""
 
 
 def run(arguments: Arguments) -> int:
@@ -85,8 +85,10 @@ def describe(graph: ViewGraph, *, name: str) -> str:
         divided = "all weights, because no edge is a similarity"
     lines.append(f"  the weighted sum is divided by {graph.divisor:g} (normalize={graph.normalize}: {divided})")
     if any(edge.kind == "alignment" and not edge.is_taught for edge in graph.active_edges):
-        vicreg = "for vicreg and barlowtwins, the part of S that pulls the two ends together"
+        vicreg = "for vicreg, barlowtwins, lejepa, swav and dino, the part of S that pulls the two ends together"
         lines.append(f"  D is the negative cosine; {vicreg}")
+    if any(edge.kind == "relation" for edge in graph.active_edges):
+        lines.append("  R is the cross entropy of the similarities to the other images of the batch, or to a queue")
     lines += ["", "cost of a step with a batch of n"]
     costs = [("method", "encoder passes", "of these without gradient", "compared pairs")]
     for method in METHODS.values():
@@ -113,5 +115,6 @@ def _meaning(edge: Edge) -> str:
     moving = "" if edge.final is None else ", the weight moves over the run"
     if edge.is_taught:
         return f"alignment D to the features of a frozen teacher, the negative cosine{moving}"
-    text = "similarity S of the method" if edge.kind == "similarity" else "alignment D"
+    names = {"similarity": "similarity S of the method", "alignment": "alignment D", "relation": "relation R"}
+    text = names[edge.kind]
     return f"{text}{', target detached' if edge.detach else ''}{moving}"

@@ -11,6 +11,7 @@ knows no torch; the paper's named graphs are at the end. The text form of a grap
     h1->s1:0..1        a weight that moves linearly over the run
     s1->mean(s2,s3)    the target is the mean of the targets of several views
     s1->teacher(s1)    the target is what a frozen teacher makes of a view
+    h1->s1[relation]   the target teaches how much an image resembles the others of the batch
     a->b[similarity, attach]   another kind, or a target through which gradient flows
     h1 = ra(2,5)(image)        a view declared: policy, and what it is applied to
     l1 = crop(0.05,0.3)@16(image)   a view of 16 pixels
@@ -29,10 +30,10 @@ from typing import Literal
 from dssl.errors import LARGEST, DsslError, choices
 from dssl.text import number
 
-Kind = Literal["similarity", "alignment"]
+Kind = Literal["similarity", "alignment", "relation"]
 Normalize = Literal["similarity", "all", "sum"]
 
-KINDS: tuple[Kind, ...] = ("similarity", "alignment")
+KINDS: tuple[Kind, ...] = ("similarity", "alignment", "relation")
 NORMALIZATIONS: tuple[Normalize, ...] = ("similarity", "all", "sum")
 RESERVED_NAMES = ("image", "normalize", "mean", "teacher")
 
@@ -116,7 +117,8 @@ class Edge:
     weight: float = 1.0
     """The weight at the first step, if it moves."""
     kind: Kind = "alignment"
-    """``similarity``: S, the method's own loss (Eq. 2). ``alignment``: D, negative cosine (Eq. 4)."""
+    """``similarity``: S, the method's own loss (Eq. 2). ``alignment``: D, negative cosine (Eq. 4). ``relation``: R, the cross
+    entropy of the similarities to other images (CLSA, ReSSL)."""
     detach: bool = True
     """A stop-gradient on the target. SimSiam and BYOL always have one; for SimCLR this is what makes an edge directed."""
     final: float | None = None
@@ -131,10 +133,12 @@ class Edge:
             raise DsslError(f"edge {self.name}: a mean is over views or over teacher views, not both")
         if self.is_taught and (self.kind != "alignment" or not self.detach):
             raise DsslError(
-                f"edge {self.name}: a teacher does not learn, so its edges are alignments; leave out similarity and attach"
+                f"edge {self.name}: a teacher does not learn, so its edges are alignments; leave out similarity, relation and attach"
             )
         if self.kind not in KINDS:
             raise DsslError(f"edge {self.name}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
+        if self.kind == "relation" and not self.detach:
+            raise DsslError(f"edge {self.name}: the target of a relation teaches and does not learn; leave out attach")
         for weight in (self.weight, self.final):
             if weight is not None and (not math.isfinite(weight) or weight < 0):
                 raise DsslError(f"edge {self.name}: weight is {weight}, expected a finite number that is not negative")
@@ -430,11 +434,13 @@ def _edges(match: re.Match[str]) -> list[Edge]:
             f"edge {match.group()!r}: weight {match['weight']!r} is not a number, nor two as in 0..1"
         ) from None
     both = arrow == "<->"
+    kinds: dict[str, Kind] = {name: name for name in KINDS}
     kind: Kind = "similarity" if both else "alignment"
-    detach = not both
-    for option in filter(None, (word.strip() for word in (match["options"] or "").split(","))):
-        if option in KINDS:
-            kind = "similarity" if option == "similarity" else "alignment"
+    options = [option for word in (match["options"] or "").split(",") if (option := word.strip())]
+    detach = not both or "relation" in options
+    for option in options:
+        if option in kinds:
+            kind = kinds[option]
         elif option in ("attach", "detach"):
             detach = option == "detach"
         else:

@@ -102,12 +102,13 @@ class Cost:
 
 
 def cost(graph: ViewGraph, steps: tuple[Step, ...], *, own_target_network: bool, compares_all_pairs: bool) -> Cost:
-    """What a schedule costs; ``compares_all_pairs``: a similarity compares every image of the batch with every other."""
+    """What a schedule costs; ``compares_all_pairs``: a similarity compares every image with every other, as relations do."""
     free = () if own_target_network else graph.predictors  # the target of a view that predicts is its projection
     targets = [s for s in steps if isinstance(s, Encode) and s.call == "target" and s.view not in free]
     learning = sum(step.gradient for step in targets)
     edges = graph.active_edges
-    squares = sum(edge.kind == "similarity" for edge in edges) if compares_all_pairs else 0
+    squared = {"relation", *(["similarity"] if compares_all_pairs else [])}
+    squares = sum(edge.kind in squared for edge in edges)
     terms = [(squares, "n²"), (len(edges) - squares, "n")]
     pairs = " + ".join(f"{'' if count == 1 else count}{power}" for count, power in terms if count)
     return Cost(len(graph.predictors) + learning, len(targets) - learning, pairs)

@@ -4,19 +4,35 @@ from dssl.methods.settings import (
     BarlowTwinsConfig,
     BYOLConfig,
     Defaults,
+    DINOConfig,
+    LeJEPAConfig,
     MatchConfig,
     MethodSettings,
+    MoCoConfig,
+    RelationConfig,
     SimCLRConfig,
     SimSiamConfig,
+    SwAVConfig,
     VICRegConfig,
 )  # fmt: skip
 
 METHODS: dict[str, type[MethodSettings]] = {
     settings.name: settings
-    for settings in (SimSiamConfig, BYOLConfig, SimCLRConfig, VICRegConfig, BarlowTwinsConfig, MatchConfig)
+    for settings in (
+        SimSiamConfig,
+        BYOLConfig,
+        MoCoConfig,
+        SimCLRConfig,
+        VICRegConfig,
+        BarlowTwinsConfig,
+        LeJEPAConfig,
+        SwAVConfig,
+        DINOConfig,
+        MatchConfig,
+    )
 }
 
 __all__ = [
-    "METHODS", "BYOLConfig", "BarlowTwinsConfig", "Defaults", "MatchConfig", "MethodSettings", "SimCLRConfig", "SimSiamConfig",
-    "VICRegConfig",
+    "METHODS", "BYOLConfig", "BarlowTwinsConfig", "DINOConfig", "Defaults", "LeJEPAConfig", "MatchConfig", "MethodSettings",
+    "MoCoConfig", "RelationConfig", "SimCLRConfig", "SimSiamConfig", "SwAVConfig", "VICRegConfig",
 ]  # fmt: skip

@@ -1,14 +1,10 @@
 """BYOL: the target is a moving average of the online network (Grill et al., NeurIPS 2020)."""
 
-import copy
-import math
-
 import torch
-from torch import Tensor
 
 from dssl.methods import BYOLConfig
 from dssl.methods.losses import narrowness, squared_distance
-from dssl.methods.method import Prediction, WithPredictor, mlp
+from dssl.methods.method import Prediction, WithPredictor, follow, frozen_copy, mlp
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -25,8 +21,8 @@ class BYOL(WithPredictor, settings=BYOLConfig):
         hidden, output = self.settings.hidden, self.settings.output
         self.projector = mlp(width, hidden, output)
         self.build_predictor(lambda: mlp(output, hidden, output))
-        self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
-        self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+        self.target_encoder = frozen_copy(self.encoder)
+        self.target_projector = frozen_copy(self.projector)
 
     def target(self, images: Images, prediction: Prediction | None, *, gradient: bool) -> Embedding:
         """The target network has no gradient, so the online forward of the same view is of no use to it."""
@@ -40,10 +36,6 @@ class BYOL(WithPredictor, settings=BYOLConfig):
     def regularize(self, prediction: Prediction) -> "Scalar | None":
         return self.settings.guard * narrowness(prediction.projection) if self.settings.guard else None
 
-    @torch.no_grad()
     def after_step(self, step: int, total: int) -> None:
-        """target = momentum * target + (1 - momentum) * online, all tensors in one call; the momentum grows to 1."""
-        online: list[Tensor] = [*self.encoder.parameters(), *self.projector.parameters()]
-        target: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projector.parameters()]
-        momentum = 1 - (1 - self.settings.momentum) * (math.cos(math.pi * step / total) + 1) / 2
-        torch._foreach_lerp_(target, online, 1 - momentum)
+        pairs = ((self.target_encoder, self.encoder), (self.target_projector, self.projector))
+        follow(*pairs, momentum=self.settings.momentum, progress=step / total)

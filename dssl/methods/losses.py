@@ -25,10 +25,11 @@ def squared_distance(z: Embedding, y: Embedding) -> Scalar:
     return (F.normalize(wide(z), dim=1) - F.normalize(wide(y), dim=1)).square().sum(dim=1).mean()
 
 
-def nt_xent(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
+def nt_xent(z: Embedding, y: Embedding, *, temperature: float, decoupled: bool = False) -> Scalar:
     """One direction of NT-Xent: row i of z must pick row i of y among all other rows of y and z in the global batch.
 
-    The mean of ``nt_xent(z, y)`` and ``nt_xent(y, z)`` is NT-Xent over the 2N views.
+    The mean of ``nt_xent(z, y)`` and ``nt_xent(y, z)`` is NT-Xent over the 2N views. ``decoupled`` leaves row i of y out of the
+    denominator (DCL, Yeh et al., ECCV 2022).
     """
     with torch.autocast(z.device.type, enabled=False):
         z = F.normalize(wide(z), dim=1)
@@ -39,7 +40,29 @@ def nt_xent(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
         with_y = z @ all_y.T / temperature
         with_z = z @ all_z.T / temperature
         itself = torch.zeros_like(with_z, dtype=torch.bool).scatter_(1, positive[:, None], True)
-        return F.cross_entropy(torch.cat([with_y, with_z.masked_fill(itself, -torch.inf)], dim=1), positive)
+        others = with_z.masked_fill(itself, -torch.inf)
+        if decoupled:
+            negatives = torch.cat([with_y.masked_fill(itself, -torch.inf), others], dim=1)
+            return (negatives.logsumexp(dim=1) - with_y.gather(1, positive[:, None])[:, 0]).mean()
+        return F.cross_entropy(torch.cat([with_y, others], dim=1), positive)
+
+
+def info_nce(z: Embedding, y: Embedding, *, temperature: float) -> Scalar:
+    """MoCo v3's S: row i of z must pick row i of y among all rows of y in the global batch; times 2 temperature, as there."""
+    with torch.autocast(z.device.type, enabled=False):
+        z, y = F.normalize(wide(z), dim=1), F.normalize(wide(y), dim=1)
+        positive = torch.arange(len(z), device=z.device) + distributed.rank() * len(z)
+        return 2 * temperature * F.cross_entropy(z @ distributed.gather_rows(y).T / temperature, positive)
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, *, temperature: float, iterations: int = 3) -> Tensor:
+    """SwAV's targets: probabilities for each row in which all columns have about the same share of the global batch."""
+    logits = distributed.gather_rows(wide(scores)) / temperature
+    for _ in range(iterations):
+        logits = logits - logits.logsumexp(dim=0, keepdim=True)
+        logits = logits - logits.logsumexp(dim=1, keepdim=True)
+    return logits.chunk(distributed.world_size())[distributed.rank()].exp()
 
 
 def invariance(z: Embedding, y: Embedding) -> Scalar:
@@ -73,6 +96,36 @@ def correlation(z: Embedding, y: Embedding) -> Tensor:
     with torch.autocast(z.device.type, enabled=False):
         z, y = (F.batch_norm(distributed.gather_rows(wide(rows)), None, None, training=True) for rows in (z, y))
         return z.T @ y / len(z)
+
+
+def non_gaussianity(z: Embedding, slices: Tensor) -> Scalar:
+    """LeJEPA's SIGReg: the Epps-Pulley statistic of z along unit vectors (the columns of slices), averaged over them.
+
+    N times the integral of |phi(t) - exp(-t^2 / 2)|^2 exp(-t^2 / 2) over t, with phi the characteristic function of the global
+    batch: by the trapezoidal rule with 17 points on [0, 3], doubled because the integrand is even, as in the authors' code.
+    """
+    with torch.autocast(z.device.type, enabled=False):
+        t = torch.linspace(0, 3, 17, dtype=slices.dtype, device=z.device)
+        gaussian = (-t.square() / 2).exp()
+        angles = (wide(z) @ slices)[:, :, None] * t
+        # the processes have as many rows each, so that the mean of their means is that of the global batch
+        parts = torch.stack([angles.cos().mean(dim=0), angles.sin().mean(dim=0)])
+        cosine, sine = distributed.gather_rows(parts[None]).mean(dim=0)
+        error = (cosine - gaussian).square() + sine.square()
+        return 2 * len(z) * distributed.world_size() * torch.trapezoid(error * gaussian, t, dim=1).mean()
+
+
+def sketched_distance(z: Embedding, slices: Tensor) -> Scalar:
+    """VISReg: the squared mean, how far deviations are from 1, and along slices the distance to a Gaussian's quantiles."""
+    with torch.autocast(z.device.type, enabled=False):
+        rows = distributed.gather_rows(wide(z))
+        mean, deviation = rows.mean(dim=0), rows.std(dim=0, unbiased=False)
+        # a shape has no scale: no gradient through the deviation
+        along = ((rows - mean) / (deviation.detach() + 1e-4) @ slices).sort(dim=0).values
+        place = torch.arange(1, len(rows) + 1, dtype=rows.dtype, device=rows.device) / (len(rows) + 1)
+        shape = (along - torch.special.ndtri(place)[:, None]).square().mean()
+        total: Scalar = mean.square().mean() + (1 - deviation).square().mean() + shape
+        return total
 
 
 def narrowness(z: Embedding) -> Scalar:

@@ -1,22 +1,27 @@
 """What a method is: an encoder, heads on it, and what a prediction is compared with."""
 
+import copy
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dssl.errors import DsslError
 from dssl.graph import ViewGraph
 from dssl.graph.schedule import Cost
-from dssl.methods import METHODS, BYOLConfig, MethodSettings, SimSiamConfig
+from dssl.methods import METHODS, BYOLConfig, MethodSettings, MoCoConfig, SimSiamConfig
 from dssl.methods.losses import negative_cosine
+from dssl.methods.relation import Relation
 from dssl.methods.teacher import Teacher
 from dssl.models import feature_dim as measure_width
 from dssl.types import Embedding, Images, Scalar
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,43 @@ def mlp(*widths: int, bias: bool = True) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(widths[-2], widths[-1], bias=bias))
 
 
+def frozen_copy(module: Module) -> Module:
+    """The start of a target network: it has the same weights and is never trained."""
+    return copy.deepcopy(module).requires_grad_(False)
+
+
+@torch.no_grad()
+def follow(*pairs: tuple[nn.Module, nn.Module], momentum: float, progress: float) -> None:
+    """target = momentum * target + (1 - momentum) * online, all tensors in one call; the momentum grows to 1 along a cosine."""
+    target: list[Tensor] = [parameter for module, _ in pairs for parameter in module.parameters()]
+    online: list[Tensor] = [parameter for _, module in pairs for parameter in module.parameters()]
+    momentum = 1 - (1 - momentum) * (math.cos(math.pi * progress) + 1) / 2
+    torch._foreach_lerp_(target, online, 1 - momentum)
+
+
+class Clock(nn.Module):
+    """How many steps are done, for what a method draws or schedules by them; saved with its weights.
+
+    The number is the host's: asking a device for it would wait.
+    """
+
+    step, total = 0, 1
+
+    def advance(self, step: int, total: int) -> None:
+        """Step number ``step`` of ``total`` is done."""
+        self.step, self.total = step + 1, total
+
+    @property
+    def progress(self) -> float:
+        return self.step / self.total
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.step, self.total])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.step, self.total = state.tolist()
+
+
 class Method(nn.Module):
     """What you derive from (docs/add-a-method.md): ``build_heads`` and ``similarity`` are yours, the rest has a default.
 
@@ -54,6 +96,8 @@ class Method(nn.Module):
     projector: nn.Module
     teacher: Teacher
     """Only of graphs with an edge to one."""
+    seed = 0
+    """Of the run: what a method draws is a function of it and of the step."""
     predictor_per_kind = False
     """Whether heavy views have a predictor of their own."""
     regularizes_all = False
@@ -92,6 +136,7 @@ class Method(nn.Module):
             )
         self.encoder = encoder
         self.settings = self.Settings() if settings is None else settings
+        self.relation = Relation()
         self.build_heads(feature_dim or measure_width(encoder, image_size=image_size or 0))
 
     @staticmethod
@@ -159,6 +204,11 @@ class Method(nn.Module):
         """
         return negative_cosine(prediction.prediction, target)
 
+    def relate(self, prediction: Prediction, target: Embedding) -> Scalar:
+        """R, for relation edges; ``method.relation = Relation(...)`` has other temperatures, or a queue."""
+        loss: Scalar = self.relation(prediction.prediction, target)
+        return loss
+
     def regularize(self, prediction: Prediction) -> "Scalar | None":
         """A term for one view that predicts.
 
@@ -196,7 +246,7 @@ class Method(nn.Module):
 class WithPredictor(Method):
     """A method with a predictor for all views, or one for standard and one for heavy views, and a guard against collapse."""
 
-    settings: SimSiamConfig | BYOLConfig
+    settings: SimSiamConfig | BYOLConfig | MoCoConfig
     regularizes_all = True
 
     def build_predictor(self, predictor: Callable[[], nn.Module]) -> None:

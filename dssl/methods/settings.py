@@ -74,6 +74,9 @@ def _lars(rate: float, weight_decay: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_ADAMW: dict[str, Any] = {"name": "adamw", "rate": 4e-3, "weight_decay": 0.05}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimSiamConfig(MethodSettings):
     """SimSiam's heads; the defaults are those of CIFAR-10."""
@@ -145,6 +148,7 @@ class SimCLRConfig(MethodSettings):
     recipes: ClassVar[Mapping[str, Defaults]] = {
         "cifar10": Defaults(optimizer=_lars(1.0, 1e-6)),
         "adapt": Defaults(settings={"temperature": 0.2}),
+        "folder": Defaults(settings={"temperature": 0.2}, optimizer={"rate": 0.4}),  # LARS is for large batches
         "imagenet": Defaults(settings={"temperature": 0.1}, optimizer=_lars(0.3, 1e-6)),
     }
 
@@ -152,10 +156,46 @@ class SimCLRConfig(MethodSettings):
     """Width of the projection."""
     temperature: float = 0.5
     """0.5 on CIFAR-10, 0.1 on ImageNet."""
+    decoupled: bool = False
+    """Leave the other view of the same image out of the denominator (DCL), which helps with small batches."""
 
     def __post_init__(self) -> None:
         self.check(WIDTH, "output")
         self.check("(0, inf)", "temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoConfig(MethodSettings):
+    """MoCo v3's heads, temperature and moving average."""
+
+    name = "moco"
+    targets_learn = False
+    own_target_network = True
+    compares_all_pairs = True
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512, "output": 128}),
+        # as solo-learn has it for CIFAR-10
+        "cifar10": Defaults(optimizer=_lars(0.3, 1e-6)),
+        "folder": Defaults(optimizer=_ADAMW),
+        # the authors' for 100 epochs of ResNet-50
+        "imagenet": Defaults(settings={"temperature": 1.0}, optimizer=_lars(0.6, 1e-6)),
+    }
+
+    hidden: int = 4096
+    """Width of the hidden layers of projector and predictor."""
+    output: int = 256
+    """Width of the projection."""
+    temperature: float = 0.2
+    """0.2 on CIFAR-10, 1 with ResNet-50 on ImageNet."""
+    momentum: float = 0.99
+    """Momentum of the target at the start; it grows to 1 along a cosine."""
+    predictor: Literal["shared", "per-kind"] = "shared"
+    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+
+    def __post_init__(self) -> None:
+        self.check(WIDTH, "hidden", "output")
+        self.check("(0, inf)", "temperature")
+        self.check("[0, 1]", "momentum")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +251,126 @@ class BarlowTwinsConfig(MethodSettings):
         self.check(WIDTH, "hidden", "output")
         self.check("[0, inf)", "redundancy")
         self.check("(0, inf)", "scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeJEPAConfig(MethodSettings):
+    """LeJEPA's projector, and what keeps the embeddings of a view apart."""
+
+    name = "lejepa"
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512}),
+        # the authors' for ResNets: AdamW, 5e-4 and a decay of 5e-4, whatever the batch; a rate here is for 256 images
+        "cifar10": Defaults(optimizer=_ADAMW | {"rate": 2.5e-4, "weight_decay": 5e-4}),
+        "folder": Defaults(optimizer=_ADAMW | {"rate": 1e-3, "weight_decay": 5e-4}),
+        "imagenet": Defaults(settings={"slices": 1024}, optimizer=_ADAMW | {"rate": 2.5e-4, "weight_decay": 5e-4}),
+    }
+
+    hidden: int = 2048
+    """Width of the projector's two hidden layers."""
+    output: int = 64
+    """Width of the projection."""
+    weight: float = 0.02
+    """Weight of the regularizer; the distance between views has 1 minus this. For visreg 0.6 (small data) to 0.9."""
+    slices: int = 256
+    """Random directions along which the embeddings are compared with a Gaussian, new ones in each step."""
+    regularizer: Literal["sigreg", "visreg"] = "sigreg"
+    """LeJEPA's sketched Gaussian test, or VISReg's mean, variance and sliced distance to a Gaussian."""
+
+    def __post_init__(self) -> None:
+        self.check(WIDTH, "hidden", "output", "slices")
+        self.check("[0, 1]", "weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrototypesConfig(MethodSettings):
+    """What SwAV and DINO have in common: a projector, prototypes, and how targets are balanced and sharpened."""
+
+    targets_learn = False
+
+    projector_layers: Literal[2, 3] = 2
+    """Layers of the projector."""
+    hidden: int = 2048
+    """Width of the projector's hidden layers."""
+    output: int = 128
+    """Width of the projection."""
+    prototypes: int = 512
+    """Number of prototypes: more for more images and larger batches."""
+    temperature: float = 0.1
+    """Of the predictions."""
+    target_temperature: float = 0.05
+    """Of the targets, at the start; lower is sharper."""
+    final_target_temperature: float = 0.05
+    """Of the targets, after the first 30% of the run."""
+    balance: Literal["sinkhorn", "center"] = "sinkhorn"
+    """What keeps all images from going to one prototype: equal shares of the batch, or a centre that moves with the targets."""
+
+    def __post_init__(self) -> None:
+        require(self.projector_layers in (2, 3), "method.projector_layers", self.projector_layers, "2 or 3")
+        self.check(WIDTH, "hidden", "output", "prototypes")
+        self.check("(0, inf)", "temperature", "target_temperature", "final_target_temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwAVConfig(PrototypesConfig):
+    """SwAV: balanced assignments of the batch itself are the targets."""
+
+    name = "swav"
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512, "prototypes": 128}),
+        # as solo-learn has it for CIFAR-10, without its queue
+        "cifar10": Defaults(settings={"prototypes": 3000}, optimizer=_lars(0.6, 1e-6)),
+        "folder": Defaults(optimizer=_ADAMW),
+        # the authors': 4.8 for 4,096 images
+        "imagenet": Defaults(settings={"prototypes": 3000}, optimizer=_lars(0.3, 1e-6)),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DINOConfig(PrototypesConfig):
+    """DINO: a moving average makes the targets."""
+
+    name = "dino"
+    own_target_network = True
+    recipes: ClassVar[Mapping[str, Defaults]] = {
+        "shapes": Defaults(settings={"hidden": 512, "output": 128, "prototypes": 128, "momentum": 0.99}),
+        # as solo-learn has it for CIFAR-10
+        "cifar10": Defaults(settings={"prototypes": 4096, "momentum": 0.9995}, optimizer=_lars(0.3, 1e-6)),
+        "folder": Defaults(optimizer=_ADAMW),
+        # the authors' for ResNet-50
+        "imagenet": Defaults(
+            settings={"prototypes": 65536, "final_target_temperature": 0.04}, optimizer={"rate": 0.03}
+        ),
+    }
+
+    projector_layers: Literal[2, 3] = 3
+    output: int = 256
+    target_temperature: float = 0.04
+    final_target_temperature: float = 0.07
+    balance: Literal["sinkhorn", "center"] = "center"
+    momentum: float = 0.996
+    """Momentum of the target network at the start; it grows to 1 along a cosine."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("[0, 1]", "momentum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelationConfig:
+    """Relation edges, such as h1->s1[relation], of whatever method."""
+
+    temperature: float = 0.1
+    """Of the predictions; ReSSL's."""
+    target_temperature: float = 0.04
+    """Of the targets; lower is sharper."""
+    queue: int = 0
+    """Also relate images to this many targets of earlier steps; 0: only to the other images of the batch."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "target_temperature"):
+            within(f"relation.{name}", vars(self)[name], "(0, inf)")
+        within("relation.queue", self.queue, f"[0, {LARGEST['queue']}]")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,4 +24,5 @@ class SimCLR(Method, settings=SimCLRConfig):
         self.projector = simclr_projector(width, output=self.settings.output)
 
     def similarity(self, prediction: Prediction, target: Embedding) -> Scalar:
-        return nt_xent(prediction.projection, target, temperature=self.settings.temperature)
+        of = self.settings
+        return nt_xent(prediction.projection, target, temperature=of.temperature, decoupled=of.decoupled)

@@ -12,7 +12,13 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from dssl.files import replacing
 from dssl.graph import Edge, Vertex, ViewGraph
 
-STANDARD, HEAVY, DERIVED, INK = "#2f6db3", "#c2571a", "#9a9a9a", "#222222"
+STANDARD, HEAVY, RELATION, DERIVED, INK = "#2f6db3", "#c2571a", "#3f8f4f", "#9a9a9a", "#222222"
+_KINDS = {
+    "similarity": (STANDARD, "similarity of the method"),
+    "alignment": (HEAVY, "alignment, target detached"),
+    "relation": (RELATION, "relation to other images"),
+}
+"""The colour of an edge, and what the legend says."""
 _RADIUS = 0.36
 _COLUMN, _ROW = 2.9, 1.75
 _Point = tuple[float, float]
@@ -146,7 +152,7 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -
         bend = 0.35
     else:
         bend = 0.16 if returning and not both else 0.0
-    colour = STANDARD if edge.kind == "similarity" else HEAVY
+    colour, _ = _KINDS[edge.kind]
     _arrow(
         axes, start, end, bend, arrowstyle="<|-|>" if both else "-|>", mutation_scale=16, linewidth=2.2, color=colour,
         alpha=1.0 if edge.largest else 0.25, shrinkA=22, shrinkB=4 if mean else 34 if edge.is_taught else 22, zorder=3,
@@ -166,9 +172,10 @@ def _edge(axes: Axes, graph: ViewGraph, edge: Edge, places: dict[str, _Point]) -
 
 def _legend(axes: Axes, graph: ViewGraph) -> None:
     kinds = {edge.kind for edge in graph.edges}
-    labels = ("similarity", STANDARD, "similarity of the method"), ("alignment", HEAVY, "alignment, target detached")
     handles = [
-        Line2D([], [], color=color, linewidth=2.2, label=label) for kind, color, label in labels if kind in kinds
+        Line2D([], [], color=color, linewidth=2.2, label=label)
+        for kind, (color, label) in _KINDS.items()
+        if kind in kinds
     ]
     handles.append(Line2D([], [], color=DERIVED, linestyle=":", label="made from"))
     if any(len(edge.targets) > 1 for edge in graph.edges):

@@ -21,6 +21,7 @@ from dssl.errors import DsslError
 from dssl.graph import View, ViewGraph
 from dssl.log import phase
 from dssl.methods.method import Method
+from dssl.methods.relation import Relation
 from dssl.methods.teacher import Teacher
 from dssl.models import build_encoder, evaluating, feature_dim, size_arguments
 from dssl.models.blocks import blocks
@@ -125,6 +126,8 @@ def build_method(config: RunConfig, *, init: Path | None = None) -> Method:
     dim = feature_dim(encoder, image_size=config.image_size, channels=config.channels)
     check_sizes(config, encoder, dim)
     method = Method.of(config.method, encoder, feature_dim=dim)
+    method.seed = config.seed
+    method.relation = Relation(config.relation, width=_prediction_width(config, method) if config.relation.queue else 0)
     if config.adapt is not None:
         keep_most(method, config.adapt)
     if config.teacher is not None:
@@ -153,12 +156,16 @@ def _teacher(config: RunConfig, path: Path, method: Method) -> Teacher:
     if loaded.channels != config.channels:
         raise DsslError(f"the teacher {path} sees {loaded.channels} channels, and the run has {config.channels}")
     logger.info(f"teacher: {loaded.report}")
+    return Teacher(
+        loaded.network, width=_prediction_width(config, method), features=features, normalization=loaded.normalization,
+        sha256=loaded.sha256,
+    )  # fmt: skip
+
+
+def _prediction_width(config: RunConfig, method: Method) -> int:
     with evaluating(method):
         images = torch.zeros(2, config.channels, config.image_size, config.image_size)
-        width = method.predict(images).prediction.shape[1]
-    return Teacher(
-        loaded.network, width=width, features=features, normalization=loaded.normalization, sha256=loaded.sha256
-    )
+        return method.predict(images).prediction.shape[1]
 
 
 def check_sizes(config: RunConfig, encoder: nn.Module, dim: int) -> None:

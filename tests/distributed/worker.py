@@ -2,6 +2,7 @@
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,33 +12,45 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dssl import (
     BYOL,
-    BarlowTwins,
-    BarlowTwinsConfig,
     BYOLConfig,
+    Method,
     Objective,
-    SimCLR,
-    SimCLRConfig,
+    Relation,
+    RelationConfig,
     SimSiam,
     SimSiamConfig,
     Teacher,
-    VICReg,
-    VICRegConfig,
     named_graph,
 )  # fmt: skip
 from dssl.distributed import batchnorm_across_ranks
+from dssl.methods import METHODS
 
 STEPS = 5
 _TYPES = (torch.float64, torch.float32, torch.bfloat16)
-_MORE = ("vicreg", "barlowtwins", "simsiam guarded", "byol guarded", "simsiam beyond", "simsiam timm")
+_MORE = (
+    "vicreg",
+    "barlowtwins",
+    "simsiam guarded",
+    "byol guarded",
+    "simsiam beyond",
+    "simsiam timm",
+    "moco",
+    "lejepa",
+    "swav",
+)
+_MORE += ("dino", "lejepa visreg", "simclr decoupled", "moco related", "swav related")
 CASES = [
     *((name, dtype) for name in ("simsiam", "byol", "simclr") for dtype in _TYPES),
     *((name, torch.float64) for name in _MORE),
 ]
 BEYOND = "s1<->s2, s1->teacher(s1), h1->mean(s1,s2):0..1, h2->s2"
 """The graph of ``beyond``, with a predictor for each kind of view."""
+RELATED = "s1<->s2, h1->s1[relation], h2->mean(s1,s2)[relation]"
+"""The graph of ``related``, whose queue is longer than a batch."""
+_SETTINGS: dict[str, Any] = {"visreg": {"regularizer": "visreg", "weight": 0.6}, "decoupled": {"decoupled": True}}
 
 
-def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
+def build(name: str) -> Method:
     torch.manual_seed(0)
     name, _, more = name.partition(" ")
     guard = 0.7 if more == "guarded" else 0.0
@@ -55,11 +68,12 @@ def build(name: str) -> SimSiam | BYOL | SimCLR | VICReg | BarlowTwins:
         return SimSiam(encoder, feature_dim=24, settings=SimSiamConfig(hidden=16, output=16, bottleneck=8, guard=guard))
     if name == "byol":
         return BYOL(encoder, feature_dim=24, settings=BYOLConfig(hidden=16, output=8, momentum=0.9, guard=guard))
-    if name == "vicreg":
-        return VICReg(encoder, feature_dim=24, settings=VICRegConfig(hidden=16, output=8))
-    if name == "barlowtwins":
-        return BarlowTwins(encoder, feature_dim=24, settings=BarlowTwinsConfig(hidden=16, output=8))
-    return SimCLR(encoder, feature_dim=24, settings=SimCLRConfig(output=8))
+    widths = {"hidden": 16, "output": 8, "prototypes": 8, "slices": 12}
+    own = {key: width for key, width in widths.items() if key in vars(METHODS[name]())}
+    other = Method.of(METHODS[name](**own, **_SETTINGS.get(more, {})), encoder, feature_dim=24)
+    if more == "related":
+        other.relation = Relation(RelationConfig(queue=12), width=8)
+    return other
 
 
 def views(step: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -73,7 +87,8 @@ def steps(name: str, dtype: torch.dtype, *, rank: int = 0, world: int = 1) -> di
     mixed = dtype == torch.bfloat16
     dtype = torch.float32 if mixed else dtype
     method = build(name).to(dtype)
-    objective = Objective(method, named_graph(BEYOND if name.endswith("beyond") else "dssl"))
+    graph = {"beyond": BEYOND, "related": RELATED}.get(name.partition(" ")[2], "dssl")
+    objective = Objective(method, named_graph(graph))
     wrapped: nn.Module = objective
     if world > 1:
         batchnorm_across_ranks(objective)

@@ -14,6 +14,7 @@ from dssl.report.graph_figure import graph_figure
         ("s1<->s2, h1->mean(s1,s2):0..1", {"0..1", "mean of the targets"}, 2),
         ("s1<->s2, l1->s1, l1 = crop(0.05,0.3)@16(image)", {"crop(0.05,0.3), 16 px"}, 2),
         ("s1<->s2, s1->teacher(s1), h1->mean(teacher(s1),teacher(s2))", {"teacher(s1)", "teacher(s2)"}, 3),
+        ("s1<->s2, h1->s1[relation]", {"similarity of the method", "relation to other images"}, 2),
         ("s1<-h1, h1 = heavy(image)", set(), 1),
     ],
 )

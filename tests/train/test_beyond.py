@@ -16,7 +16,8 @@ from dssl.cli import main
 from dssl.config import CheckpointConfig, HealthConfig, OptimizerConfig, RunConfig
 from dssl.errors import DsslError
 from dssl.graph import named_graph
-from dssl.methods import METHODS
+from dssl.methods import METHODS, RelationConfig
+from dssl.methods.lejepa import LeJEPA
 from dssl.objective import Objective
 from dssl.report.pictures import draw_gallery
 from dssl.training.prepare import build_method, check_sizes
@@ -28,7 +29,8 @@ from tests.train.running import cut, end_of
 from tests.train.test_resume import metrics_of
 
 HEADS: dict[str, dict[str, Any]] = {"simsiam": {"hidden": 16, "output": 16, "bottleneck": 8}, "simclr": {"output": 8}}
-HEADS |= {name: {"hidden": 16, "output": 8} for name in ("byol", "vicreg", "barlowtwins")}
+HEADS |= {name: {"hidden": 16, "output": 8} for name in ("byol", "vicreg", "barlowtwins", "moco", "lejepa")}
+HEADS |= {name: {"hidden": 16, "output": 8, "prototypes": 8} for name in ("swav", "dino")}
 STEPS = 8
 
 
@@ -73,6 +75,43 @@ def test_a_regularised_run_resumes_and_logs_its_terms(method: str, settings: dic
     assert set(last["spread"]) == {"s1", "s2", "h1", "h2"}
 
 
+@pytest.mark.parametrize(
+    ("method", "changes", "kept"),
+    [
+        ("lejepa", {}, "clock._extra_state"),
+        ("swav", {"settings": {"final_target_temperature": 0.1}}, "prototypes.weight"),
+        ("dino", {}, "center"),
+        (
+            "moco",
+            {"graph": "s1<->s2, h1->s1[relation]", "relation": RelationConfig(queue=24)},  # two batches do not fill it
+            "relation.queue",
+        ),
+    ],
+)
+def test_what_a_method_has_besides_weights_resumes(
+    method: str, changes: dict[str, Any], kept: str, tmp_path: Path
+) -> None:
+    out = assert_resumed_exactly(tiny(method, **changes), tmp_path)
+    assert end(out).tensors[f"method.{kept}"].any()
+
+
+def test_the_slices_of_lejepa_are_of_the_seed_and_the_step() -> None:
+    z = torch.zeros(2, 8)
+    first, other = (build_method(tiny("lejepa", seed=seed)) for seed in (0, 1))
+    assert isinstance(first, LeJEPA)
+    assert isinstance(other, LeJEPA)
+    before = first.slices(z)
+    assert torch.equal(before, first.slices(z))
+    assert not torch.equal(before, other.slices(z))
+    first.after_step(0, 8)
+    assert not torch.equal(before, first.slices(z))
+
+
+def test_relation_settings_need_a_relation() -> None:
+    with pytest.raises(DsslError, match=r"h1->s1\[relation\]"):
+        tiny("simclr", relation=RelationConfig(queue=24))
+
+
 def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run.json"
     assert main(["train", "shapes", "--method", "byol", "--guard", "0.5", "--write-config", str(file)]) == 0
@@ -86,9 +125,12 @@ def test_guard_is_a_flag_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (
             ["--method", "simclr", "--method.predictor", "per-kind"],
-            "--method.predictor: simclr has no predictor, simsiam and byol have one; leave it out",
+            "--method.predictor: simclr has no predictor, simsiam, byol and moco have one; leave it out",
         ),
-        (["--method", "byol", "--method.projector-layers=3"], "byol has no projector_layers, simsiam has one"),
+        (
+            ["--method", "byol", "--method.projector-layers=3"],
+            "byol has no projector_layers, simsiam, swav and dino have one",
+        ),
         (["--method", "byol", "--method.guards", "1"], "--method.guards"),
     ],
 )
