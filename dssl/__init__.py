@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dssl.models import build_encoder, encoder_names, feature_dim, register_encoder
     from dssl.objective import LossReport, Objective
     from dssl.recipes import recipe
+    from dssl.training.health import HealthMonitor
     from dssl.weights.load import load_encoder
 
 # Of torch 2.15's AMX kernels some run without having configured the tiles: a small bf16 matrix product then ends the process with
@@ -60,13 +61,14 @@ _HOME = {
         "models": ("build_encoder", "encoder_names", "feature_dim", "register_encoder"),
         "objective": ("LossReport", "Objective"),
         "recipes": ("recipe",),
+        "training.health": ("HealthMonitor",),
         "weights.load": ("load_encoder",),
     }.items()
     for name in names
 }
 
 __all__ = [
-    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "Embeddings", "LossReport",
+    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "Embeddings", "HealthMonitor", "LossReport",
     "Method", "MethodSettings", "Objective", "Prediction", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam",
     "SimSiamConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
     "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
