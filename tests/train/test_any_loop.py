@@ -108,7 +108,7 @@ def train(*, weight: float) -> dssl.HealthMonitor:
     monitor, data = dssl.HealthMonitor(patience=100, every=10), torch.randn(512, 32)
     for step in range(150):
         images = data[torch.randint(512, (64,))]
-        z1, z2 = (encoder(images + torch.randn_like(images)) for _ in range(2))
+        z1, z2 = (encoder(images + 0.5 * torch.randn_like(images)) for _ in range(2))
         loss = F.mse_loss(z1, z2) + weight * sum(F.relu(1 - z.std(dim=0)).mean() for z in (z1, z2))
         monitor.check(step, {"z1": z1, "z2": z2}, loss=loss)
         optimizer.zero_grad()
