@@ -171,7 +171,7 @@ def _call(loss: Loss, embeddings: Tensor, *, weight: float = 1.0) -> tuple[float
 
 def _measure(loss: Loss, rank: int, shape: tuple[int, int, int], size: int) -> dict[str, Any]:
     mine = slice(rank * shape[1], (rank + 1) * shape[1])
-    batch, other = _batch(shape, size), _batch(shape, size, seed=1)
+    batch, other = _batch(shape, size), 2 * _batch(shape, size, seed=1) + 1  # far from what a mean over rows would hide
     value, gradient, own = _call(loss, batch[:, mine])
     _, cross, _ = _call(loss, batch[:, mine], weight=float(rank == 0))
     changed, _, _ = _call(loss, (batch if rank == 0 else other)[:, mine])
@@ -205,18 +205,17 @@ def _judge(results: list[dict[str, Any]], tolerance: float) -> Comparison:
 
 def _explain(found: Comparison, size: int, tolerance: float, *, wrong_gradient: bool) -> str:
     numbers = (
-        f"on {size} processes the value is {found.value_ratio:.4g} times and the gradient, averaged as by DDP, "
-        f"{found.factor:.4g} times that of one process"
+        f"on {size} processes the value is {found.value_ratio:.4g} times that of one process, and the gradient, averaged as by DDP, "
+        f"{found.factor:.4g} times"
     )
     if not wrong_gradient:
-        return f"{numbers}: the gradients agree, the value has another scale"
+        return f"{numbers}: only the value has another scale"
     if found.deviation > tolerance:
-        numbers += f", and {found.deviation:.1%} of the largest gradient differ beyond that factor"
-    no_gradient = "the gradient does not go through the gather: use an all_gather or all_reduce with a backward"
+        numbers += f" with differences of up to {found.deviation:.1%} of the largest beyond that factor"
     if not found.sees_other_rows:
-        return f"{numbers}: the loss does not see the rows of other processes, it is that of each process's own batch"
+        return f"{numbers}: the loss does not see the rows of other processes, each has that of its own rows"
     if not found.gradient_reaches_other_rows:
-        return f"{numbers}: {no_gradient}, such as those of torch.distributed.nn"
+        return f"{numbers}: no gradient goes through the gather or reduction: use one with a backward"
     if found.deviation <= tolerance:
-        return f"{numbers}: a factor. Look for a division or multiplication by the number of processes, or a sum for a mean"
-    return f"{numbers}: parts of the loss are computed from each process's own rows, or weighted by another factor"
+        return f"{numbers}: a factor, so look for a division or multiplication by the number of processes, or a sum for a mean"
+    return f"{numbers}: a part of the loss is that of each process's own rows, or its terms have different factors"
