@@ -3,9 +3,8 @@
 benchmarks/.venv/bin/python -m benchmarks.safety        (after make bench-setup)
 
 Methods of lightly and stable-pretraining are trained as they are and without what prevents their collapse; ``HealthMonitor`` with
-its defaults must report the second within 500 steps and never the first. lightly's modules run in Lightning with dssl's
-callback, stable-pretraining's in a plain loop. Losses are compared by ``dssl.testing.compare_on``; ``--earlier`` names a folder
-with another version of lightly (pip install --no-deps --target FOLDER lightly==1.5.23).
+its defaults should report the second within 500 steps and never the first. Losses are compared by ``dssl.testing.compare_on``;
+``--earlier`` names a folder with another version of lightly (pip install --no-deps --target FOLDER lightly==1.5.23).
 """
 
 import copy
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from benchmarks import record
 from dssl import (
@@ -40,13 +40,12 @@ from dssl import (
     VICReg,
     VICRegConfig,
     ViewGraph,
-    build_encoder,
-    feature_dim,
 )  # fmt: skip
 from dssl.data import open_source
+from dssl.integrations import WatchedOutputs
 from dssl.testing import Loss, compare_on
 
-BATCH, IMAGES, DRAWS = 64, 1024, 4
+BATCH, IMAGES, DRAWS, WIDTH = 64, 1024, 4, 64
 BAD = ("partial collapse", "collapsed", "diverged")
 
 
@@ -151,29 +150,28 @@ def compare_earlier(folder: Path) -> list[record.Record]:
 # Collapses
 
 
-def pools(data: str) -> dict[str, Tensor]:
-    """Views of the same images by each library's own transform: images x draws x pixels; drawn once for all runs."""
-    from lightly.transforms.simsiam_transform import SimSiamViewTransform
-    from stable_pretraining.data import transforms
-
+def pool(library: str, data: str) -> Tensor:
+    """Views of the same images by the library's own transform: images x draws x pixels; drawn once for all of its runs."""
     source = open_source(data)
     pictures = [Image.fromarray(source.image(index)) for index in range(min(IMAGES, len(source)))]
-    ours = SimSiamViewTransform(input_size=32, gaussian_blur=0.0)
-    theirs = transforms.Compose(
+    torch.manual_seed(0)
+    if library == "lightly":
+        from lightly.transforms.simsiam_transform import SimSiamViewTransform
+
+        make: Callable[[Any], Tensor] = SimSiamViewTransform(input_size=32, gaussian_blur=0.0)
+        return torch.stack([torch.stack([make(picture) for _ in range(DRAWS)]) for picture in pictures])
+    from stable_pretraining.data import transforms
+
+    chain = transforms.Compose(
         transforms.RandomResizedCrop((32, 32), scale=(0.2, 1.0)),
         transforms.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, p=0.8),
         transforms.RandomGrayscale(p=0.2),
         transforms.RandomHorizontalFlip(p=0.5),
         transforms.ToImage(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
     )
-    torch.manual_seed(0)
-    makers: dict[str, Callable[[Any], Tensor]] = {
-        "lightly": ours, "stable-pretraining": lambda picture: theirs({"image": picture})["image"],
-    }  # fmt: skip
-    return {
-        library: torch.stack([torch.stack([make(picture) for _ in range(DRAWS)]) for picture in pictures])
-        for library, make in makers.items()
-    }
+    return torch.stack(
+        [torch.stack([chain({"image": picture})["image"] for _ in range(DRAWS)]) for picture in pictures]
+    )
 
 
 class Pairs(IterableDataset[tuple[Tensor, Tensor]]):
@@ -192,8 +190,16 @@ class Pairs(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def encoder() -> nn.Module:
+    """Three convolutions: a run takes seconds on an idle core."""
     torch.manual_seed(0)
-    return build_encoder("small", image_size=32)
+    widths = (3, 16, 32, WIDTH)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+Run = Iterator[tuple[HealthMonitor, Tensor]]
 
 
 def lightly_module(method: str, *, broken: bool) -> Any:
@@ -203,8 +209,9 @@ def lightly_module(method: str, *, broken: bool) -> Any:
     from lightly.models.modules import heads
     from lightly.models.utils import deactivate_requires_grad, update_momentum
 
-    backbone = encoder()
-    width = feature_dim(backbone, image_size=32)
+    backbone, width = encoder(), WIDTH
+    momentum = 0.9 if "momentum" in method else 0.0  # the paper's, or none, as in the examples
+    method = method.partition(",")[0]
 
     class Module(lightning.LightningModule):  # type: ignore[misc]  # mypy never sees lightning
         def __init__(self) -> None:
@@ -222,10 +229,10 @@ def lightly_module(method: str, *, broken: bool) -> Any:
                 self.projection_head = heads.SimCLRProjectionHead(width, 512, 128)
                 self.criterion = self.criterion if broken else NTXentLoss()
             else:
-                self.projection_head = heads.VICRegProjectionHead(width, 2048, 2048, num_layers=2)
+                self.projection_head = heads.VICRegProjectionHead(width, 512, 512, num_layers=2)
                 self.criterion = VICRegLoss(mu_param=0.0, nu_param=0.0) if broken else VICRegLoss()
             if method == "Barlow Twins":
-                self.projection_head = heads.BarlowTwinsProjectionHead(width, 2048, 2048)
+                self.projection_head = heads.BarlowTwinsProjectionHead(width, 512, 512)
                 self.criterion = BarlowTwinsLoss()
             self.target = copy.deepcopy(nn.Sequential(self.backbone, self.projection_head))
             deactivate_requires_grad(self.target)
@@ -244,41 +251,36 @@ def lightly_module(method: str, *, broken: bool) -> Any:
             return 0.5 * (self.criterion(p0, z1) + self.criterion(p1, z0))  # type: ignore[no-any-return]
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.06)
+            return torch.optim.SGD(self.parameters(), lr=0.06, momentum=momentum)
 
     return Module()
 
 
-def train_lightly(method: str, pool: Tensor, *, steps: int, broken: bool) -> list[tuple[int, str]]:
-    import lightning
-
-    from dssl.integrations.lightning import HealthCallback
-
+def train_lightly(method: str, views: Tensor, *, steps: int, broken: bool) -> Run:
+    """The module's own training step; forward hooks listen to its heads, as dssl's callback for Lightning does."""
     module = lightly_module(method, broken=broken)
     monitor = HealthMonitor(predictions_from=1000 if method == "BYOL" else 0)
-    predictor = "prediction_head" if method == "SimSiam" else None
-    statuses: list[tuple[int, str]] = []
-
-    class Note(lightning.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, *arguments: object) -> None:
-            if not statuses or statuses[-1][0] != monitor.verdict.step:
-                statuses.append((monitor.verdict.step, monitor.verdict.status))
-
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = lightning.Trainer(
-            accelerator="cpu", devices=1, max_steps=steps, logger=False, enable_checkpointing=False,
-            callbacks=[HealthCallback("projection_head", predictor=predictor, monitor=monitor), Note()],
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
-        )  # fmt: skip
-        trainer.fit(module, DataLoader(Pairs(pool, steps), batch_size=None))
-    return statuses
+    watched = WatchedOutputs(
+        "projection_head", predictor="prediction_head" if method.startswith("SimSiam") else None, monitor=monitor
+    )
+    watched.attach(module)
+    module.train()
+    optimizer = module.configure_optimizers()
+    for step, batch in enumerate(Pairs(views, steps)):
+        watched.begin(step)
+        loss = module.training_step(list(batch), step)
+        watched.end(loss=loss)
+        yield monitor, loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
 
 def without_stop_gradient(p: Tensor, z: Tensor) -> Tensor:
     return -F.cosine_similarity(p, z).mean()
 
 
-def train_stable(method: str, pool: Tensor, *, steps: int, broken: bool) -> list[tuple[int, str]]:
+def train_stable(method: str, views: Tensor, *, steps: int, broken: bool) -> Run:
     from stable_pretraining import methods
     from stable_pretraining.methods import simsiam
 
@@ -288,25 +290,20 @@ def train_stable(method: str, pool: Tensor, *, steps: int, broken: bool) -> list
         "SimSiam": lambda: methods.SimSiam(backbone, projector_dim=512, predictor_hidden_dim=128),
         "BYOL": lambda: methods.BYOL(backbone, projector_dims=(1024, 256), predictor_dims=(1024, 256)),
         "VICReg": lambda: methods.VICReg(backbone, projector_dims=(512, 512, 512), **weights),
-        "SimCLR": lambda: methods.SimCLR(backbone),
+        "SimCLR": lambda: methods.SimCLR(backbone, projector_dims=(512, 128)),
     }[method]()
     if method == "BYOL" and broken:
         model.predictor = nn.Identity()
     model.train()
     monitor = HealthMonitor(predictions_from=1000 if method == "BYOL" else 0)
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.06, momentum=0.9)
-    statuses: list[tuple[int, str]] = []
     with mock.patch.object(simsiam, "_neg_cos_sim", without_stop_gradient if broken else simsiam._neg_cos_sim):
-        for step, (first, second) in enumerate(Pairs(pool, steps)):
+        for step, (first, second) in enumerate(Pairs(views, steps)):
             output = model(first, second)
-            if method in ("VICReg", "SimCLR"):
-                verdict = monitor.check(step, {"both": output.projection}, loss=output.loss)
-            else:
-                verdict = monitor.check(
-                    step, {"both": output.target}, predictions={"both": output.prediction}, loss=output.loss
-                )
-            if not statuses or statuses[-1][0] != verdict.step:
-                statuses.append((verdict.step, verdict.status))
+            projected = output.projection if method in ("VICReg", "SimCLR") else output.target
+            predictions = {} if method in ("VICReg", "SimCLR") else {"both": output.prediction}
+            monitor.check(step, {"both": projected}, predictions=predictions, loss=output.loss)
+            yield monitor, output.loss
             optimizer.zero_grad()
             output.loss.backward()
             optimizer.step()
@@ -315,11 +312,11 @@ def train_stable(method: str, pool: Tensor, *, steps: int, broken: bool) -> list
                     if broken:  # the target is the network itself
                         part.ema_coefficient.zero_()
                     part.update_teacher()
-    return statuses
 
 
 INJECTED = {
     ("lightly", "SimSiam"): "no stop-gradient",
+    ("lightly", "SimSiam, momentum 0.9"): "no stop-gradient",
     ("lightly", "BYOL"): "no predictor, no stop-gradient, no moving average",
     ("lightly", "VICReg"): "weights of variance and covariance 0",
     ("lightly", "SimCLR"): "no negatives",
@@ -331,23 +328,37 @@ INJECTED = {
 }
 
 
+LONGER = {("lightly", "SimSiam"): 2}
+"""Times the usual steps: at the example's rate without momentum it collapses slowly."""
+
+
 def collapses(data: str, steps: int, only: list[str]) -> list[record.Record]:
-    views, rows = pools(data), []
+    rows, views = [], dict[str, Tensor]()
     for (library, method), injected in INJECTED.items():
-        if only and method not in only:
+        if only and method.partition(",")[0] not in only:
             continue
+        if library not in views:
+            views[library] = pool(library, data)
         for broken in (False, True) if injected else (False,):
             train = train_lightly if library == "lightly" else train_stable
-            statuses = train(method, views[library], steps=steps, broken=broken)
-            bad = [step for step, status in statuses if status in BAD]
+            statuses: dict[int, str] = {}
+            length = LONGER.get((library, method), 1) * steps
+            for monitor, loss in train(method, views[library], steps=length, broken=broken):
+                statuses[monitor.verdict.step] = monitor.verdict.status
+                last = float(loss.detach())
+            bad = [step for step, status in statuses.items() if status in BAD]
+            memory = monitor.state_dict()
             row = {
                 "library": library, "version": version(library), "method": method,
                 "injected": injected if broken else "", "reported_at": bad[0] if bad else None,
-                "checks_that_reported": len(bad), "checks": len(statuses), "last_status": statuses[-1][1],
+                "checks_that_reported": len(bad), "checks": len(statuses), "last_status": monitor.verdict.status,
+                "steps": length, "loss": last, "spread": min(values[-1] for values in memory["spreads"].values()),
+                "rank_share": min(values[-1] for values in memory["ranks"].values()),
             }  # fmt: skip
             rows.append(row)
             right = "as it should be" if bool(bad) == broken else "WRONG"
-            print(f"{library} {method}, {row['injected'] or 'as it is'}: {row['last_status']}, "
+            print(f"{library} {method}, {row['injected'] or 'as it is'}: {row['last_status']}, loss {last:.3f}, "
+                f"spread {row['spread']:.2f}, rank {row['rank_share']:.2f}, "
                   f"reported at {row['reported_at']}: {right}",
                   flush=True)  # fmt: skip
     return rows
@@ -358,6 +369,7 @@ def main() -> int:
     parser.add_argument("--data", default="shapes:1024", help="or cifar10:FOLDER")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--methods", nargs="*", default=[], help="only these")
+    parser.add_argument("--only", choices=["losses", "runs"], help="measure this and keep the other from before")
     parser.add_argument("--earlier", type=Path, help="a folder with another version of lightly")
     parser.add_argument("--losses-to", type=Path, help="only compare the losses of lightly, and write them here")
     options = parser.parse_args()
@@ -366,21 +378,18 @@ def main() -> int:
         options.losses_to.write_text(json.dumps(compare_losses(earlier=True)), encoding="utf-8")
         return 0
     clock = record.Clock()
-    found = compare_losses() + ([] if options.earlier is None else compare_earlier(options.earlier))
-    for row in found:
-        print(
-            f"{row['library']} {row['version']} {row['loss']}: {row['problem'] or 'same on one and two processes'}",
-            flush=True,
-        )
-    runs = collapses(options.data, options.steps, options.methods)
-    content = {
-        "losses": found,
-        "runs": runs,
-        "steps": options.steps,
-        "batch": BATCH,
-        "data": options.data.partition(":")[0],
-    }
-    record.write("safety", clock, content, folder=options.out)
+    torch.set_num_threads(1)
+    before = record.read("safety", folder=options.out) or {}
+    content = {name: before.get(name, []) for name in ("losses", "runs")}
+    if options.only != "runs":
+        content["losses"] = compare_losses() + ([] if options.earlier is None else compare_earlier(options.earlier))
+        for row in content["losses"]:
+            problem = row["problem"] or "same on one and two processes"
+            print(f"{row['library']} {row['version']} {row['loss']}: {problem}", flush=True)
+    if options.only != "losses":
+        content["runs"] = collapses(options.data, options.steps, options.methods)
+    about = {"steps": options.steps, "batch": BATCH, "images": IMAGES, "data": options.data.partition(":")[0]}
+    record.write("safety", clock, {**content, **about}, folder=options.out)
     return 0
 
 

@@ -205,8 +205,8 @@ def _judge(results: list[dict[str, Any]], tolerance: float) -> Comparison:
 
 def _explain(found: Comparison, size: int, tolerance: float, *, wrong_gradient: bool) -> str:
     numbers = (
-        f"on {size} processes the value is {found.value_ratio:.4g} times that of one process, and the gradient, averaged as by DDP, "
-        f"{found.factor:.4g} times"
+        f"on {size} processes the value is {found.value_ratio:.4g} times that of one process, and the gradient, averaged as "
+        f"by DDP, {found.factor:.4g} times"
     )
     if not wrong_gradient:
         return f"{numbers}: only the value has another scale"
