@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test kernels test-slow test-faults test-gpu lint types bench bench-setup bench-long clean
+.PHONY: help setup demo test kernels test-slow test-faults test-gpu test-integrations lint types bench bench-setup bench-long clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,20 @@ test-faults: $(STAMP) ## the long fault injections, with counts: tried, survived
 test-gpu: $(STAMP) ## what only GPUs can show, with a table to paste (10 minutes on two GPUs)
 	$(BIN)/python -m pytest tests/gpu -m gpu
 
+# it sees the packages of .venv, so that everybody runs on the same torch
+INTEGRATIONS := .venv-integrations
+INTEGRATED := lightning transformers accelerate datasets wandb mlflow trackio huggingface_hub lightly
+
+$(INTEGRATIONS)/.installed: $(STAMP) tests/integrations/constraints.txt
+	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	$(BIN)/python -c "import sys; print(*(path for path in sys.path if path.endswith('site-packages')), sep='\n')" \
+	  > "$$($(INTEGRATIONS)/bin/python -c "import sysconfig; print(sysconfig.get_paths()['purelib'])")/main.pth"
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -c tests/integrations/constraints.txt $(INTEGRATED)
+	@touch $@
+
+test-integrations: $(INTEGRATIONS)/.installed ## Lightning, Hugging Face, trackers and lightly, in an environment of their own
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations
+
 lint: $(STAMP) ## ruff: errors, imports and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,4 +72,4 @@ bench-long: $(STAMP) ## growth, memory and time to quality, half an hour
 	$(BENCH) --long
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(INTEGRATIONS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dssl.models import build_encoder, encoder_names, feature_dim, register_encoder
     from dssl.objective import LossReport, Objective
     from dssl.recipes import recipe
+    from dssl.training.health import HealthMonitor
     from dssl.weights.load import load_encoder
 
 # Of torch 2.15's AMX kernels some run without having configured the tiles: a small bf16 matrix product then ends the process with
@@ -89,16 +90,17 @@ _HOME = {
         "models": ("build_encoder", "encoder_names", "feature_dim", "register_encoder"),
         "objective": ("LossReport", "Objective"),
         "recipes": ("recipe",),
+        "training.health": ("HealthMonitor",),
         "weights.load": ("load_encoder",),
     }.items()
     for name in names
 }
 
 __all__ = [
-    "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DINO", "DINOConfig", "DsslError", "Edge", "Embeddings",
-    "LeJEPA", "LeJEPAConfig", "LossReport", "Method", "MethodSettings", "MoCo", "MoCoConfig", "Objective", "Prediction",
-    "Relation", "RelationConfig", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig", "SwAV",
-    "SwAVConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "as_source",
+    "BYOL", "DINO", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DINOConfig", "DsslError", "Edge", "Embeddings",
+    "HealthMonitor", "LeJEPA", "LeJEPAConfig", "LossReport", "Method", "MethodSettings", "MoCo", "MoCoConfig", "Objective",
+    "Prediction", "Relation", "RelationConfig", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig",
+    "SwAV", "SwAVConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "as_source",
     "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
     "named_graph", "open_run", "recipe", "register_encoder", "register_source", "soft", "train", "views",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ LAYERS = (
     ("run state log loop", "The run's folder, and the one training loop."),
     ("evaluation training", "What is trained and measured on that loop."),
     ("report", "Pages and pictures."),
-    ("commands cli api", "One file per command, and the same as functions."),
+    ("commands cli api integrations testing", "Commands, the same as functions, and a kit for other loops."),
 )
 
 

@@ -133,7 +133,8 @@ class Edge:
             raise DsslError(f"edge {self.name}: a mean is over views or over teacher views, not both")
         if self.is_taught and (self.kind != "alignment" or not self.detach):
             raise DsslError(
-                f"edge {self.name}: a teacher does not learn, so its edges are alignments; leave out similarity, relation and attach"
+                f"edge {self.name}: a teacher does not learn, so its edges are alignments; leave out similarity, relation "
+                "and attach"
             )
         if self.kind not in KINDS:
             raise DsslError(f"edge {self.name}: kind is {self.kind!r}, expected one of {', '.join(KINDS)}")

@@ -13,7 +13,7 @@ from dssl.loop import Hook
 from dssl.run import Run
 from dssl.state import Verdict
 from dssl.training.baseline import CLOSE, Baseline
-from dssl.training.health import HealthMonitor
+from dssl.training.health import RunMonitor
 from dssl.training.knn import knn_due
 from dssl.training.prepare import TrainingData, trained_blocks
 from dssl.weights import checkpoint
@@ -77,7 +77,7 @@ class ComparedWithStart(Hook):
         config: RunConfig,
         data: TrainingData,
         encoder: nn.Module,
-        monitor: HealthMonitor,
+        monitor: RunMonitor,
         *,
         run: Run,
         header: Mapping[str, Any],

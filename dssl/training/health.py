@@ -6,6 +6,9 @@ singular values). When SimSiam collapses, the last BatchNorm of its projector ke
 the same output for every image, so its predictions are judged too; BYOL's are from step 1,000 on. A run that spreads again after
 a long collapse is not healthy: what it had lost does not come back. The thresholds come from real runs, kept in
 ``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
+
+``HealthMonitor`` applies the same rules in any training loop, to embeddings alone; ``RunMonitor`` is that of dssl's own runs:
+it knows the graph and names the edge.
 """
 
 import math
@@ -17,8 +20,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from dssl.errors import DsslError, choices
 from dssl.graph import Edge, ViewGraph
 from dssl.methods.losses import effective_rank, spread, wide
 from dssl.objective import LossReport
@@ -69,13 +74,14 @@ def rank_share(embedding: Tensor) -> float:
     return effective_rank(rows) / min(rows.shape)
 
 
-def lower_spread(graph: ViewGraph, spread: Mapping[str, float], source: Mapping[str, float]) -> dict[str, float]:
+def lower_spread(graph: ViewGraph | None, spread: Mapping[str, float], source: Mapping[str, float]) -> dict[str, float]:
     """By view the lower of the spreads of its projections and its predictions, if these count.
 
     Of a view that pulls no other, as DSSL's heavy ones, predictions may be narrow because little can be told from it: they count
     only if no view that pulls has any.
     """
-    counted = {name: value for name, value in source.items() if name in graph.targets} or source
+    pulling = source if graph is None else graph.targets
+    counted = {name: value for name, value in source.items() if name in pulling} or source
     return {name: min(float(value), float(counted.get(name, value))) for name, value in spread.items()}
 
 
@@ -108,10 +114,11 @@ class CollapseEpisode:
 
 
 @dataclass
-class HealthMonitor(Monitor[LossReport]):
+class RunMonitor(Monitor[LossReport]):
     """Checks the run for collapse."""
 
-    graph: ViewGraph
+    graph: ViewGraph | None
+    """Without one, no edge is named, and the remedies are those of any training."""
     patience: int
     predictions_from: int | None = None
     """The step from which the predictions are judged too, as the method asks for."""
@@ -170,15 +177,13 @@ class HealthMonitor(Monitor[LossReport]):
 
     def note_divergence(self, now: Observation, *, first: int) -> Verdict:
         """The run is no longer made of numbers; ``first`` is the step at which that began, if it is known."""
-        edge = next((name for name, value in now.edges.items() if not math.isfinite(value)), next(iter(now.edges)))
-        reason = f"the loss is no longer a number (edge {edge})"
+        edge = next((name for name, value in now.edges.items() if not math.isfinite(value)), next(iter(now.edges), ""))
+        reason = f"the loss is no longer a number (edge {edge})" if edge else "the loss is no longer a number"
         if math.isfinite(now.loss):
             reason = "weights or the optimiser's state are no longer numbers, though the loss is one"
-        remedies = (
-            "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
-            "set --optimizer.clip 1",
-            "use --precision fp32",
-        )
+            if self.graph is None:
+                reason = "the embeddings are no longer numbers"
+        remedies = _DIVERGED if self.graph is None else _RUN_DIVERGED
         step = first if first >= 0 else now.step
         self.verdict = Verdict("diverged", step, edge=edge, reason=reason, remedies=remedies)
         return self.verdict
@@ -195,30 +200,30 @@ class HealthMonitor(Monitor[LossReport]):
             status, worst = "collapsed", flattest
         elif spread[worst] >= PARTIAL and rank[worst] >= least:
             return Verdict("healthy", now.step)
-        cause = likely_cause(self.graph, worst, now.edges)
+        edge = "" if self.graph is None else likely_cause(self.graph, worst, now.edges).name
         reason = (
             f"{self._judged_name(now.step)} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), "
-            f"effective rank {rank[worst]:.0%} of the largest possible; likely cause: the edge {cause.name}"
+            f"effective rank {rank[worst]:.0%} of the largest possible{_suspected(edge)}"
         )
-        episode = self.episode or CollapseEpisode(worst, cause.name, now.step, now.step, spread[worst], checks=0)
-        episode.view, episode.edge, episode.until = worst, cause.name, now.step
+        episode = self.episode or CollapseEpisode(worst, edge, now.step, now.step, spread[worst], checks=0)
+        episode.view, episode.edge, episode.until = worst, edge, now.step
         episode.lowest, episode.checks = min(episode.lowest, spread[worst]), episode.checks + 1
         self.episode = episode
-        return Verdict(status, now.step, worst, cause.name, reason, remedies(self.graph, cause))
+        return Verdict(status, now.step, worst, edge, reason, remedies(self.graph, edge))
 
     def _remember(self, now: Verdict) -> Verdict:
         """A falling rate lets embeddings spread again at the end of a run, but what they had lost does not come back."""
         episode = self.episode
         if now.status != "healthy" or episode is None or episode.checks < LASTING * self.seen:
             return now
-        cause = next(edge for edge in self.graph.active_edges if edge.name == episode.edge)
         reason = (
             f"{self._judged_name(episode.until)} of view {episode.view} have spread again, but they had collapsed "
             f"(spread {episode.lowest:.2f}) between steps {episode.since} and {episode.until}, at "
-            f"{episode.checks / self.seen:.0%} of all checks, and what the encoder knew before may be lost; "
-            f"likely cause: the edge {episode.edge}"
+            f"{episode.checks / self.seen:.0%} of all checks, and what the encoder knew before may be lost"
+            f"{_suspected(episode.edge)}"
         )
-        return Verdict("partial collapse", now.step, episode.view, episode.edge, reason, remedies(self.graph, cause))
+        advice = remedies(self.graph, episode.edge)
+        return Verdict("partial collapse", now.step, episode.view, episode.edge, reason, advice)
 
     def _judged_name(self, step: int) -> str:
         return "embeddings" if self.predictions_from is None or step < self.predictions_from else "predictions"
@@ -267,9 +272,33 @@ def _heavy_targets(graph: ViewGraph, edge: Edge) -> list[str]:
     return [] if edge.is_taught else [name for name in edge.target_views if graph.view(name).is_heavy]
 
 
-def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
-    """Three things to try, the most likely first."""
-    if heavy := _heavy_targets(graph, cause):
+def _suspected(edge: str) -> str:
+    return f"; likely cause: the edge {edge}" if edge else ""
+
+
+_RUN_DIVERGED = (
+    "lower --optimizer.rate by half or more, or lengthen --optimizer.warmup-epochs",
+    "set --optimizer.clip 1",
+    "use --precision fp32",
+)
+_DIVERGED = (
+    "lower the learning rate by half or more, or lengthen its warm-up",
+    "clip the norm of the gradient at 1",
+    "train in float32, to see whether half precision is the cause",
+)
+_COLLAPSED = (
+    "check what prevents collapse in this method: the stop-gradient and the predictor (SimSiam, BYOL), the weight of the "
+    "variance term (VICReg), the negatives and the temperature (SimCLR), the centering (DINO)",
+    "lower the learning rate by half, or lengthen its warm-up",
+    "look at the augmented views: from blank or identical views only a constant can be learned",
+)
+
+
+def remedies(graph: ViewGraph | None, cause: str) -> tuple[str, ...]:
+    """Three things to try, the most likely first; ``cause`` names an edge of the graph."""
+    if graph is None:
+        return _COLLAPSED
+    if heavy := _heavy_targets(graph, next(edge for edge in graph.active_edges if edge.name == cause)):
         return (
             f"give the edge a direction: with --graph dssl a heavy view such as {heavy[0]} is pulled and never pulls",
             "use a milder --heavy policy; `dssl views` shows how many of its images are blank",
@@ -280,3 +309,85 @@ def remedies(graph: ViewGraph, cause: Edge) -> tuple[str, ...]:
         "inspect the views with `dssl views`: from blank or identical views only a constant can be learned",
         "enlarge --batch-size, add --guard 1 (SimSiam and BYOL), or use --method simclr or vicreg",
     )
+
+
+class HealthMonitor:
+    """Checks any training for collapse, from the embeddings of its views alone: in any framework, with the rules of dssl's runs.
+
+    ``patience`` is the number of steps before the first verdict, ``every`` the number of steps between two checks: a call in
+    between returns the last verdict and costs nothing. ``predictions_from`` is the step from which predictions are judged too: 0
+    for SimSiam; BYOL's predictor first learns the mean of the targets, so its predictions start out nearly identical.
+    Nothing is exchanged between processes: each one that calls it judges its own part of the batch.
+    """
+
+    def __init__(self, *, patience: int = 200, every: int = 20, predictions_from: int = 0) -> None:
+        if patience < 0 or every < 1 or predictions_from < 0:
+            raise DsslError(
+                f"patience is {patience}, every {every}, predictions_from {predictions_from}: expected steps, 0 or more, "
+                "and every at least 1"
+            )
+        self.every = every
+        self._rules = RunMonitor(None, patience=patience, predictions_from=predictions_from)
+        self._checked: int | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The newest one."""
+        return self._rules.verdict
+
+    def due(self, step: int) -> bool:
+        """Whether ``check`` would look at the embeddings of this step."""
+        return self._checked is None or not self._checked <= step < self._checked + self.every
+
+    def check(
+        self,
+        step: int,
+        embeddings: Mapping[str, Tensor | NDArray[Any]],
+        *,
+        predictions: Mapping[str, Tensor | NDArray[Any]] | None = None,
+        loss: Tensor | float = 0.0,
+    ) -> Verdict:
+        """Judge the run by a step's embeddings, one row an image, by the name of their view.
+
+        Give what the loss compares, such as the projector's outputs, not the encoder's features: after a ReLU they are positive
+        and look narrow. ``predictions`` are the outputs of a predictor, by the same names. This waits for the device.
+        """
+        if not self.due(step):
+            return self.verdict
+        rows = {name: _rows(name, values) for name, values in embeddings.items()}
+        predicted = {name: _rows(name, values) for name, values in (predictions or {}).items()}
+        if not rows:
+            raise DsslError("embeddings is empty: expected those of one view or more by name")
+        for name in predicted.keys() - rows.keys():
+            raise choices("view of a prediction", name, rows)
+        self._checked = step
+        return self._rules.judge(
+            Observation(
+                step=step,
+                loss=float(torch.as_tensor(loss).detach()),
+                edges={},
+                spread={name: float(spread(values)) for name, values in rows.items()},
+                rank={name: rank_share(values) for name, values in rows.items()},
+                source={name: float(spread(values)) for name, values in predicted.items()},
+                target={},
+                rows=min(map(len, rows.values())),
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its memory, for a checkpoint."""
+        return {**self._rules.state(), "checked": self._checked}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._rules.load_state(state)
+        self._checked = state["checked"]
+
+
+def _rows(name: str, values: Tensor | NDArray[Any]) -> Tensor:
+    rows = torch.as_tensor(values).detach()
+    if rows.ndim != 2 or len(rows) < 2 or not rows.is_floating_point():
+        raise DsslError(
+            f"the embeddings of view {name} are {rows.dtype} of shape {tuple(rows.shape)}: expected floating-point numbers, "
+            "images x dimensions, of at least 2 images"
+        )
+    return rows

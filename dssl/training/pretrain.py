@@ -30,7 +30,7 @@ from dssl.run import Run, RunFolder
 from dssl.state import RunLength, StopSignals
 from dssl.training.adaptation import Averaged, ComparedWithStart, rate_shares
 from dssl.training.budget import Planner
-from dssl.training.health import HealthMonitor, patience
+from dssl.training.health import RunMonitor, patience
 from dssl.training.knn import OnlineKnn
 from dssl.training.prepare import (
     TrainingData,
@@ -255,7 +255,7 @@ class Pretraining(loop.Task[Batch]):
         self.optimizer = build_optimizer(method, config.optimizer, shares=shares, first_step=self.head_steps)
         # what autocast would cast the views to in the first layer, kept once instead of twice
         self.feed = DeviceTransfer(world.device, normalization=data.normalization, dtype=half_type(precision) or full)
-        self.monitor: HealthMonitor = HealthMonitor(
+        self.monitor: RunMonitor = RunMonitor(
             config.view_graph,
             patience=patience(steps),
             predictions_from=config.method.predictions_checked_from,

@@ -20,7 +20,7 @@ from dssl.log import Log
 from dssl.loop import Hook
 from dssl.run import Run
 from dssl.state import Verdict
-from dssl.training.health import HealthMonitor
+from dssl.training.health import RunMonitor
 from dssl.training.prepare import TrainingData, encoder_of
 from dssl.weights import load
 from dssl.weights.encoder import Encoder
@@ -84,7 +84,7 @@ class Stability(Hook):
     """Measures the first weights and the last under every kind of corruption; a run that did not help says so."""
 
     def __init__(
-        self, config: RunConfig, data: TrainingData, encoder: nn.Module, monitor: HealthMonitor, *, run: Run, total: int
+        self, config: RunConfig, data: TrainingData, encoder: nn.Module, monitor: RunMonitor, *, run: Run, total: int
     ) -> None:
         self.config, self.monitor, self.run, self.total = config, monitor, run, total
         self.encoder = encoder_of(config, encoder, data)

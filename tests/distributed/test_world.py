@@ -19,7 +19,7 @@ from dssl.errors import DsslError
 from dssl.loop import Ending
 from dssl.run import Run, RunFolder
 from dssl.training import prepare, train
-from dssl.training.health import HealthMonitor, Observation, Verdict
+from dssl.training.health import Observation, RunMonitor, Verdict
 from dssl.training.pretrain import Pretraining
 from tests.train.running import fork
 from tests.train.test_train import TINY
@@ -89,15 +89,15 @@ def trained(folder: Path) -> Ending:
 
 def judging(world: World, folder: Path) -> None:
     """The second process sees a collapse that the first does not."""
-    judge = HealthMonitor.judge
+    judge = RunMonitor.judge
 
-    def judge_badly(self: HealthMonitor, now: Observation) -> Verdict:
+    def judge_badly(self: RunMonitor, now: Observation) -> Verdict:
         judge(self, now)
         if world.rank == 1 and now.step >= 1:
             self.verdict = Verdict("collapsed", now.step, "h1", "h1->s1", "all of them are one point")
         return self.verdict
 
-    HealthMonitor.judge = judge_badly
+    RunMonitor.judge = judge_badly
     result = trained(folder)
     print(json.dumps([result.step, result.exit_code, result.verdict.reason]), flush=True)
 

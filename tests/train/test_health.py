@@ -9,7 +9,7 @@ import torch
 
 from dssl import Objective, SimSiam, SimSiamConfig, named_graph
 from dssl.methods import METHODS
-from dssl.training.health import COLLAPSED, HealthMonitor, Observation, likely_cause, observe, patience, rank_share
+from dssl.training.health import COLLAPSED, Observation, RunMonitor, likely_cause, observe, patience, rank_share
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
@@ -22,7 +22,7 @@ def verdicts(file: Path) -> list[tuple[float, str]]:
     about, *checks = [json.loads(line) for line in file.read_text().splitlines()]
     steps, graph = about["steps_per_epoch"], named_graph(about["graph"])
     predictions = METHODS[about["method"]].predictions_checked_from
-    health = HealthMonitor(graph, patience=patience(steps), predictions_from=predictions)
+    health = RunMonitor(graph, patience=patience(steps), predictions_from=predictions)
     return [((check["step"] + 1) / steps, health.judge(Observation(**check)).status) for check in checks]
 
 
@@ -61,7 +61,7 @@ def constant(value: float) -> Observation:
 
 
 def test_a_collapse_names_view_edge_and_three_remedies() -> None:
-    health = HealthMonitor(named_graph("heavy"), patience=3)
+    health = RunMonitor(named_graph("heavy"), patience=3)
     first, second, third = (health.judge(replace(constant(COLLAPSED / 2), step=step)) for step in range(3))
     assert (first.status, second.status, third.status) == ("too early", "too early", "collapsed")
     assert third.edge == "h1->h2"  # the easier of the two
@@ -71,13 +71,13 @@ def test_a_collapse_names_view_edge_and_three_remedies() -> None:
 
 
 def test_one_bad_look_is_no_collapse() -> None:
-    health = HealthMonitor(named_graph("heavy"), patience=1)
+    health = RunMonitor(named_graph("heavy"), patience=1)
     for value in (0.9, 0.9, 0.9, 0.1, 0.9):
         assert health.judge(constant(value)).status == "healthy"
 
 
 def test_nan_is_divergence_at_once() -> None:
-    health = HealthMonitor(named_graph("heavy"), patience=99)
+    health = RunMonitor(named_graph("heavy"), patience=99)
     verdict = health.judge(constant(float("nan")))
     assert verdict.status == "diverged"
     assert health.judge(constant(0.9)).status == "diverged"  # nothing comes back from there
@@ -85,7 +85,7 @@ def test_nan_is_divergence_at_once() -> None:
 
 def test_weights_that_are_no_numbers_stop_a_run_whose_loss_is_one() -> None:
     """An overflow in the optimiser's state: the checkpoint is not written, and the next look must say why."""
-    health = HealthMonitor(named_graph("heavy"), patience=1)
+    health = RunMonitor(named_graph("heavy"), patience=1)
     health.note_divergence(constant(0.9), first=-1)
     said = health.judge(replace(constant(0.9), step=7))
     assert said.status == "diverged"
@@ -94,14 +94,14 @@ def test_weights_that_are_no_numbers_stop_a_run_whose_loss_is_one() -> None:
 
 def test_a_view_that_collapsed_fully_is_not_hidden_by_one_of_low_rank() -> None:
     now = replace(constant(0.9), spread={"h1": 0.06, "h2": 0.5}, rank={"h1": 0.5, "h2": 0.005})
-    said = HealthMonitor(named_graph("heavy"), patience=0).judge(now)
+    said = RunMonitor(named_graph("heavy"), patience=0).judge(now)
     assert (said.status, said.view) == ("collapsed", "h1")
 
 
 def test_the_reason_names_what_was_judged() -> None:
     now = replace(constant(0.1), source={"h1": 0.9, "h2": 0.9})
     for step, word in ((10, "embeddings"), (1000, "predictions")):
-        said = HealthMonitor(named_graph("heavy"), patience=0, predictions_from=1000).judge(replace(now, step=step))
+        said = RunMonitor(named_graph("heavy"), patience=0, predictions_from=1000).judge(replace(now, step=step))
         assert said.reason.startswith(word)
 
 
@@ -116,7 +116,7 @@ def test_two_points_are_a_collapse_however_few_images_a_process_has(rows: int) -
     collapsed = collapsed + 0.001 * healthy
     for values, expected in ((healthy, "healthy"), (collapsed, "partial collapse")):
         now = replace(constant(0.9), rank=dict.fromkeys(("h1", "h2"), rank_share(values)), rows=rows)
-        assert HealthMonitor(named_graph("heavy"), patience=0).judge(now).status == expected
+        assert RunMonitor(named_graph("heavy"), patience=0).judge(now).status == expected
 
 
 def test_the_likely_cause_points_at_a_heavy_view() -> None:
@@ -145,16 +145,16 @@ def test_a_collapse_with_an_addition_names_its_view_and_edge(text: str, view: st
     now = Observation(
         step=0, loss=-0.9, edges=losses, spread=spread, rank=spread, source={}, target={"teacher(h1)": 0.0}
     )
-    verdict = HealthMonitor(graph, patience=0).judge(now)
+    verdict = RunMonitor(graph, patience=0).judge(now)
     assert (verdict.status, verdict.view, verdict.edge) == ("collapsed", view, edge)
     assert remedy in verdict.remedies[0]
 
 
 def test_state_survives_json() -> None:
-    health = HealthMonitor(named_graph("heavy"), patience=2)
+    health = RunMonitor(named_graph("heavy"), patience=2)
     for value in (0.9, 0.1, 0.1):
         health.judge(constant(value))
-    again = HealthMonitor(named_graph("heavy"), patience=2)
+    again = RunMonitor(named_graph("heavy"), patience=2)
     again.load_state(json.loads(json.dumps(health.state())))
     for value in (0.1, 0.9, 0.1, 0.05):
         assert health.judge(constant(value)) == again.judge(constant(value))
@@ -202,15 +202,15 @@ def test_a_collapsed_encoder_is_seen_in_its_embeddings() -> None:
         SimSiam(Constant(), feature_dim=8, settings=SimSiamConfig(hidden=16, output=16, bottleneck=4)), graph
     ).eval()
     views = {name: torch.randn(32, 3, 4, 4) for name in ("s1", "s2")}
-    health = HealthMonitor(graph, patience=1)
+    health = RunMonitor(graph, patience=1)
     assert health.judge(observe(0, objective(views))).status == "collapsed"
 
 
 def test_predictions_are_judged_where_projections_cannot_fall() -> None:
     """SimSiam's projections stay apart while its predictions become one; BYOL's predictions start out as one."""
     now = replace(constant(0.9), source={"h1": 0.05, "h2": 0.05})
-    assert HealthMonitor(named_graph("heavy"), patience=0, predictions_from=0).judge(now).status == "collapsed"
-    assert HealthMonitor(named_graph("heavy"), patience=0).judge(now).status == "healthy"
+    assert RunMonitor(named_graph("heavy"), patience=0, predictions_from=0).judge(now).status == "collapsed"
+    assert RunMonitor(named_graph("heavy"), patience=0).judge(now).status == "healthy"
 
 
 def test_narrow_predictions_of_a_view_that_pulls_no_other_are_no_collapse() -> None:
@@ -220,17 +220,17 @@ def test_narrow_predictions_of_a_view_that_pulls_no_other_are_no_collapse() -> N
     now = replace(constant(0.9), spread=wide, rank=wide, edges={"h1->s1": -0.5}, source=wide | {"h1": 0.1, "h2": 0.1})
     for graph, expected in (("dssl", "healthy"), ("s1->s2, s1<->h1, s2<->h2", "collapsed"), ("h1->s1", "collapsed")):
         seen = now if "s2" in graph or graph == "dssl" else replace(now, source={"h1": 0.1})
-        assert HealthMonitor(named_graph(graph), patience=0, predictions_from=0).judge(seen).status == expected
+        assert RunMonitor(named_graph(graph), patience=0, predictions_from=0).judge(seen).status == expected
     one = replace(now, source=wide | {"s1": 0.1})
-    assert HealthMonitor(named_graph("dssl"), patience=0, predictions_from=0).judge(one).status == "collapsed"
+    assert RunMonitor(named_graph("dssl"), patience=0, predictions_from=0).judge(one).status == "collapsed"
 
 
 def test_a_run_that_recovers_from_a_long_collapse_is_not_healthy() -> None:
     """With a falling rate predictions spread again at the end, and the encoder is worse than an untrained one."""
-    health = HealthMonitor(named_graph("heavy"), patience=1)
+    health = RunMonitor(named_graph("heavy"), patience=1)
     for step in range(40):
         health.judge(replace(constant(0.1), step=step))
-    resumed = HealthMonitor(named_graph("heavy"), patience=1)
+    resumed = RunMonitor(named_graph("heavy"), patience=1)
     resumed.load_state(json.loads(json.dumps(health.state())))
     for watch in (health, resumed):
         said = [watch.judge(replace(constant(0.9), step=step)) for step in range(40, 80)]
@@ -240,14 +240,14 @@ def test_a_run_that_recovers_from_a_long_collapse_is_not_healthy() -> None:
 
 
 def test_a_short_collapse_is_forgiven() -> None:
-    health = HealthMonitor(named_graph("heavy"), patience=1)
+    health = RunMonitor(named_graph("heavy"), patience=1)
     said = [health.judge(replace(constant(0.1 if 40 <= step < 50 else 0.9), step=step)).status for step in range(100)]
     assert {"collapsed", "healthy"} <= set(said[40:60])
     assert said[-1] == "healthy"
 
 
 def test_the_memory_of_commit_a7351d8_is_read() -> None:
-    health = HealthMonitor(named_graph("heavy"), patience=1)
+    health = RunMonitor(named_graph("heavy"), patience=1)
     spell = {"view": "h1", "edge": "h1->h2", "since": 3, "until": 9, "lowest": 0.1, "looks": 4}
     below = {
         "verdict": "below where it started",
