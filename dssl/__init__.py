@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dssl.models import build_encoder, encoder_names, feature_dim, register_encoder
     from dssl.objective import LossReport, Objective
     from dssl.recipes import recipe
+    from dssl.trackers import Tracker, register_tracker
     from dssl.weights.load import load_encoder
 
 # Of torch 2.15's AMX kernels some run without having configured the tiles: a small bf16 matrix product then ends the process with
@@ -60,6 +61,7 @@ _HOME = {
         "models": ("build_encoder", "encoder_names", "feature_dim", "register_encoder"),
         "objective": ("LossReport", "Objective"),
         "recipes": ("recipe",),
+        "trackers": ("Tracker", "register_tracker"),
         "weights.load": ("load_encoder",),
     }.items()
     for name in names
@@ -68,9 +70,9 @@ _HOME = {
 __all__ = [
     "BYOL", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DsslError", "Edge", "Embeddings", "LossReport",
     "Method", "MethodSettings", "Objective", "Prediction", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam",
-    "SimSiamConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
+    "SimSiamConfig", "Teacher", "Tracker", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
     "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
-    "named_graph", "open_run", "recipe", "register_encoder", "register_source", "soft", "train", "views",
+    "named_graph", "open_run", "recipe", "register_encoder", "register_source", "register_tracker", "soft", "train", "views",
 ]  # fmt: skip
 
 

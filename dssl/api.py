@@ -121,18 +121,19 @@ def train(
     data: str | Path | None = None,
     out: str | Path | None = None,
     keep_head: bool = False,
+    log: Sequence[str] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Run:
     """Pretrain or adapt an encoder, as ``dssl train RECIPE`` does; the same call resumes a run that was stopped.
 
     ``data`` is what ``--data`` takes. ``out`` is the run's folder, by default ``runs/RECIPE``. ``keep_head`` is for the recipe
-    ``robust``. A group of settings is a table or a whole configuration: ``optimizer={"rate": 0.1}``.
-    Ctrl-C saves the run and returns it.
+    ``robust``. ``log`` names trackers, such as ``["wandb"]``; by default those that a resumed run had. A group of settings is a
+    table or a whole configuration: ``optimizer={"rate": 0.1}``. Ctrl-C saves the run and returns it.
     """
     words = [recipe, *(["--keep-head"] if keep_head else [])]
     for name, value in {"data": data, "out": out}.items():
         words += [] if value is None else [f"--{name}={value}"]
-    words += _words(settings)
+    words += [*_words(settings), *([] if log is None else ["--log", *log])]
     default, rest = train_command.defaults(words)
     arguments = with_home(cli.parse(train_command.Arguments, "dssl train", rest, default))
     train_command.run(arguments)

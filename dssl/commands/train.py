@@ -41,6 +41,8 @@ class Arguments:
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
     out: Path = Path("runs")
     """The run's folder: checkpoints, metrics.jsonl, views.png; runs/RECIPE by default."""
+    log: tuple[str, ...] = ()
+    """Trackers that get the curves, too: wandb, mlflow, trackio. A resumed run keeps its own; --log without a name drops them."""
     write_config: Path | None = None
     """Only write the configuration to this JSON file, for editing and use with --config."""
     recipe: Annotated[str | None, tyro.conf.Suppress] = None
@@ -116,7 +118,8 @@ def defaults(words: Sequence[str]) -> tuple[Arguments, list[str]]:
     for word in rest:
         if (flag := word.partition("=")[0]).startswith("--method."):
             _require_setting(config, flag.removeprefix("--method.").replace("-", "_"), given=flag)
-    return Arguments(config=config, out=out, recipe=name, typed=typed), rest
+    run_folder = Path(expanded(_take([*rest], "--out") or str(out)))
+    return Arguments(config=config, out=out, log=_trackers_in(run_folder), recipe=name, typed=typed), rest
 
 
 def run(arguments: Arguments) -> int:
@@ -132,10 +135,12 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"this recipe needs to know where the images are: --data {hint}")
     from dssl.log import show_messages
     from dssl.report.pictures import draw_gallery
+    from dssl.trackers import check_trackers
     from dssl.training.budget import Planner
     from dssl.training.pretrain import train
 
     show_messages()
+    check_trackers(arguments.log)
     if _chosen_in_vain(config):
         logger.warning(
             f"--heavy {config.heavy!r} has no effect: no view of the graph {config.graph} is heavy; see --graph dssl"
@@ -145,7 +150,7 @@ def run(arguments: Arguments) -> int:
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     with memory_for(needed, "lower one of them; checkpoints that were written stay"):
         planner = Planner(recipe=arguments.recipe, typed=arguments.typed)
-        result = train(config, arguments.out, gallery=draw_gallery, planner=planner)
+        result = train(config, arguments.out, gallery=draw_gallery, planner=planner, trackers=arguments.log)
     if result.checkpoint is not None and result.signal is None and is_first_process():
         progress = f", {result.progress}" if result.progress else ""
         accuracy = f"; kNN {result.knn:.1f}% on the test split" if result.knn is not None else ""
@@ -194,6 +199,16 @@ def _run_in(out: Path) -> tuple[RunConfig, str | None] | None:
     if "task" in kept:  # of another command, which the run will say
         return None
     return config_io.from_dict(kept["config"], where=str(folder.config_file)), kept.get("recipe")
+
+
+def _trackers_in(out: Path) -> tuple[str, ...]:
+    """The trackers that the run in this folder has."""
+    if not (out / "trackers").is_dir():
+        return ()
+    from dssl.run import RunFolder
+    from dssl.trackers import trackers_of
+
+    return trackers_of(RunFolder(out))
 
 
 def _require_same_recipe(name: str, before: tuple[RunConfig, str | None]) -> None:
