@@ -371,7 +371,8 @@ def add_to_summary(folder: RunFolder, values: Mapping[str, float | str], *, step
             names.append(name)
         except DsslError as error:
             logger.warning(f"{error}; these numbers are not in it")
-    trackers = [Background(name, folder, parameters={}) for name in names]
+    parameters = flat(folder.read_config()["config"]) if names else {}
+    trackers = [Background(name, folder, parameters=parameters) for name in names]
     for tracker in trackers:
         tracker.summary(values, step)
     for tracker in trackers:

@@ -10,24 +10,28 @@ from dssl.files import write_text
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(WeightsArguments):
-    """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
+    """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export, the Hub or as safetensors, with a model card.
 
     Each file is loaded back (by its real client, except for Detectron2's) and the features are compared. A format whose client
     lacks the encoder (small, whitened, or a CIFAR stem) is refused, with the lines of code that rebuild it.
     """
 
     formats: tuple[str, ...] = ("safetensors",)
-    """Any of: safetensors torchvision timm detectron2 onnx torch."""
+    """Any of: safetensors torchvision timm detectron2 onnx torch hub."""
     onnx_preprocessing: bool = False
     """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalises them itself."""
+    license: str = "unknown"
+    """With the format hub: the licence of the weights for its card, as the Hub calls it, such as apache-2.0."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
 
 
-def run(arguments: Arguments) -> int:
+def run(arguments: Arguments, *, repository: str = "USER/NAME") -> int:
+    """``repository`` is the one of the Hub, where it is known."""
     from dssl.run import EVALUATION_FILE
     from dssl.weights.formats import (
         CARD_FILE,
+        HUB_FOLDER,
         card,
         check_formats,
         clear_other_weights,
@@ -35,6 +39,7 @@ def run(arguments: Arguments) -> int:
         evaluation_of,
         export,
     )
+    from dssl.weights.hub import hub_card
 
     check_counts(arguments, ("image_size",))
     if not arguments.formats:
@@ -60,6 +65,18 @@ def run(arguments: Arguments) -> int:
     write_text(path, card(loaded, exported, evaluation=evaluation, comparison=comparison, earlier=earlier))
     known = ", with what dssl evaluate measured" if evaluation is not None or comparison is not None else ""
     print(f"{path}: model card{known}")
+    for file in exported:
+        if file.path.parent.name == HUB_FOLDER:
+            text = hub_card(
+                loaded,
+                file,
+                evaluation=evaluation,
+                comparison=comparison,
+                license=arguments.license,
+                repository=repository,
+            )
+            write_text(file.path.with_name(CARD_FILE), text)
+            print(f"{file.path.with_name(CARD_FILE)}: model card for the Hub; look at it before you push")
     return 0
 
 
