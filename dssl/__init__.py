@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dssl.models import build_encoder, encoder_names, feature_dim, register_encoder
     from dssl.objective import LossReport, Objective
     from dssl.recipes import recipe
+    from dssl.trackers import Tracker, register_tracker
     from dssl.training.health import HealthMonitor
     from dssl.weights.load import load_encoder
 
@@ -90,6 +91,7 @@ _HOME = {
         "models": ("build_encoder", "encoder_names", "feature_dim", "register_encoder"),
         "objective": ("LossReport", "Objective"),
         "recipes": ("recipe",),
+        "trackers": ("Tracker", "register_tracker"),
         "training.health": ("HealthMonitor",),
         "weights.load": ("load_encoder",),
     }.items()
@@ -100,9 +102,10 @@ __all__ = [
     "BYOL", "DINO", "BYOLConfig", "BarlowTwins", "BarlowTwinsConfig", "DINOConfig", "DsslError", "Edge", "Embeddings",
     "HealthMonitor", "LeJEPA", "LeJEPAConfig", "LossReport", "Method", "MethodSettings", "MoCo", "MoCoConfig", "Objective",
     "Prediction", "Relation", "RelationConfig", "Run", "RunConfig", "SimCLR", "SimCLRConfig", "SimSiam", "SimSiamConfig",
-    "SwAV", "SwAVConfig", "Teacher", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__", "as_source",
-    "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim", "load_encoder",
-    "named_graph", "open_run", "recipe", "register_encoder", "register_source", "soft", "train", "views",
+    "SwAV", "SwAVConfig", "Teacher", "Tracker", "VICReg", "VICRegConfig", "Vertex", "View", "ViewGraph", "__version__",
+    "as_source", "build_encoder", "embed", "encoder_names", "equation6", "evaluate", "export", "feature_dim",
+    "load_encoder", "named_graph", "open_run", "recipe", "register_encoder", "register_source", "register_tracker", "soft",
+    "train", "views",
 ]  # fmt: skip
 
 

@@ -148,6 +148,7 @@ def train(
     data: Data | None = None,
     out: str | Path | None = None,
     keep_head: bool = False,
+    log: Sequence[str] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Run:
     """Pretrain or adapt an encoder, as ``dssl train RECIPE`` does; the same call resumes a run that was stopped.
@@ -159,6 +160,7 @@ def train(
         data: What ``--data`` takes, or images that are Python objects: anything that ``dssl.as_source`` takes.
         out: The run's folder, by default ``runs/RECIPE``.
         keep_head: With ``robust``: so gently that a classifier on the old features stays in use.
+        log: Trackers that get the curves, such as ``["wandb"]``; by default those that a resumed run had.
         **settings: The fields of ``RunConfig``. A group of them is a table or a whole configuration: ``optimizer={"rate": 0.1}``.
             ``encoder`` is a name, or a module from images to vectors or feature maps, of which a copy is trained: its own weights
             are the start. ``adapt`` and ``robust`` compare the result with it.
@@ -173,7 +175,7 @@ def train(
                 given.setdefault("init", given["encoder"])
         for name, value in {"data": held.enter_context(named(data)), "out": out}.items():
             words += [] if value is None else [f"--{name}={value}"]
-        words += _words(given)
+        words += [*_words(given), *([] if log is None else ["--log", *log])]
         arguments = with_home(parse(train_command.Arguments, words, base=train_command.base))
         if isinstance(module, nn.Module) and "adapt.evaluation_size" not in arguments.typed:
             arguments = replace(arguments, settings=_at_its_size(arguments.settings))

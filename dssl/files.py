@@ -7,12 +7,15 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _logger = logging.getLogger("dssl")
 _PARTIAL = ".part"
+_READING_UMASK = threading.Lock()
+"""The system tells the umask only when it is set: two threads at once could leave it at 0."""
 
 
 def cache_folder() -> Path | None:
@@ -48,8 +51,9 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())  # or a power cut could leave the name without the content
-        umask = os.umask(0)
-        os.umask(umask)
+        with _READING_UMASK:
+            umask = os.umask(0)
+            os.umask(umask)
         temporary.chmod(0o666 & ~umask)  # mkstemp makes private files, and so does safetensors
         os.replace(temporary, path)  # noqa: PTH105 (the only one of the program, by the name that people look for)
     except BaseException:

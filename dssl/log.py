@@ -1,17 +1,16 @@
-"""What a run shows: a progress line, metrics.jsonl and TensorBoard."""
+"""What a run shows: a progress line, metrics.jsonl, TensorBoard and the trackers of ``--log``."""
 
 import json
 import logging
 import math
 import os
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from tqdm import tqdm
 
 from dssl.run import RunFolder, naming
 from dssl.state import HealthCheck, RunLength
+from dssl.trackers import Board, Tracker, start_trackers
 
 logger = logging.getLogger("dssl")
 _SILENCE = 2.0
@@ -66,8 +66,10 @@ class Log:
     """Only the first process is ``active``; on the others nothing is written or printed."""
 
     def __init__(
-        self, folder: RunFolder | None, *, start: int, length: RunLength, batch_size: int, active: bool
-    ) -> None:
+        self, folder: RunFolder | None, *, start: int, length: RunLength, batch_size: int, active: bool,
+        trackers: Sequence[str] = (), parameters: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """``parameters`` are the settings of the run, for its ``trackers``."""
         self.active, self.length, self.batch_size = active, length, batch_size
         self.status = ""
         """The last status that was logged."""
@@ -79,7 +81,10 @@ class Log:
         self._last_check: HealthCheck | None = None
         folder = folder if active else None
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
-        self._board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
+        board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
+        self._trackers: list[Tracker] = [board]
+        if folder is not None:
+            self._trackers += start_trackers(trackers, folder, parameters=parameters or {})
         # without a terminal or a notebook (a pipe, a batch system) one line per epoch is enough
         self._bar = tqdm(total=length.total, initial=start, bar_format="{desc}", disable=not (active and _overwrites()))
 
@@ -115,10 +120,11 @@ class Log:
         self.write(now.record | self._at(step) | scalars | {"verdict": status} | reason)
         tables = {group: table for group, table in now.record.items() if isinstance(table, Mapping)}
         named = {f"{group}/{name}": value for group, table in tables.items() for name, value in table.items()}
-        self._board.scalars(scalars | named, step)
+        self._scalars(scalars | named, step)
         self._speed = f"{images:.0f} images/s (data {data:.0%})"
         if news:
             self.say(*verdict.lines())
+            self.summary({"verdict": status, "reason": verdict.reason}, step)
         self.status = status
 
     def round(self, step: int, status: str, *, progress: str = "") -> None:
@@ -155,7 +161,7 @@ class Log:
         self.write(self._at(step) | dict(result))
         self.last_knn = float(result["knn"])
         self._show(step, f"kNN {self.last_knn:.1f}%")
-        self._board.scalars({"knn": self.last_knn}, step)
+        self._scalars({"knn": self.last_knn}, step)
 
     def _show(self, step: int, text: str) -> None:
         """In the line of this round; what is measured before the first step is said by whoever measures it."""
@@ -168,11 +174,21 @@ class Log:
         self._show(step, text)
         values = record["start"] | record["start"]["held_out"]
         scalars = {f"start/{name}": value for name, value in values.items() if isinstance(value, float)}
-        self._board.scalars(scalars, step)
+        self._scalars(scalars, step)
 
     def gallery(self, picture: NDArray[np.uint8]) -> None:
-        """The views of a few images, for TensorBoard's page of images (height x width x 3)."""
-        self._board.picture("views", picture)
+        """The views of a few images (height x width x 3)."""
+        for tracker in self._trackers:
+            tracker.picture("views", picture)
+
+    def summary(self, values: Mapping[str, float | str], step: int) -> None:
+        """What holds for the whole run; the trackers show it next to the curves."""
+        for tracker in self._trackers:
+            tracker.summary({name: value for name, value in values.items() if value != ""}, step)
+
+    def _scalars(self, values: Mapping[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.scalars(values, step)
 
     def _at(self, step: int) -> dict[str, Any]:
         return {"step": step, "epoch": step / self.length.steps_per_epoch}
@@ -196,7 +212,8 @@ class Log:
         if self._file is not None:
             with suppress(OSError):  # a line that could not be written has been reported
                 self._file.close()
-        self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def _numbers(value: Any) -> Any:
@@ -204,66 +221,3 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _numbers(entry) for name, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Board:
-    """TensorBoard's event file: scalars and pictures by step. Without a folder or TensorBoard it does nothing.
-
-    torch's SummaryWriter writes in a thread that dies with a traceback when the disk is full or gone, and raises from then on.
-    This one writes in the caller's thread: a failing disk is reported once and costs the curves, never the run.
-    """
-
-    def __init__(self, folder: Path | None, *, purge_step: int) -> None:
-        """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
-        self._file: BinaryIO | None = None
-        if folder is None:
-            return
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            return
-        self._event, self._summary, self._writer = Event, Summary, RecordWriter
-        with self._reporting():
-            folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-            self._file = (folder / name).open("wb")
-        self._write(file_version="brain.Event:2")
-        self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        if self._file is not None:
-            entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._write(step=step, summary=self._summary(value=entries))
-
-    def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Height x width x 3."""
-        if self._file is not None:
-            from torch.utils.tensorboard.summary import image
-
-            self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
-
-    def close(self) -> None:
-        if self._file is not None:
-            with self._reporting():
-                self._file.close()
-
-    def _write(self, **content: Any) -> None:
-        if self._file is not None:
-            with self._reporting():
-                self._writer(self._file).write(self._event(wall_time=time.time(), **content).SerializeToString())
-                self._file.flush()
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            file, self._file = self._file, None
-            if file is not None:
-                with suppress(OSError):  # what is left in the buffer fails again
-                    file.close()
-            logger.warning(
-                f"TensorBoard's curves can no longer be written ({error.strerror}); metrics.jsonl has all of them"
-            )

@@ -25,6 +25,7 @@ from dssl.optim import set_learning_rate
 from dssl.precision import autocast, loss_scaler
 from dssl.run import Run
 from dssl.state import Checkpointer, Monitor, RunLength, StopSignals, TrainState, Verdict
+from dssl.trackers import flat
 
 _VOTE_EVERY = 32
 """The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a check."""
@@ -110,10 +111,13 @@ class Ending:
         return codes.get(self.verdict.status, 0)
 
 
-def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = (), signals: StopSignals | None = None) -> Ending:
+def run(
+    task: Task[Inputs], opened: Run, *, intro: Sequence[str] = (), signals: StopSignals | None = None,
+    trackers: Sequence[str] = (),
+) -> Ending:  # fmt: skip
     """Train from the first step, or from a checkpoint, to the last step, a signal or a bad end.
 
-    ``signals`` are those that the caller listens to already.
+    ``signals`` are those that the caller listens to already, ``trackers`` the names of those that get the curves.
     """
     # -- the start: weights, optimiser, step and the monitor's memory are all that a checkpoint holds
     world, folder, length, total = opened.world, opened.folder, task.length, task.length.total
@@ -138,7 +142,15 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = (), signals: 
     bad_step = torch.full((), -1, dtype=torch.int64, device=world.device)
     with (
         task.batches(state.step) as batches,
-        Log(folder, start=state.step, length=length, batch_size=task.batch_size, active=world.first) as log,
+        Log(
+            folder,
+            start=state.step,
+            length=length,
+            batch_size=task.batch_size,
+            active=world.first,
+            trackers=trackers,
+            parameters=flat(task.header.get("config", {})),
+        ) as log,  # fmt: skip
         StopSignals(alone=world.size == 1) if signals is None else nullcontext(signals) as stop,
     ):
         log.say(*checkpointer.warnings, *intro)
@@ -208,6 +220,7 @@ def run(task: Task[Inputs], opened: Run, *, intro: Sequence[str] = (), signals: 
             if leaving:
                 break
         signal = world.first_found(stop.signal)  # one node may be preempted and the others not
+        log.summary({"verdict": monitor.verdict.status, "progress": monitor.progress}, state.step)
         _say_ending(log, checkpointer, signal)
     world.wait()  # for the last save: a process that ends takes the others with it
     return Ending(

@@ -31,7 +31,7 @@ Resumed = tuple[Path, Checkpoint, list[str]]
 
 
 class RunFolder:
-    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``.
+    """``config.json``, ``metrics.jsonl``, ``checkpoints/``, ``quarantine.txt``, ``views.png``, ``tensorboard/``, ``trackers/``.
 
     ``start.safetensors`` is the encoder that a run with ``init`` started from.
     """
@@ -44,6 +44,7 @@ class RunFolder:
         self.quarantine_file = path / "quarantine.txt"
         self.views_file = path / "views.png"
         self.tensorboard = path / "tensorboard"
+        self.trackers = path / "trackers"
         self.start_file = path / "start.safetensors"
 
     @property

@@ -15,7 +15,12 @@ import dssl
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("dssl", "dssl_coco", "dssl_reproduce")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DISTRIBUTIONS = {"PIL": "pillow", "pillow_heif": "pillow-heif", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "huggingface_hub": "huggingface-hub",
+    "pillow_heif": "pillow-heif",
+    "sklearn": "scikit-learn",
+}
 """Of modules that are not called like what installs them."""
 INTERNAL = {"numba.core": "numba", "llvmlite.ir": "llvmlite"}
 """Modules that are private without an underscore."""

@@ -10,7 +10,7 @@ LAYERS = (
     ("models methods objective", "Encoder, method and graph become a loss."),
     ("config config_io recipes", "Settings: read strictly, built once."),
     ("precision optim weights", "Arithmetic, optimisers, checkpoints, weights from elsewhere."),
-    ("run state log loop", "The run's folder, and the one training loop."),
+    ("run state trackers log loop", "The run's folder, and the one training loop."),
     ("evaluation training", "What is trained and measured on that loop."),
     ("report", "Pages and pictures."),
     ("commands cli api integrations testing", "Commands, the same as functions, and a kit for other loops."),

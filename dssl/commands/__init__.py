@@ -8,7 +8,8 @@ COMMANDS: dict[str, str] = {
     "report": "write an HTML page about runs: curves, verdicts, differences",
     "embed": "write the embeddings of images",
     "explore": "look at unlabelled images: map, neighbours, near-duplicates, outliers, what to label first",
-    "export": "write weights for torchvision, timm, Detectron2 or ONNX, verified by loading them back",
+    "export": "write weights for torchvision, timm, Detectron2, ONNX or the Hub, verified by loading them back",
+    "push": "export an encoder and upload it to the Hugging Face Hub",
     "views": "show the views of your images, and what each policy does to them",
     "graph": "show a view graph: its views, edges, weights, cost, and a picture",
     "data": "inspect a source of images, pack it, or download CIFAR-10",
@@ -16,7 +17,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "check this machine and estimate how long a run would take",
 }
 
-TAKE_PLUGINS = frozenset({"train", "evaluate", "embed", "explore", "export", "report", "views"})
+TAKE_PLUGINS = frozenset({"train", "evaluate", "embed", "explore", "export", "push", "report", "views"})
 """Commands with --plugin FILE."""
 
 _OF_SIBLINGS = {

@@ -151,6 +151,7 @@ def _evaluate(arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str
     _write(
         arguments, out / EVALUATION_FILE, content, page.summary(evaluation), partial(page.html, evaluation, benchmark)
     )
+    _track(arguments, benchmark, {f"evaluation/{result.name}": result.accuracy for result in evaluation.results})
     if aside is not None:
         print(f"{aside}: the earlier results, which have other weights, images or another seed")
     print(f"{benchmark.store.computed:,} features computed")
@@ -167,6 +168,10 @@ def _compare(arguments: Arguments, benchmark: "Benchmark", protocols: tuple[str,
     content = json.dumps(plain, indent=2, default=str)
     html = partial(page.html, comparisons, benchmark)
     _write(arguments, out / "comparison.json", content, page.summary(comparisons), html)
+    rows = {
+        f"against {other.name}/{row.name}": row.comparison.difference for other in comparisons for row in other.rows
+    }
+    _track(arguments, benchmark, rows)
 
 
 def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Path) -> None:
@@ -191,6 +196,10 @@ def _corrupt(arguments: Arguments, benchmark: "Benchmark", *, data: str, out: Pa
     content = json.dumps(page.plain(measured, against), default=str)
     html = partial(page.html, measured, against, benchmark, corrupted)
     _write(arguments, out / "robustness.json", content, page.summary(measured, against), html)
+    sets = {name: rows for name, rows in measured.sets().items() if name in ("clean", "corrupted")}
+    scores = {protocol: measured.scores(protocol, sets.values()).mean(axis=0).tolist() for protocol in measured.right}
+    numbers = {f"{name}/{key}": value for key, row in scores.items() for name, value in zip(sets, row, strict=True)}
+    _track(arguments, benchmark, numbers)
 
 
 def _write(arguments: Arguments, path: Path, content: str, summary: str, html: Callable[..., str]) -> None:
@@ -201,6 +210,16 @@ def _write(arguments: Arguments, path: Path, content: str, summary: str, html: C
         page = path.with_suffix(".html")
         write_text(page, html(command=command_line("evaluate", arguments)))
         print(page)
+
+
+def _track(arguments: Arguments, benchmark: "Benchmark", numbers: dict[str, float]) -> None:
+    """Give the numbers to the trackers of the run that was evaluated; one of its checkpoints by itself need not be its last."""
+    from dssl.run import RunFolder
+    from dssl.trackers import add_to_summary
+
+    if arguments.weights.is_dir():
+        step = int(benchmark.encoder.header.get("step", 0))
+        add_to_summary(RunFolder(default_folder(arguments.weights)), numbers, step=step)
 
 
 def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, Encoder | None]]":

@@ -13,7 +13,7 @@ from dssl.files import write_text
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(WeightsArguments):
-    """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export or as safetensors, with a model card.
+    """Write an encoder for torchvision, timm, Detectron2, ONNX, torch.export, the Hub or as safetensors, with a model card.
 
     dssl loads each file back (with the program it is for, except Detectron2) and compares the features. If that program lacks the
     encoder (small, whitened, or a CIFAR stem), the error shows the code that rebuilds it.
@@ -29,9 +29,11 @@ class Arguments(WeightsArguments):
     )
 
     formats: tuple[str, ...] = ("safetensors",)
-    """Any of: safetensors torchvision timm detectron2 onnx torch."""
+    """Any of: safetensors torchvision timm detectron2 onnx torch hub."""
     onnx_preprocessing: bool = False
     """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalizes them itself."""
+    license: str = "unknown"
+    """With the format hub: the licence of the weights for its card, as the Hub calls it, such as apache-2.0."""
     out: Path | None = None
     """The folder for the files; by default export in the run's folder, and for a file of weights in the current one."""
 
@@ -39,10 +41,12 @@ class Arguments(WeightsArguments):
         check_counts(self, "image_size")
 
 
-def run(arguments: Arguments) -> int:
+def run(arguments: Arguments, *, repository: str = "USER/NAME") -> int:
+    """``repository`` is the one of the Hub, where it is known."""
     from dssl.run import EVALUATION_FILE
     from dssl.weights.formats import (
         CARD_FILE,
+        HUB_FOLDER,
         card,
         check_formats,
         clear_other_weights,
@@ -50,6 +54,7 @@ def run(arguments: Arguments) -> int:
         evaluation_of,
         export,
     )
+    from dssl.weights.hub import hub_card
 
     if not arguments.formats:
         raise DsslError("--formats is empty: expected names such as safetensors torchvision")
@@ -75,6 +80,18 @@ def run(arguments: Arguments) -> int:
     write_text(path, card(loaded, exported, evaluation=evaluation, comparison=comparison, earlier=earlier))
     known = ", with what dssl evaluate measured" if evaluation is not None or comparison is not None else ""
     print(f"{path}: model card{known}")
+    for file in exported:
+        if file.path.parent.name == HUB_FOLDER:
+            text = hub_card(
+                loaded,
+                file,
+                evaluation=evaluation,
+                comparison=comparison,
+                license=arguments.license,
+                repository=repository,
+            )
+            write_text(file.path.with_name(CARD_FILE), text)
+            print(f"{file.path.with_name(CARD_FILE)}: model card for the Hub; look at it before you push")
     return 0
 
 

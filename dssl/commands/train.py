@@ -63,6 +63,8 @@ class Arguments:
     settings: RunConfig
     out: Path = Path("runs")
     """The run's folder, for checkpoints, metrics.jsonl and views.png; runs/RECIPE unless given."""
+    log: tuple[str, ...] = ()
+    """Trackers that get the curves, too: wandb, mlflow, trackio. A resumed run keeps its own; --log without a name drops them."""
     hours: float | None = None
     """The same as --minutes, in hours."""
     keep_head: bool = False
@@ -141,7 +143,8 @@ def base(given: Given) -> Arguments:
             _require_setting(settings, setting, given=typed.flag)
         if group == "adapt" and settings.adapt is None:
             raise DsslError(f"{typed.flag} is for the recipes adapt and robust, which start from weights; leave it out")
-    return Arguments(settings=settings, recipe=name, out=out, typed=frozenset(given))
+    run_folder = Path(expanded(word(given, "out") or str(out)))
+    return Arguments(settings=settings, recipe=name, out=out, log=_trackers_in(run_folder), typed=frozenset(given))
 
 
 def run(arguments: Arguments) -> int:
@@ -159,10 +162,12 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"no images given: expected {hint}{fetch}")
     from dssl.log import show_messages
     from dssl.report.pictures import draw_gallery
+    from dssl.trackers import check_trackers
     from dssl.training.budget import Planner
     from dssl.training.pretrain import train
 
     show_messages()
+    check_trackers(arguments.log)
     if _chosen_in_vain(config):
         logger.warning(
             f"--heavy {config.heavy!r} has no effect: no view of the graph {config.graph} is heavy; see --graph dssl"
@@ -172,7 +177,7 @@ def run(arguments: Arguments) -> int:
     needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
     with memory_for(needed, "lower one of them; checkpoints that were written stay"):
         planner = Planner(recipe=arguments.recipe, typed=arguments.typed)
-        result = train(config, arguments.out, gallery=draw_gallery, planner=planner)
+        result = train(config, arguments.out, gallery=draw_gallery, planner=planner, trackers=arguments.log)
     if result.checkpoint is not None and result.signal is None and is_first_process():
         progress = f", {result.progress}" if result.progress else ""
         accuracy = f"; kNN {result.knn:.1f}% on the test split" if result.knn is not None else ""
@@ -223,6 +228,16 @@ def _run_in(out: Path) -> tuple[RunConfig, str | None] | None:
     if "task" in kept:  # of another command, which the run will say
         return None
     return config_io.from_dict(kept["config"], where=str(folder.config_file)), kept.get("recipe")
+
+
+def _trackers_in(out: Path) -> tuple[str, ...]:
+    """The trackers that the run in this folder has."""
+    if not (out / "trackers").is_dir():
+        return ()
+    from dssl.run import RunFolder
+    from dssl.trackers import trackers_of
+
+    return trackers_of(RunFolder(out))
 
 
 def _require_same_recipe(name: str, before: tuple[RunConfig, str | None]) -> None:

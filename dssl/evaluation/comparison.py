@@ -18,7 +18,7 @@ from dssl.evaluation.protocols import PROTOCOLS, Benchmark, supervised, untraine
 from dssl.run import RunFolder
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.encoder import Encoder, FeatureStore, Origin
-from dssl.weights.load import WORD, imagenet_normalization, is_imagenet, load_imagenet, open_weights
+from dssl.weights.load import HUB_PREFIX, WORD, imagenet_normalization, is_imagenet, load_imagenet, open_weights
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -245,7 +245,7 @@ def open_other(word: str, like: Encoder, *, seed: int, image_size: int | None = 
         if not any(start.is_file() for start in starts):
             raise DsslError(f"--against start: {run} is not a run that started from weights; name them, or imagenet")
         other = open_weights(next(start for start in starts if start.is_file()), image_size=like.image_size)
-    elif path.exists():
+    elif path.exists() or word.startswith(HUB_PREFIX):
         other = open_weights(path, encoder=name, image_size=image_size, fallback=like)
     else:
         raise DsslError(f"--against {word}: not a file or folder, and not one of {', '.join(WORDS)}")

@@ -1,7 +1,7 @@
 """Pretraining on the loop: views of images are pulled to each other along the edges of a graph."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +55,10 @@ _EXTENDED = ("epochs", "schedule_from", "optimizer.warmup_epochs")
 
 
 def train(
-    config: RunConfig, out: Path | str, *, gallery: Gallery | None = None, planner: Planner | None = None
-) -> loop.Ending:
-    """Pretrain an encoder in the folder ``out``, or resume the run that is there.
+    config: RunConfig, out: Path | str, *, gallery: Gallery | None = None, planner: Planner | None = None,
+    trackers: Sequence[str] = (),
+) -> loop.Ending:  # fmt: skip
+    """Pretrain an encoder in the folder ``out``, or resume the run that is there; its curves also go to the ``trackers``.
 
     A new run with ``minutes`` is as long as the ``planner`` finds it can be; a finished run that is given more epochs goes on.
     """
@@ -71,7 +72,7 @@ def train(
     signals = StopSignals() if alone else None  # torchrun ends processes that are not in their loop yet
     try:
         with signals or nullcontext(), Run.open(Path(out), config, by_content=may_differ) as run:
-            return pretrain(config, run, gallery=gallery, planner=planner, signals=signals)
+            return pretrain(config, run, gallery=gallery, planner=planner, signals=signals, trackers=trackers)
     except KeyboardInterrupt:
         if signals is None or signals.signal is None:
             raise
@@ -111,14 +112,14 @@ def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple
 
 def pretrain(
     config: RunConfig, run: Run, *, gallery: Gallery | None = None, planner: Planner | None = None,
-    signals: StopSignals | None = None,
+    signals: StopSignals | None = None, trackers: Sequence[str] = (),
 ) -> loop.Ending:  # fmt: skip
     """Pretrain in an open run."""
     threads = torch.get_num_threads()
     try:
         with nullcontext() if signals is None else signals.interrupting():
             task, intro = set_up(config, run, gallery=gallery, planner=planner)
-        return loop.run(task, run, intro=intro, signals=signals)
+        return loop.run(task, run, intro=intro, signals=signals, trackers=trackers)
     finally:
         torch.set_num_threads(threads)
 

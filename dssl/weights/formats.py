@@ -24,14 +24,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dssl import rng
+from dssl.data.loader import CROP_RATIO
 from dssl.errors import DsslError, choices
-from dssl.files import replacing
+from dssl.files import replacing, write_text
 from dssl.models import FOR_CPUS, PYTHON, build_encoder, evaluating, size_arguments, split_name
 from dssl.text import markdown
 from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
 from dssl.weights.encoder import Encoder
-from dssl.weights.load import ENCODER_KEY, open_weights
+from dssl.weights.load import ENCODER_KEY, HUB_PREFIX, open_weights
 from dssl.weights.match import from_detectron2, to_detectron2
 
 _RESNET = re.compile(r"resnet(18|34|50|101|152)")
@@ -41,6 +42,8 @@ TOLERANCE = {"onnx": 1e-4, "torch": 1e-6}
 """How far features may differ; all other formats must give the same bits."""
 
 CARD_FILE = "README.md"
+HUB_FOLDER = "hub"
+"""The folder that holds what a repository of the Hugging Face Hub does."""
 _SOURCE = re.compile(r"^\| SHA-256 of the source \| ([0-9a-f]{64}) \|$", re.MULTILINE)
 _FILE = re.compile(r"^`([^`]+)`: every tensor was loaded by .*?^```python$.*?^```$\n*", re.MULTILINE | re.DOTALL)
 _SAME = ("sha256", "image_size", "normalization")
@@ -60,6 +63,11 @@ class Exported:
     code: tuple[str, ...]
     """How to load it."""
     note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Within the folder of the export."""
+        return f"{HUB_FOLDER}/{self.path.name}" if self.path.parent.name == HUB_FOLDER else self.path.name
 
     def text(self) -> str:
         """One line for people."""
@@ -105,15 +113,23 @@ def _torchvision(loaded: Encoder, path: Path) -> Exported:
 
 
 def _check_timm(loaded: Encoder) -> None:
-    try:
-        import timm
-    except ImportError:
-        raise DsslError("--formats timm needs timm to verify the file: pip install 'dssl[timm]'") from None
+    if importlib.util.find_spec("timm") is None:
+        raise DsslError("--formats timm needs timm to verify the file: pip install 'dssl[timm]'")
     refuse_unless_held(loaded, "timm")
     name = base_name(loaded)
-    if not timm.is_model(name) or _timm_client(loaded).state_dict().keys() != loaded.network.state_dict().keys():
+    if not in_timm(loaded):
         lines = "; ".join(rebuild_lines(loaded, "FILE")[1:])
         raise DsslError(f"timm has no {name} with these names: use --formats torchvision or safetensors and: {lines}")
+
+
+def in_timm(loaded: Encoder) -> bool:
+    """Whether timm builds this encoder, with the same names of tensors."""
+    import timm
+
+    name, stem = split_name(loaded.name.removeprefix("timm:"))
+    if stem is not None or not timm.is_model(name):
+        return False
+    return _timm_client(loaded).state_dict().keys() == loaded.network.state_dict().keys()
 
 
 def _timm_client(loaded: Encoder) -> nn.Module:
@@ -256,6 +272,58 @@ def _safetensors(loaded: Encoder, path: Path) -> Exported:
     return _compared(loaded, again.network, path, "dssl.load_encoder", len(state), _own_lines(loaded, path.name))
 
 
+def _check_hub(loaded: Encoder) -> None:
+    if importlib.util.find_spec("timm") is None:
+        raise DsslError("--formats hub needs timm to verify the folder: pip install 'dssl[hub]'")
+
+
+def _hub(loaded: Encoder, path: Path) -> Exported:
+    """``config.json`` next to the weights makes the folder one that timm opens; dssl opens all of them by the weights alone."""
+    path.parent.mkdir(exist_ok=True)
+    exported = _safetensors(public(loaded), path)
+    exported = dataclasses.replace(exported, code=("import dssl", f'encoder = dssl.load_encoder("{exported.name}")'))
+    about: dict[str, Any] = {"library_name": "dssl", "encoder": loaded.name, "image_size": loaded.image_size}
+    if not in_timm(loaded):
+        write_text(path.with_name("config.json"), json.dumps(about, indent=2) + "\n")
+        return dataclasses.replace(exported, note="timm does not have this encoder")
+    import timm
+
+    size, client = loaded.image_size, _timm_client(loaded)
+    known: dict[str, Any] = client.pretrained_cfg  # type: ignore[assignment]  # a module's attribute, which timm sets
+    side = round(size / CROP_RATIO)
+    cropped = {
+        "input_size": [loaded.channels, size, size], "interpolation": "bilinear", "crop_mode": "center",
+        # timm rounds down
+        "crop_pct": CROP_RATIO if int(size / CROP_RATIO) == side else size / (side + 0.5), **loaded.normalization.plain(),
+    }  # fmt: skip
+    # of another number of channels timm would sum the first layer again; the classifier is what a user adds
+    layers = {"classifier": known.get("classifier")} | (
+        {"first_conv": known.get("first_conv")} if loaded.channels == 3 else {}
+    )
+    arguments = size_arguments(f"timm:{base_name(loaded)}", size) | {"in_chans": loaded.channels}
+    config = about | {
+        "library_name": "timm", "architecture": base_name(loaded), "num_classes": 0, "num_features": loaded.dim,
+        "model_args": arguments, "pretrained_cfg": {"num_classes": 0} | cropped | layers,
+    }  # fmt: skip
+    write_text(path.with_name("config.json"), json.dumps(config, indent=2) + "\n")
+    code = ("import timm", f'encoder = timm.create_model("local-dir:{HUB_FOLDER}", pretrained=True).eval()')
+    again = timm.create_model(f"local-dir:{path.parent}", pretrained=True)
+    return _compared(loaded, again, path, f"timm {timm.__version__}", exported.tensors, code)
+
+
+def public(loaded: Encoder) -> Encoder:
+    """The same without the folders of this machine: files are only named in what its weights record."""
+    if loaded.origin is None:
+        return loaded
+    config = dict(loaded.header.get("config") or {})
+    for name in ("data", "init", "teacher"):
+        if isinstance(value := config.get(name), str) and not value.startswith(HUB_PREFIX):
+            kind, colon, place = value.rpartition(":")
+            config[name] = f"{kind}{colon}{Path(place).name}"
+    header = loaded.header | ({"config": config} if config else {})
+    return dataclasses.replace(loaded, origin=dataclasses.replace(loaded.origin, header=header))
+
+
 FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
     "safetensors": ("encoder.safetensors", _safetensors),
     "torchvision": ("encoder-torchvision.pth", _torchvision),
@@ -263,8 +331,12 @@ FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
     "detectron2": ("encoder-detectron2.pkl", _detectron2),
     "onnx": ("encoder.onnx", _onnx),
     "torch": ("encoder.pt2", _torch),
+    "hub": (f"{HUB_FOLDER}/model.safetensors", _hub),
 }
-_CHECKS = {"torchvision": _check_torchvision, "timm": _check_timm, "detectron2": _check_detectron2, "onnx": _check_onnx}
+_CHECKS = {
+    "torchvision": _check_torchvision, "timm": _check_timm, "detectron2": _check_detectron2, "onnx": _check_onnx,
+    "hub": _check_hub,
+}  # fmt: skip
 
 
 def check_formats(loaded: Encoder, folder: Path, formats: Sequence[str]) -> None:
@@ -393,7 +465,8 @@ def clear_other_weights(folder: Path, loaded: Encoder, *, own: bool) -> list[str
         raise DsslError(
             f"{folder} holds an export of other weights (SHA-256 {source[1][:16]}): name another --out, or delete it"
         )
-    old = [path for file, _ in FORMATS.values() if (path := folder / file).is_file()]
+    files = [*(file for file, _ in FORMATS.values()), f"{HUB_FOLDER}/config.json", f"{HUB_FOLDER}/{CARD_FILE}"]
+    old = [path for file in files if (path := folder / file).is_file()]
     for path in (*old, folder / CARD_FILE):
         path.unlink()
     return [f"{path}: of the run's earlier weights, removed" for path in old]
@@ -405,7 +478,7 @@ def earlier_files(path: Path, exported: Sequence[Exported]) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
-    now = {file.path.name for file in exported}
+    now = {file.name for file in exported}
     return [
         line
         for entry in _FILE.finditer(text)
@@ -449,9 +522,7 @@ def card(
     )
     lines += ["", "## Files", "", *earlier]
     for file in exported:
-        lines += [
-            f"`{file.path.name}`: every tensor was loaded by {file.client}; largest difference {file.difference:.3g}."
-        ]
+        lines += [f"`{file.name}`: every tensor was loaded by {file.client}; largest difference {file.difference:.3g}."]
         lines += ["", "```python", *file.code, "```", ""]
     lines += ["## Numbers", ""]
     if evaluation is None:

@@ -44,6 +44,8 @@ ENCODER_KEY = "dssl_encoder"
 """The entry of an exported file's metadata that says how to build the encoder."""
 _TORCH_MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"
 """Of files that torch.save wrote before it wrote zip archives."""
+HUB_PREFIX = "hf:"
+"""What begins the name of a repository of the Hugging Face Hub."""
 WORD = "imagenet"
 """What stands for these weights where a file of weights could be named."""
 
@@ -62,7 +64,7 @@ def load_encoder(
     path: str | Path, *, encoder: str | nn.Module | None = None, stem: str | None = None, image_size: int | None = None,
     transform: bool = False,
 ) -> nn.Module | tuple[nn.Module, Preprocessing]:  # fmt: skip
-    """The trained encoder of a run's folder, a checkpoint, an export, or a file of foreign weights; in evaluation mode.
+    """The encoder of a run's folder, a checkpoint, an export, foreign weights or ``hf:USER/NAME``; in evaluation mode.
 
     Args:
         path: The folder of a run, a checkpoint, an export, or weights of torchvision, timm, lightly, solo-learn or MoCo.
@@ -196,8 +198,30 @@ def stated_normalization(path: Path, *, channels: int) -> Normalization | None:
     return stated if len(stated.mean) == channels else None
 
 
+def hub_file(path: Path) -> Path:
+    """The weights of ``hf:USER/NAME`` or ``hf:USER/NAME@REVISION`` in the Hub's own cache, downloaded unless they are there.
+
+    Any other path is returned as it is.
+    """
+    if not str(path).startswith(HUB_PREFIX):
+        return path
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise DsslError(f"{path} needs huggingface_hub: pip install 'dssl[hub]'") from None
+    repository, _, revision = str(path).removeprefix(HUB_PREFIX).partition("@")
+    try:
+        return Path(hf_hub_download(repository, "model.safetensors", revision=revision or None))
+    except Exception as error:  # whatever its version raises
+        raise DsslError(
+            f"{path} could not be downloaded ({_reason(error)}): expected hf:USER/NAME with a model.safetensors; "
+            "check the name, the network and, for a private one, hf auth login"
+        ) from None
+
+
 def _content(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Tensors, header and hash of whatever the path names."""
+    path = hub_file(path)
     if path.is_dir():
         folder = path / FOLDER if (path / FOLDER).is_dir() else path
         newest = newest_good(folder)

@@ -248,7 +248,7 @@ def test_a_client_that_gives_other_features_voids_the_file(
 def test_unknown_formats(small_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(DsslError, match="'onnx'"):
         export(open_weights(small_checkpoint), tmp_path, formats=["onn"])
-    assert set(FORMATS) == {"safetensors", "torchvision", "timm", "detectron2", "onnx", "torch"}
+    assert set(FORMATS) == {"safetensors", "torchvision", "timm", "detectron2", "onnx", "torch", "hub"}
 
 
 def test_the_command_prints_what_was_verified_and_writes_a_card(

@@ -32,6 +32,8 @@ FAMILIES: list[tuple[str, int, int, str]] = [
     ("shufflenet_v2_x0_5", 64, 3, "torchvision"),
     ("timm:vit_tiny_patch16_224", 64, 3, "timm"),
     ("timm:test_resnet", 64, 1, "timm"),
+    ("timm:test_resnet", 64, 1, "hub"),
+    ("mobilenet_v2", 64, 3, "hub"),
 ]
 SLOW: list[tuple[str, int, int, str]] = [
     ("vit_b_16", 64, 3, "torchvision"),
