@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test kernels test-slow test-faults test-gpu lint types bench bench-setup bench-long clean
+.PHONY: help setup demo test kernels test-slow test-faults test-gpu docs lint types bench bench-setup bench-long clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +37,14 @@ test-faults: $(STAMP) ## the long fault injections, with counts: tried, survived
 test-gpu: $(STAMP) ## what only GPUs can show, with a table to paste (10 minutes on two GPUs)
 	$(BIN)/python -m pytest tests/gpu -m gpu
 
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(DOCS_STAMP) ## the documentation site, into docs/_build (warnings are errors)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build
+	@echo "open docs/_build/index.html"
+
 lint: $(STAMP) ## ruff: errors, imports and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,4 +67,4 @@ bench-long: $(STAMP) ## growth, memory and time to quality, half an hour
 	$(BENCH) --long
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build docs/_build docs/reference/generated *.egg-info
