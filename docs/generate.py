@@ -107,8 +107,8 @@ def table(settings: type[Any], prefix: str = "") -> Iterator[str]:
 
 def configuration() -> Iterator[str]:
     yield from ("# Configuration", "", "Everything that defines a run.", "")
-    yield "A field `batch_size` is the flag `--batch-size`, the keyword `batch_size` of `dssl.train`, and the key of a configuration file."
-    yield 'A field of a group is `--optimizer.weight-decay` on the command line and `{"optimizer": {"weight_decay": ...}}` in a file.'
+    yield "A field `batch_size` is the flag `--batch-size`, a keyword of `dssl.train`, and a key of a configuration file."
+    yield "A field of a group is `--optimizer.weight-decay` on the command line, and a key of the table `optimizer` in a file."
     yield from ("The defaults are those of the class; a recipe has its own.", "", "## Run", "", *table(RunConfig))
     for name in ("optimizer", "checkpoint", "health", "adapt"):
         group = next(kind for kind in _groups(RunConfig) if kind.__name__.lower() == f"{name}config")

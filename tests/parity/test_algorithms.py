@@ -160,7 +160,7 @@ def test_byol_with_dssl(encoder: tuple[nn.Module, int, int]) -> None:
 
 @pytest.mark.parametrize("encoder", ["toy"], indirect=True)
 def test_the_published_byol_script(encoder: tuple[nn.Module, int, int]) -> None:
-    """Negative cosine for every pair, each halved, each with its own pass of the target network (docs/project/decisions.md, 1)."""
+    """Negative cosine for every pair, each halved, each with its own pass of the target network (decision 1)."""
 
     def by_hand(m: nn.Module, v: Views) -> Tensor:
         assert isinstance(m, BYOL)
