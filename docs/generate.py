@@ -53,7 +53,7 @@ def write(folder: Path) -> None:
 def commands() -> Iterator[str]:
     """What every command prints with --help, in a fresh process as a user would see it."""
     yield from ("# Command line", "", "What `dssl COMMAND --help` prints.", "")
-    environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
+    environment = os.environ | {"COLUMNS": "78", "NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
 
     def helped(words: list[str]) -> str:
         line = [sys.executable, "-m", "dssl", *words, "--help"]
