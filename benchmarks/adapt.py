@@ -47,11 +47,14 @@ DATA = {
 }
 _ABOUT = """<!-- written by `python -m benchmarks.adapt`: do not edit -->
 
-MobileNetV2 with torchvision's ImageNet weights, adapted by `dssl train adapt` ([how](../adapt.md)) and compared with the weights
-that it started from on the same test images. The settings were chosen on a split of the training images; each cell reads the
-test images once. Accuracy in %, before → after, then the difference in points with its 95 % interval over the test images;
-1 % and 10 % of the labels are drawn 20 and 10 times. **Bold**: the interval excludes zero. +0.0 (+0.0 to +0.0): the result is the
-start itself, since everything else drifted too far. DSSL has four views and half the epochs of the encoder: equal compute."""
+MobileNetV2 with torchvision's ImageNet weights, adapted by `dssl train adapt` ([how](../howto/adapt.md)).
+It is compared on the same test images with the weights that it started from.
+The settings were chosen on a split of the training images, and each run reads the test images once.
+Accuracy in %, before → after, then the difference in points with its 95% interval over the test images.
+1% and 10% of the labels are drawn 20 and 10 times.
+**Bold**: the interval excludes zero.
++0.0 (+0.0 to +0.0): the result is the start itself, since everything else drifted too far.
+DSSL has four views and half the epochs of the encoder: equal compute."""
 COLUMNS = {
     "knn k=20": "kNN",
     "linear probe": "probe",

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu [--photos FOLDER] [--steps 120]
 
 Real runs of ``dssl train imagenet`` with ResNet-50 on one GPU, then on all of them with torchrun, from JPEG files: about 10
-minutes on two GPUs. It prints one table to paste into docs/gpu.md. Without a GPU it says so and ends with exit code 1.
+minutes on two GPUs. It prints one table to paste into docs/howto/gpu.md. Without a GPU it says so and ends with exit code 1.
 """
 
 import argparse

@@ -33,11 +33,8 @@ make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-
 - Thread counts are asserted: torch has as many threads as there are cores, or one if the row says "one core".
 - fp32 and bf16 rows separate precision from engineering: compare rows of the same precision.
 - [The list below](#where-somebody-else-is-faster) names every peer that is faster; it is computed from the same results.
+- What was found slow, and what became of it, is in the [log](log.md#2026-11-16-what-was-slow).
 """
-
-
-_SPEEDUPS = Path(__file__).parent / "speedups.md"
-"""What was found slow: the only part of the page that is written by hand."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Lines:
@@ -366,7 +363,6 @@ def write(folder: Path, page: Path) -> list[str]:
     for name, section in SECTIONS.items():
         if name in results:
             lines += section(results[name])
-    lines.append(_SPEEDUPS.read_text(encoding="utf-8"))
     absent = [name for name in NAMES if name not in results]
     if absent:
         lines += [f"Not measured yet: {', '.join(absent)}.", ""]

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dssl.weights.load import load_encoder
 
 # Of torch 2.15's AMX kernels some run without having configured the tiles: a small bf16 matrix product then ends the process with
-# "illegal instruction" (docs/decisions.md). oneDNN reads this at its first use; whoever sets it decides.
+# "illegal instruction" (docs/project/decisions.md). oneDNN reads this at its first use; whoever sets it decides.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # torch takes seconds to import: graphs, recipes and the settings of methods do without it

@@ -77,7 +77,7 @@ def folder(method: str = "simclr") -> Settings:
 
     SimCLR, because it gains within minutes, where SimSiam may end below the untrained encoder, and four standard views, each
     pulled to the mean of the others. The size is for a GPU and hours: with --minutes it fits the machine, on a CPU with a smaller
-    encoder and smaller views. docs/training.md has the measurements behind these settings.
+    encoder and smaller views. docs/howto/training.md has the measurements behind these settings.
     """
     base = imagenet(method)
     settings, optimizer = base["method"], dataclasses.replace(base["optimizer"], warmup_epochs=10)
@@ -102,7 +102,7 @@ def adapt(method: str = "simclr") -> Settings:
     """A few thousand images of your own, from weights that are good already; give --data FOLDER and --encoder.
 
     The heads learn first, then the last two blocks of the encoder for a few epochs; BatchNorm keeps the statistics that it came
-    with, because small batches of crops give worse ones. docs/adapt.md has the measurements behind these settings.
+    with, because small batches of crops give worse ones. docs/howto/adapt.md has the measurements behind these settings.
     """
     return {
         "data": "folder",

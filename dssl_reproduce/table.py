@@ -285,7 +285,7 @@ def _notes(
         )
     if any(cell.state == "collapse" for cell in cells):
         notes.append(
-            "Collapse is the verdict of the run's health check (docs/health.md), not a guess from the accuracy, "
+            "Collapse is the verdict of the run's health check (docs/explanation/health.md), not a guess from the accuracy, "
             "which is in brackets."
         )
     if any(cell.seeds == 1 for cell in cells):

@@ -1,4 +1,4 @@
-"""The program has layers: a module imports only from those above it in the picture of docs/concepts.md."""
+"""The program has layers: a module imports only from those above it in the picture of docs/explanation/concepts.md."""
 
 import ast
 import runpy

@@ -198,7 +198,7 @@ def test_a_guard_adds_its_term_for_every_view_that_predicts(kind: type[SimSiam] 
 
 
 def test_the_guard_looks_at_simsiams_predictions_and_byols_projections() -> None:
-    """SimSiam's projections are kept apart by their BatchNorm, whatever they carry (docs/decisions.md)."""
+    """SimSiam's projections are kept apart by their BatchNorm, whatever they carry (docs/project/decisions.md)."""
     seen = Prediction(rows(1), rows(2), rows(3))
     for method, expected in (
         (

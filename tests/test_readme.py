@@ -1,5 +1,6 @@
-"""What the README shows runs as printed."""
+"""What the README shows runs as printed, links and anchors lead somewhere, and quoted numbers are those of their sources."""
 
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,9 @@ from dssl.methods import METHODS
 from dssl.weights import checkpoint
 
 README = Path(__file__).parent.parent / "README.md"
+DOCS = README.parent / "docs"
+MADE = ("_build", "generated")
+"""Folders of the documentation that are not in the repository."""
 
 
 def test_the_library_snippet_runs_and_is_short() -> None:
@@ -31,12 +35,106 @@ def test_the_library_snippet_runs_and_is_short() -> None:
     assert namespace["report"].total.isfinite()  # type: ignore[attr-defined]
 
 
-def test_links_lead_somewhere() -> None:
-    pages = [README, *README.parent.glob("*.md"), *(README.parent / "docs").rglob("*.md")]
-    for page in pages:
-        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
-            if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
+def pages() -> list[Path]:
+    return [*README.parent.glob("*.md"), *(page for page in DOCS.rglob("*.md") if not set(MADE) & set(page.parts))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub and the site make them from its headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def test_links_and_anchors_lead_somewhere() -> None:
+    for page in pages():
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+            if "://" in link:
+                continue
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}#{anchor}"
+
+
+def section(heading: str) -> str:
+    """The part of the README below a heading."""
+    return README.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_the_readme_quotes_the_measured_robustness() -> None:
+    quoted = set(re.findall(r"\d+\.\d", section("Encoders that survive bad images")))
+    measured = set(re.findall(r"\d+\.\d", (DOCS / "results" / "robust.md").read_text()))
+    assert len(quoted) > 4
+    assert quoted <= measured
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results/README.md"])
+def test_the_main_table_is_the_measured_one(page: str) -> None:
+    result = json.loads((DOCS / "results" / "cpu-few" / "table2.json").read_text())
+    rows = {
+        "raw pixels": "raw pixels",
+        "untrained encoder": "untrained encoder",
+        "two standard pairs (equal compute)": "2 standard pairs (equal compute)",
+        "heavy views (SimCLR: one pair, half the compute)": "w/ T^",
+        "DSSL": "w/ DSSL",
+        "DSSL, heavy edges of weight 0.5": "w/ DSSL, heavy edges 0.5",
+        "supervised, 5,000 labels": "supervised, equal compute",
+    }
+    cells = {(cell["row"], cell["column"].removeprefix("CIFAR-10, ")): cell for cell in result["cells"]}
+    text = (README.parent / page).read_text()
+    table = text[text.index("| linear / kNN | SimCLR | BYOL | SimSiam |") :].split("\n\n", 1)[0].splitlines()
+    compared = 0
+    for line in table[2:]:
+        name, *entries = (part.strip() for part in line.strip("|").split("|"))
+        if name not in rows:
+            continue
+        for method, entry in zip(("SimCLR", "BYOL", "SimSiam"), entries, strict=True):
+            cell, numbers = cells[rows[name], method], [float(number) for number in re.findall(r"\d+\.\d", entry)]
+            measured = [value for value in (cell["mean"], cell["knn"]) if value is not None]
+            assert numbers == pytest.approx(measured[: len(numbers)], abs=0.0501), (name, method)
+            compared += len(numbers)
+    assert compared >= 27
+
+
+def test_hand_written_differences_are_the_measured_ones() -> None:
+    """Of the README's bullets: DSSL against two standard pairs, the mean targets, adaptation with few labels."""
+    results = section("Results")
+    table = json.loads((DOCS / "results" / "cpu-few" / "table2.json").read_text())
+    ours = {row["where"].removeprefix("CIFAR-10, "): row["ours"].split()[0] for row in table["comparisons"]}
+    wanted = [ours[f"{name}: w/ DSSL over 2 standard pairs (equal compute)"] for name in ("SimCLR", "BYOL", "SimSiam")]
+    assert f"the differences are {wanted[0]}, {wanted[1]} and {wanted[2]}" in results
+
+    beyond = json.loads((DOCS / "results" / "cpu-few" / "beyond.json").read_text())
+    means = {(cell["row"], cell["column"]): cell["mean"] for cell in beyond["cells"]}
+    quoted = re.search(r"gains (\S+) \(SimCLR\), (\S+) \(SimSiam\) and (\S+) \(VICReg\)", results)
+    assert quoted is not None
+    four, pairs = "four means (FastSiam)", "2 standard pairs (equal compute)"
+    gains = [means[four, method] - means[pairs, method] for method in ("SimCLR", "SimSiam", "VICReg")]
+    assert [float(number) for number in quoted.groups()] == pytest.approx(gains, abs=0.0501)
+
+    photos = (DOCS / "results" / "adapt.md").read_text().split("## Photos", 1)[1].split("\n## ", 1)[0]
+    few = [line.split("|")[4] for line in photos.splitlines() if ", seed" in line]
+    gains = [float(re.findall(r"\+\d+\.\d", entry)[0]) for entry in few]
+    assert f"{min(gains)} to {max(gains)} points on 1,513 photos" in results
+
+
+def test_the_comparison_quotes_the_measured_speed() -> None:
+    text = (DOCS / "project" / "comparison.md").read_text()
+    quoted = re.search(r"ResNet-18 (\S+) to (\S+) times .* `small` (\S+) to (\S+) times", text)
+    assert quoted is not None
+    settings = json.loads((README.parent / "benchmarks" / "results" / "train.json").read_text())["results"]
+    expected = []
+    for encoder in ("resnet18-cifar", "small"):
+        ratios = []
+        for setting in settings:
+            rates = {row["name"]: row["rate"]["median"] for row in setting["rows"]}
+            if setting["encoder"] == encoder:
+                for precision in ("fp32", "bf16"):
+                    peers = (rates[f"{peer}, {precision}"] for peer in ("lightly", "stable-pretraining"))
+                    ratios.append(rates[f"dssl, {precision}"] / max(peers))
+        expected += [min(ratios), max(ratios)]
+    assert [float(number) for number in quoted.groups()] == pytest.approx(expected, abs=0.051)
 
 
 def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(

@@ -34,7 +34,7 @@ FeatureRows: TypeAlias = NDArray[np.floating]
 FLAT_BELOW = 3.0
 """An image whose ``contrast_of_pixels`` is below this many of 255 levels is called nearly flat, or blank.
 
-No CIFAR-10 image is below 8, and the shares of heavy views below 2 and below 4 are nearly the same: see docs/views.md.
+No CIFAR-10 image is below 8, and the shares of heavy views below 2 and below 4 are nearly the same: see docs/howto/views.md.
 """
 
 _BLOCK = 64

@@ -1,4 +1,4 @@
-"""Overfits four real images: a sign that boxes, masks, scaling and scoring fit together. Its numbers: docs/coco.md."""
+"""Overfits four real images: a sign that boxes, masks, scaling and scoring fit together. Its numbers: docs/howto/coco.md."""
 
 import json
 from pathlib import Path

@@ -87,7 +87,7 @@ def entropies(shuffled: Order, shard_of: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("window", [4, 16, 64])
 def test_the_entropy_of_a_batch_is_the_stated_one(window):
-    """docs/data.md: log2(W) - (W - 1) / (2 B ln 2) bits for a batch of B images and a window of W shards."""
+    """docs/reference/data.md: log2(W) - (W - 1) / (2 B ln 2) bits for a batch of B images and a window of W shards."""
     shards, size, batch = 128, 500, 256
     shard_of = np.repeat(np.arange(shards), size)
     mixed = entropies(order(np.arange(shards + 1) * size, batch_size=batch, window=window), shard_of)

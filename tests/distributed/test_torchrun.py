@@ -271,7 +271,7 @@ def test_sigusr1_saves_the_run_as_sigterm_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_agents_hand_sigusr1_on(tmp_path: Path) -> None:
-    """As docs/gpu.md has it for Slurm; without --signals-to-handle the signal kills torchrun and orphans its processes."""
+    """As docs/howto/gpu.md has it for Slurm; without --signals-to-handle the signal kills torchrun and orphans its processes."""
     out = tmp_path / "run"
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "nodes"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]

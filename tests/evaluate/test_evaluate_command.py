@@ -276,7 +276,7 @@ def test_too_little_memory_is_one_line(
 def test_the_snippet_of_the_docs_runs(
     run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], few_test_images: int
 ) -> None:
-    docs = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    docs = Path(__file__).parents[2] / "docs" / "reference" / "evaluation.md"
     found = re.search(r"```python\n(.*?)```", docs.read_text(), re.DOTALL)
     assert found is not None
     snippet = found[1].replace("runs/shapes", str(run_folder())).replace('("shapes")', '("shapes:200")')

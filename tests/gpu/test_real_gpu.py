@@ -161,7 +161,7 @@ def test_adamw_resumes(device: str, tmp_path: Path, row: Row) -> None:
 
 
 COUNTED = {"simsiam": {256: 21.5, 64: 5.7}, "byol": {256: 11.3, 64: 3.3}, "simclr": {256: 21.4, 64: 5.5}}
-"""GiB of a step by images, counted on fake CUDA (docs/gpu.md)."""
+"""GiB of a step by images, counted on fake CUDA (docs/howto/gpu.md)."""
 
 
 @pytest.mark.gpu

@@ -160,7 +160,7 @@ def test_byol_with_dssl(encoder: tuple[nn.Module, int, int]) -> None:
 
 @pytest.mark.parametrize("encoder", ["toy"], indirect=True)
 def test_the_published_byol_script(encoder: tuple[nn.Module, int, int]) -> None:
-    """Negative cosine for every pair, each halved, each with a pass of the target network of its own (docs/decisions.md, 1)."""
+    """Negative cosine for every pair, each halved, each with its own pass of the target network (decision 1)."""
 
     def by_hand(m: nn.Module, v: Views) -> Tensor:
         assert isinstance(m, BYOL)
@@ -179,7 +179,7 @@ def test_the_published_byol_script(encoder: tuple[nn.Module, int, int]) -> None:
         for parameter in method.target_encoder.parameters():
             parameter.mul_(0.9)
     text = "s1<->s2:0.5[alignment], h1->s1:0.5, h2->s2:0.5, normalize=sum"
-    assert text in (Path(__file__).parents[2] / "docs" / "decisions.md").read_text()
+    assert text in (Path(__file__).parents[2] / "docs" / "project" / "decisions.md").read_text()
     views = random_views(size, "s1", "s2", "h1", "h2")
     check(copy.deepcopy(method), ViewGraph.parse(text), views, by_hand)
     with pytest.raises(AssertionError):

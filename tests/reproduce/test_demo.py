@@ -35,7 +35,7 @@ def test_what_is_said_is_what_was_measured() -> None:
         rows = seed["rows"]
         assert [rows[name]["verdict"] for name in demo.RUNS] == ["healthy", "collapsed", "healthy"]
         (line,) = re.findall(
-            rf"^\| {seed['seed']} \|.*/.*$", (ROOT / "docs" / "reproduce.md").read_text(), re.MULTILINE
+            rf"^\| {seed['seed']} \|.*/.*$", (ROOT / "docs" / "howto" / "reproduce.md").read_text(), re.MULTILINE
         )
         said = [float(number) for number in re.findall(r"\d+\.\d", line)]
         assert said == pytest.approx([rows[name][key] for name in rows for key in ("clean", "tilted")], abs=0.051)

@@ -130,7 +130,9 @@ def test_the_documented_slurm_script_hands_the_signal_to_the_run(tmp_path: Path,
     """Slurm signals the shell of the script and ends the job when that shell ends: the run takes its place."""
     run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit=True))
     (tmp_path / "table2.txt").write_text(capsys.readouterr().out)
-    (script,) = re.findall(r"```\n(#!/bin/bash\n.*?)```", (RESULTS.parent / "reproduce.md").read_text(), re.DOTALL)
+    (script,) = re.findall(
+        r"```\n(#!/bin/bash\n.*?)```", (RESULTS.parent / "howto" / "reproduce.md").read_text(), re.DOTALL
+    )
     # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
     stand_in = tmp_path / "torchrun"
     stand_in.write_text(
