@@ -131,6 +131,8 @@ class Wandb(Tracker):
     package = "wandb"
 
     def start(self, run: Path, *, run_id: str | None, parameters: Mapping[str, Any]) -> str:
+        # seconds until its file has a point, 15 by default; what is in no file is lost with a kill
+        os.environ.setdefault("WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL", "1")
         import wandb
 
         # it would ask for a key in the middle of the run

@@ -40,7 +40,7 @@ with Log(folder, start=start, length=length, batch_size=4, active=True, trackers
     while ends == "dies":  # when the tracker has got everything, or is about to
         file = folder.trackers / f"{name}.json"
         if file.is_file() and json.loads(file.read_text()).get("steps", {}).get("loss") == stop:
-            time.sleep(8)  # wandb writes its file every few seconds
+            time.sleep(4)  # wandb and Trackio write every second
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.02)
     log.summary({"verdict": "healthy"}, stop)
