@@ -248,7 +248,7 @@ def test_only_what_positive_edges_need() -> None:
         ("s1->teacher(s1)[similarity]", "a teacher is aligned to and does not learn"),
         ("s1->teacher(s1)[attach]", "a teacher is aligned to and does not learn"),
         ("s1->teacher(s1)[relation]", "a teacher is aligned to and does not learn"),
-        ("h1->s1[relation, attach]", r"h1->s1.*attach"),
+        ("h1->s1[relation, attach]", "leave out attach"),
         ("s1->teacher(x)", "'x'"),
         ("h1->mean(s1,x)", "'x'"),
         ("mean(s1,s2)->h1", "only a view predicts; write h1->mean(s1,s2)"),
