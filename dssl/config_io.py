@@ -151,7 +151,8 @@ def difference(old: Mapping[str, Any], new: Settings, *, ignoring: Sequence[str]
     before = {_RENAMED.get(key, key): value for key, value in flat(old).items()}
     after = flat(to_dict(new))
     if any(key not in before for key in after):
-        before = flat(_defaults(type(new))) | before
+        came_later = {key: value for key, value in _ADDED.items() if key in after}
+        before = flat(_defaults(type(new))) | came_later | before
     return [
         f"{key}: {before.get(key)} -> {after.get(key)}"
         for key in sorted({*before, *after})

@@ -161,9 +161,9 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     (copy / "methods" / "uniformity.py").write_text(snippet[:begin] + imported + snippet[end:])
     listing = copy / "methods" / "__init__.py"
     text = listing.read_text().replace("import (\n", "import (\n    UniformityConfig,\n")
-    listing.write_text(
-        text.replace("BarlowTwinsConfig, MatchConfig)", "BarlowTwinsConfig, MatchConfig, UniformityConfig)")
-    )
+    last = "        MatchConfig,\n"
+    assert text.count(last) == 1
+    listing.write_text(text.replace(last, f"{last}        UniformityConfig,\n"))
     words = [sys.executable, "-m", "dssl", "graph", "dssl"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     printed = subprocess.run(words, cwd=copy.parent, env=environment, capture_output=True, text=True)
