@@ -17,7 +17,7 @@ class Arguments:
 
     Rerunning the command resumes a stopped run. The defaults are the 1x schedule with a feature pyramid, which needs GPUs:
     torchrun --nproc-per-node 8 -m dssl evaluate-coco ... It also needs pycocotools: pip install 'dssl[coco]'. The detector is
-    torchvision's, so its numbers are not strictly comparable with those of Detectron; see docs/howto/coco.md.
+    torchvision's, so its numbers are not strictly comparable with those of Detectron; see docs/coco.md.
     """
 
     config: Annotated[CocoConfig, tyro.conf.arg(name="")]

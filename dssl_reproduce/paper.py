@@ -218,8 +218,7 @@ ROBUSTNESS = Target(
     complete=True,
     readings=(
         "The probe and kNN (k = 20) learn from clean images and are measured on 2,000 test images, clean and under 15 kinds of "
-        "corruption and 3 of geometry at 5 severities (docs/reference/evaluation.md); "
-        "an entry is the mean over its kinds and severities.",
+        "corruption and 3 of geometry at 5 severities (docs/evaluation.md); an entry is the mean over its kinds and severities.",
         "The policy `corrupt` draws one of 5 of these kinds. The sets are the same for every row, whatever its own policies.",
         "A difference is over the seeds that both rows have.",
         "In every row four views of an image learn. Weak views are only cropped and flipped: with weak targets each standard "

@@ -5,7 +5,7 @@ times sqrt(d): 1 when they fill the sphere, 0 when they are all the same) and th
 singular values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor gives
 the same output for every image, so its predictions are judged too; BYOL's are from step 1,000 on. A run that spreads again after
 a long collapse is not healthy: what it had lost does not come back. The thresholds come from real runs, kept in
-``tests/train/curves``; docs/explanation/health.md states what they miss and where they raise false alarms.
+``tests/train/curves``; docs/health.md states what they miss and where they raise false alarms.
 """
 
 import math
