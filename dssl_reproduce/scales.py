@@ -189,6 +189,7 @@ _TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
     "simsiam": (32, 0.002, _ADAMW, SimSiamConfig(hidden=512, output=512, bottleneck=128)),
     "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
     "vicreg": (128, 0.002, _ADAMW, VICRegConfig(hidden=512, output=512)),
+    # first values that trained, not yet tuned
     "barlowtwins": (128, 0.002, _ADAMW, BarlowTwinsConfig(hidden=512, output=512)),
     "lejepa": (128, 0.002, _ADAMW, LeJEPAConfig(hidden=512)),
     "moco": (128, 0.002, _ADAMW, MoCoConfig(hidden=512, output=128, momentum=0.95)),
