@@ -265,7 +265,7 @@ METHODS = Target(
     readings=(
         "The probe learns from clean images and is measured on 2,000 test images: clean, under the 5 kinds of corruption that "
         "the policy `corrupt` draws from, and under 10 other kinds, at 5 severities each. No run saw a corruption.",
-        "The rate of a method was chosen on held-out training images and is the same for all of its rows.",
+        "A method has one rate for all of its rows; docs/results/tuning.md says how it was chosen, on held-out training images.",
         "All rows but small crops have four views of 32 px and as many steps. A crop of 16 px costs a quarter of a view: equal "
         "time is 1.5 times the epochs. A crop learns from one large view, with SwAV and DINO from both, as in their papers.",
         "The target networks of BYOL, MoCo v3 and DINO make additional passes without gradient: 4 with two standard pairs and "

@@ -189,11 +189,12 @@ _TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
     "simsiam": (32, 0.002, _ADAMW, SimSiamConfig(hidden=512, output=512, bottleneck=128)),
     "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
     "vicreg": (128, 0.002, _ADAMW, VICRegConfig(hidden=512, output=512)),
+    # first values that trained, not yet tuned
     "barlowtwins": (128, 0.002, _ADAMW, BarlowTwinsConfig(hidden=512, output=512)),
     "lejepa": (128, 0.002, _ADAMW, LeJEPAConfig(hidden=512)),
     "moco": (128, 0.002, _ADAMW, MoCoConfig(hidden=512, output=128, momentum=0.95)),
     "swav": (128, 0.002, _ADAMW, SwAVConfig(hidden=512, prototypes=256)),
-    "dino": (32, 0.002, _ADAMW, DINOConfig(hidden=512, output=128, prototypes=256, momentum=0.95)),
+    "dino": (64, 0.0005, _ADAMW, DINOConfig(hidden=512, output=128, prototypes=256, momentum=0.99)),
 }
 _ALL, _FEW, _FEWEST = 50_000, 5_000, 1_000
 """Images of the regimes; with a tenth and a fiftieth of them, as many steps in ten and fifty times as many epochs."""

@@ -348,7 +348,7 @@ def test_swav_predicts_the_balanced_assignment_of_the_other_view() -> None:
 
 
 def test_dino_sharpens_and_centres_the_scores_of_its_moving_average() -> None:
-    settings = DINOConfig(hidden=4, output=WIDTH, prototypes=6, momentum=0.5)
+    settings = DINOConfig(hidden=4, output=WIDTH, prototypes=6, momentum=0.5, final_target_temperature=0.07)
     method = DINO(nn.Identity(), feature_dim=WIDTH, settings=settings)
     method.target_encoder = method.target_projector = nn.Identity()  # type: ignore[assignment]
     method = given(method)  # type: ignore[assignment]

@@ -333,20 +333,22 @@ class DINOConfig(PrototypesConfig):
     name = "dino"
     own_target_network = True
     recipes: ClassVar[Mapping[str, Defaults]] = {
-        "shapes": Defaults(settings={"hidden": 512, "output": 128, "prototypes": 128, "momentum": 0.99}),
+        # at four times this rate small networks collapse
+        "shapes": Defaults(
+            settings={"hidden": 512, "output": 128, "prototypes": 128, "momentum": 0.99},
+            optimizer=_ADAMW | {"rate": 2e-3},
+        ),
         # as solo-learn has it for CIFAR-10
         "cifar10": Defaults(settings={"prototypes": 4096, "momentum": 0.9995}, optimizer=_lars(0.3, 1e-6)),
-        "folder": Defaults(optimizer=_ADAMW),
+        "folder": Defaults(optimizer=_ADAMW | {"rate": 1e-3}),
         # the authors' for ResNet-50
-        "imagenet": Defaults(
-            settings={"prototypes": 65536, "final_target_temperature": 0.04}, optimizer={"rate": 0.03}
-        ),
+        "imagenet": Defaults(settings={"prototypes": 65536}, optimizer={"rate": 0.03}),
     }
 
     projector_layers: Literal[2, 3] = 3
     output: int = 256
     target_temperature: float = 0.04
-    final_target_temperature: float = 0.07
+    final_target_temperature: float = 0.04
     balance: Literal["sinkhorn", "center"] = "center"
     momentum: float = 0.996
     """Momentum of the target network at the start; it grows to 1 along a cosine."""

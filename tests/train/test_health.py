@@ -13,7 +13,8 @@ from dssl.training.health import COLLAPSED, Observation, RunMonitor, likely_caus
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
-"""All runs of heavy pairs, and one of DSSL at a high rate whose kNN accuracy fell below where it began."""
+"""All runs of heavy pairs, one of DSSL at a high rate whose kNN accuracy fell below where it began, DINO at a high rate, and
+LeJEPA without its regularizer."""
 HEALTHY_RUNS = [file for file in CURVES if file not in COLLAPSED_RUNS]
 
 
@@ -44,7 +45,7 @@ def test_there_are_enough_curves_to_mean_something() -> None:
     assert len(HEALTHY_RUNS) >= 10
     assert len(COLLAPSED_RUNS) >= 5
     words = {word for file in CURVES for word in file.stem.split("-")}
-    assert words >= {"simsiam", "byol", "simclr", "standard", "dssl"}
+    assert words >= {"simsiam", "byol", "simclr", "moco", "lejepa", "swav", "dino", "standard", "dssl"}
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "expected"), [(1, 100), (39, 117), (156, 468), (390, 500), (10_009, 500)])
