@@ -174,7 +174,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class ViewGraph:
-    """Views and the edges between them; refuses to exist when it makes no sense."""
+    """Views and the edges between them; raises ``DsslError`` if the graph is inconsistent."""
 
     views: tuple[View, ...]
     edges: tuple[Edge, ...]

@@ -82,7 +82,7 @@ def size_arguments(name: str, image_size: int) -> dict[str, Any]:
 
 
 def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module:
-    """An untrained encoder from images (N x channels x size x size) to vectors; refuses one that cannot run at that size.
+    """An untrained encoder from images (N x channels x size x size) to vectors; one that cannot run at that size is an error.
 
     ``whitened`` and ``small`` are for CPUs, ``resnet18-cifar`` has a 3x3 stem and no max-pool, ``resnet50`` and the like are
     torchvision's, ``timm:vit_small_patch16_224`` is timm's.
@@ -108,7 +108,7 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
 
 
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
-    """How long the encoder's vectors are; refuses one that gives no vectors or cannot run. Leaves no trace in the encoder."""
+    """How long the encoder's vectors are; an error for one that gives no vectors or cannot run. Leaves no trace in the encoder."""
     feature = _run_once(encoder, image_size=image_size, channels=channels)
     if not isinstance(feature, Tensor) or feature.dim() != 2:
         found = tuple(feature.shape) if isinstance(feature, Tensor) else type(feature).__name__

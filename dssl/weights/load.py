@@ -54,7 +54,7 @@ def load_encoder(
 ) -> nn.Module | tuple[nn.Module, Preprocessing]:  # fmt: skip
     """The trained encoder of a run's folder, a checkpoint, an export, or a file of foreign weights; in evaluation mode.
 
-    ``encoder`` and ``image_size`` are needed only where the file does not say them (foreign weights that are not a ResNet),
+    ``encoder`` and ``image_size`` are needed only if the file does not state them (foreign weights that are not a ResNet),
     ``stem`` (``cifar``, ``padding2`` or ``norelu``) only for CIFAR ResNets whose file does not show it. With ``transform`` also
     what turns a picture of Pillow into the tensor that the encoder takes.
     """
