@@ -108,7 +108,7 @@ def build_encoder(name: str, *, image_size: int, channels: int = 3) -> nn.Module
 
 
 def feature_dim(encoder: nn.Module, *, image_size: int, channels: int = 3) -> int:
-    """How long the encoder's vectors are; an error for one that gives no vectors or cannot run. Leaves no trace in the encoder."""
+    """The length of the encoder's vectors; an error if it gives none or cannot run. Leaves no trace in the encoder."""
     feature = _run_once(encoder, image_size=image_size, channels=channels)
     if not isinstance(feature, Tensor) or feature.dim() != 2:
         found = tuple(feature.shape) if isinstance(feature, Tensor) else type(feature).__name__
