@@ -58,7 +58,9 @@ def commands() -> Iterator[str]:
     def helped(words: list[str]) -> str:
         command = [sys.executable, "-m", "dssl", *words, "--help"]
         text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        return "\n".join(textwrap.fill(line, 78) if len(line) > 78 and line[0] != " " else line for line in text.splitlines())
+        return "\n".join(
+            textwrap.fill(line, 78) if len(line) > 78 and line[0] != " " else line for line in text.splitlines()
+        )
 
     with ThreadPoolExecutor(2) as pool:
         texts = pool.map(helped, [[], *([name] for name in COMMANDS)])
