@@ -56,8 +56,11 @@ def commands() -> Iterator[str]:
     environment = os.environ | {"COLUMNS": "78", "NO_COLOR": "1", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
 
     def helped(words: list[str]) -> str:
-        line = [sys.executable, "-m", "dssl", *words, "--help"]
-        return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout
+        command = [sys.executable, "-m", "dssl", *words, "--help"]
+        text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return "\n".join(
+            textwrap.fill(line, 78) if len(line) > 78 and line[0] != " " else line for line in text.splitlines()
+        )
 
     with ThreadPoolExecutor(2) as pool:
         texts = pool.map(helped, [[], *([name] for name in COMMANDS)])

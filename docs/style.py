@@ -23,7 +23,7 @@ HABITS = {
     r"\bis no file\b": '"does not exist"',
     r"\bstands there\b": '"is there"',
     r"\bone's own\b": '"your own"',
-    r"\b(?:a|one) line says\b|\bsays so in one line\b|\bin one line\b": "quote the message, or leave it out",
+    r"\b(?:a|one) line says\b|\bsays so in one line\b": "quote the message, or leave it out",
     r"\bhas \d\d\.\d\b": '"scores 52.9"',
     r"\d %": '"5%", without a space',
     r"\b(?:learnt|towers?|health looks?)\b": '"learned", "layer", "health check"',

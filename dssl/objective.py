@@ -18,7 +18,7 @@ from dssl.types import Embedding, Images, Scalar
 
 @dataclass(frozen=True, slots=True)
 class LossReport:
-    """What one step learnt from, still on the device: reading a value waits for it."""
+    """What one step learned from, still on the device: reading a value waits for it."""
 
     total: Scalar
     """The whole loss. Its graph is that of all edges after ``objective(views)``; none is left after ``objective.backward``."""
