@@ -3,8 +3,6 @@
 import runpy
 from pathlib import Path
 
-from sphinx.application import Sphinx
-
 from dssl.version import VERSION
 
 HERE = Path(__file__).parent
@@ -15,7 +13,7 @@ author = "The dssl developers"
 copyright = "2026, the dssl developers"
 release = version = VERSION
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -34,15 +32,3 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0b5cad", "color-brand-content": "#0b5cad"},
     "dark_css_variables": {"color-brand-primary": "#7cb7ff", "color-brand-content": "#7cb7ff"},
 }
-
-
-def setup(app: Sphinx) -> None:
-    """Pages that are being written elsewhere have their place in the index already, and are left out until they are there."""
-
-    def existing(_: Sphinx, name: str, source: list[str]) -> None:
-        if name == "index":
-            for page in ("tracking", "methods", "python", "safety"):
-                if not (HERE / f"{page}.md").exists():
-                    source[0] = source[0].replace(f"\n{page}\n", "\n")
-
-    app.connect("source-read", existing)
