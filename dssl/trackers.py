@@ -246,7 +246,12 @@ TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "mlflow": Mlflow, "trackio
 
 
 def register_tracker(name: str, tracker: type[Tracker]) -> None:
-    """Make ``--log NAME`` track runs with this class, which is created without arguments."""
+    """Make ``--log NAME`` track runs with a class of your own.
+
+    Args:
+        name: A word that is not in use.
+        tracker: A class that derives from ``Tracker`` and is created without arguments.
+    """
     if not name.isidentifier() or name in TRACKERS:
         raise DsslError(f"a tracker {name!r} cannot be registered: expected a word that is not taken")
     TRACKERS[name] = tracker

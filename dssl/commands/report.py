@@ -22,7 +22,7 @@ class Arguments:
         examples=(
             "dssl report runs/photos",
             "dssl report runs/a runs/b --out compared.html",
-            "dssl report results/cpu/runs --tables results/cpu",
+            "dssl report runs --out runs.html",
         ),
     )
 

@@ -80,7 +80,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The runs that would have been started."""
     runs: list[RunConfig] = []
 
-    def record(config: RunConfig, out: Path, *, gallery: object, planner: object) -> object:
+    def record(config: RunConfig, out: Path, **more: object) -> object:
         runs.append(config)
         return SimpleNamespace(checkpoint=None, signal=None, exit_code=0)
 

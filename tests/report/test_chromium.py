@@ -47,7 +47,7 @@ def _survey(*, channels: int) -> Survey:
     )
     return Survey(
         name=f"folder {HOSTILE}", total=50_000, measured=1_000, size=32, channels=channels, seed=3, standard="standard-cifar",
-        standard_flat=0.004, threads=2, examples=examples, probes=(examples[0].standard,), policies=policies,
+        standard_flat=0.004, examples=examples, probes=(examples[0].standard,), policies=policies,
         encoder=None, unreadable=tuple([f"{HOSTILE}: cut off"] * 7), value_range=None,
     )  # fmt: skip
 
