@@ -46,18 +46,36 @@ class Tracker:
     def start(self, run: Path, *, run_id: str | None, parameters: Mapping[str, Any]) -> str:
         """Begin to track the run in this folder, or continue with ``run_id``; returns the id to continue with later.
 
-        ``parameters`` are the run's settings by dotted name. Files of the tracker's own belong into ``run / "trackers"``.
+        Args:
+            run: The run's folder; files of the tracker's own belong in ``run / "trackers"``.
+            run_id: What an earlier call returned; None for a new run.
+            parameters: The run's settings by dotted name.
         """
         raise NotImplementedError
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Points of curves; no curve gets two points at the same step, or one before its last."""
+        """Points of curves; no curve gets two points at the same step, or one before its last.
+
+        Args:
+            values: By the name of the curve.
+            step: Counted from 1.
+        """
 
     def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
-        """Height x width x 3."""
+        """A picture, such as the views of the first images.
+
+        Args:
+            name: Such as ``views``.
+            pixels: Height x width x 3.
+        """
 
     def summary(self, values: Mapping[str, float | str], step: int) -> None:
-        """What holds for the whole run after this step: the verdict, the numbers of ``dssl evaluate``; replaces earlier ones."""
+        """What holds for the whole run after this step; replaces earlier values.
+
+        Args:
+            values: The verdict, the numbers of ``dssl evaluate``.
+            step: Counted from 1.
+        """
 
     def close(self) -> None:
         """The process ends; the run may be continued by another one."""

@@ -44,7 +44,11 @@ class LeJEPA(Method, settings=LeJEPAConfig):
         return self.settings.weight * measure(z, self.slices(z))
 
     def slices(self, z: Embedding) -> Tensor:
-        """Unit vectors in columns, the same for every view and process of a step; drawn from (seed, step), never stored."""
+        """Unit vectors in columns, the same for every view and process of a step; drawn from (seed, step), never stored.
+
+        Args:
+            z: Embeddings, whose width, type and device they have.
+        """
         key = rng.key(self.seed, "slices", self.clock.step)
         generator = torch.Generator().manual_seed(key % 2**63)
         drawn = torch.randn(z.shape[1], self.settings.slices, generator=generator, dtype=torch.float64)

@@ -205,7 +205,12 @@ class Method(nn.Module):
         return negative_cosine(prediction.prediction, target)
 
     def relate(self, prediction: Prediction, target: Embedding) -> Scalar:
-        """R, for relation edges; ``method.relation = Relation(...)`` has other temperatures, or a queue."""
+        """R, for relation edges; ``method.relation = Relation(...)`` has other temperatures, or a queue.
+
+        Args:
+            prediction: Of the view at which the edge begins.
+            target: y of the view at which it ends.
+        """
         loss: Scalar = self.relation(prediction.prediction, target)
         return loss
 

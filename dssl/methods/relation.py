@@ -23,12 +23,22 @@ class Relation(nn.Module):
     """Unit vectors, the newest first; rows that are still zero are left out."""
 
     def __init__(self, settings: RelationConfig | None = None, *, width: int = 0) -> None:
-        """``width`` is that of the method's targets; only a queue needs it."""
+        """
+        Args:
+            settings: Temperatures, and the length of the queue.
+            width: Of the method's targets; only a queue needs it.
+        """
         super().__init__()
         self.settings = settings or RelationConfig()
         self.register_buffer("queue", torch.zeros(self.settings.queue, width) if self.settings.queue else None)
 
     def forward(self, z: Embedding, y: Embedding) -> Scalar:
+        """The loss.
+
+        Args:
+            z: The predictions of this process's images.
+            y: Their targets.
+        """
         with torch.autocast(z.device.type, enabled=False):
             z, y = F.normalize(wide(z), dim=1), F.normalize(wide(y.detach()), dim=1)
             bank = distributed.gather_rows(y)
@@ -44,7 +54,11 @@ class Relation(nn.Module):
 
     @torch.no_grad()
     def push(self, y: Embedding) -> None:
-        """Put the targets of a step at the head of the queue."""
+        """Put the targets of a step at the head of the queue.
+
+        Args:
+            y: The targets of this process's images.
+        """
         if self.queue is not None:
             rows = distributed.gather_rows(F.normalize(wide(y), dim=1)).to(self.queue.dtype)
             self.queue.copy_(torch.cat([rows, self.queue])[: len(self.queue)])

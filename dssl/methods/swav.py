@@ -44,7 +44,12 @@ class Prototypes(Method):
         return Prediction(forward.feature, forward.projection, scores(forward.projection, self.prototypes))
 
     def target_scores(self, images: Images, prediction: Prediction | None) -> Tensor:
-        """The scores that a target is made of: those of the view's own prediction."""
+        """The scores that a target is made of: those of the view's own prediction.
+
+        Args:
+            images: A view.
+            prediction: Of this view, if there is one.
+        """
         if prediction is not None:
             return prediction.prediction.detach()
         return scores(self.projector(self.encoder(images)), self.prototypes)

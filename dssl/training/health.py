@@ -314,13 +314,17 @@ def remedies(graph: ViewGraph | None, cause: str) -> tuple[str, ...]:
 class HealthMonitor:
     """Checks any training for collapse, from the embeddings of its views alone: in any framework, with the rules of dssl's runs.
 
-    ``patience`` is the number of steps before the first verdict, ``every`` the number of steps between two checks: a call in
-    between returns the last verdict and costs nothing. ``predictions_from`` is the step from which predictions are judged too: 0
-    for SimSiam; BYOL's predictor first learns the mean of the targets, so its predictions start out nearly identical.
     Nothing is exchanged between processes: each one that calls it judges its own part of the batch.
     """
 
     def __init__(self, *, patience: int = 200, every: int = 20, predictions_from: int = 0) -> None:
+        """
+        Args:
+            patience: Steps before the first verdict.
+            every: Steps between two checks; a call in between returns the last verdict and costs nothing.
+            predictions_from: The step from which predictions are judged, too. 0 is for SimSiam; BYOL's predictor first learns the
+                mean of the targets, so its predictions start out nearly identical.
+        """
         if patience < 0 or every < 1 or predictions_from < 0:
             raise DsslError(
                 f"patience is {patience}, every {every}, predictions_from {predictions_from}: expected steps, 0 or more, "
@@ -336,7 +340,11 @@ class HealthMonitor:
         return self._rules.verdict
 
     def due(self, step: int) -> bool:
-        """Whether ``check`` would look at the embeddings of this step."""
+        """Whether ``check`` would look at the embeddings of this step.
+
+        Args:
+            step: The number of the step.
+        """
         return self._checked is None or not self._checked <= step < self._checked + self.every
 
     def check(
@@ -347,10 +355,14 @@ class HealthMonitor:
         predictions: Mapping[str, Tensor | NDArray[Any]] | None = None,
         loss: Tensor | float = 0.0,
     ) -> Verdict:
-        """Judge the run by a step's embeddings, one row an image, by the name of their view.
+        """Judge the run by the embeddings of a step; this waits for the device.
 
-        Give what the loss compares, such as the projector's outputs, not the encoder's features: after a ReLU they are positive
-        and look narrow. ``predictions`` are the outputs of a predictor, by the same names. This waits for the device.
+        Args:
+            step: The number of the step.
+            embeddings: By the name of their view, one row per image. Give what the loss compares, such as the projector's
+                outputs, not the encoder's features: after a ReLU they are positive and look narrow.
+            predictions: The outputs of a predictor, by the same names.
+            loss: The loss of the step, which shows a divergence.
         """
         if not self.due(step):
             return self.verdict
@@ -379,6 +391,11 @@ class HealthMonitor:
         return {**self._rules.state(), "checked": self._checked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the memory of an earlier monitor.
+
+        Args:
+            state: What ``state_dict`` gave.
+        """
         self._rules.load_state(state)
         self._checked = state["checked"]
 
