@@ -23,7 +23,8 @@ class Relation(nn.Module):
     """Unit vectors, the newest first; rows that are still zero are left out."""
 
     def __init__(self, settings: RelationConfig | None = None, *, width: int = 0) -> None:
-        """
+        """Without a queue, images are related to the others of the batch only.
+
         Args:
             settings: Temperatures, and the length of the queue.
             width: Of the method's targets; only a queue needs it.

@@ -318,7 +318,8 @@ class HealthMonitor:
     """
 
     def __init__(self, *, patience: int = 200, every: int = 20, predictions_from: int = 0) -> None:
-        """
+        """The defaults suit runs of a few hundred steps and more.
+
         Args:
             patience: Steps before the first verdict.
             every: Steps between two checks; a call in between returns the last verdict and costs nothing.
