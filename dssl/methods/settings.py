@@ -333,7 +333,7 @@ class DINOConfig(PrototypesConfig):
     name = "dino"
     own_target_network = True
     recipes: ClassVar[Mapping[str, Defaults]] = {
-        # at four times this rate small networks collapse
+        # short runs at four times this rate collapsed
         "shapes": Defaults(
             settings={"hidden": 512, "output": 128, "prototypes": 128, "momentum": 0.99},
             optimizer=_ADAMW | {"rate": 2e-3},

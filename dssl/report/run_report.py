@@ -444,10 +444,9 @@ def _panels(panels: Mapping[str, Sequence[_Curve]], *, legend: Sequence[str] = (
         axes.set_title(title, loc="left", fontsize=14, color=COLORS["ink"], pad=12)
         for number, points in enumerate(lines):
             color, style = series(number)
-            marker = "o" if len(points) <= 50 else ""
-            axes.plot(
-                *np.array(points).reshape(-1, 2).T, marker, color=color, linestyle=style, linewidth=2, markersize=4.5
-            )
+            marker = "o" if len(points) <= 50 else None
+            x, y = np.array(points).reshape(-1, 2).T
+            axes.plot(x, y, color=color, linestyle=style, marker=marker, linewidth=2, markersize=4.5)
         if not any(lines):
             middle = {"transform": axes.transAxes, "ha": "center", "va": "center"}
             axes.text(0.5, 0.5, "not measured", color=COLORS["muted"], **middle)
