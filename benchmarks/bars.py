@@ -86,7 +86,7 @@ def _training(results: Results) -> Iterable[Bar]:
         )
         shares = [row["end_to_end_share_of_compute"] for row in rows]
         text = f"{min(shares):.1%} to {max(shares):.1%} of the speed of pure compute"
-        yield Bar("end to end within 10 % of pure compute", text, min(shares) >= 0.9)
+        yield Bar("end to end within 10% of pure compute", text, min(shares) >= 0.9)
 
 
 def _others(results: Results) -> Iterable[Bar]:

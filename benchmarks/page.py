@@ -14,9 +14,12 @@ Lines = list[str]
 _HEAD = """# Performance
 
 <!-- written by `python -m benchmarks.page` from benchmarks/results/*.json: do not edit -->
+"""
 
-How fast, how big, how it grows, against what one would use instead. Every number on this page comes from a JSON file in
-`benchmarks/results/`, which names the command that made it, all versions, and the load of the machine before and after.
+_HOW = """Every number on this page comes from a JSON file in `benchmarks/results/`.
+The file names the command that made it, all versions, and the load of the machine before and after.
+
+## Measure it yourself
 
 ```
 make bench-setup      # the peers, from PyPI, into a separate virtual environment
@@ -29,12 +32,15 @@ make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-
 ## How to read it
 
 - Ratios say more than rates: all candidates are measured in turn in the same run, and rates differ between machines.
-- A number is the median of its rounds; the whiskers of a plot and "x to y" are the quartiles, "±" half their distance.
+- A number is the median of its rounds. The whiskers of a plot and "x to y" are the quartiles, and "±" is half their distance.
 - Thread counts are asserted: torch has as many threads as there are cores, or one if the row says "one core".
 - fp32 and bf16 rows separate precision from engineering: compare rows of the same precision.
-- [The list below](#where-somebody-else-is-faster) names every peer that is faster; it is computed from the same results.
-- What was found slow, and what became of it, is in the [log](log.md#2026-11-16-what-was-slow).
+- [The list below](#where-somebody-else-is-faster) names every peer that is faster. It is computed from the same results.
+- The [log](log.md#2026-11-16-what-was-slow) says what was found to be slow, and what became of it.
 """
+
+_OUTDATED = ("tar", "parquet", "datasets")
+"""Readers of shards whose rows the note of the results asks to measure again."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Lines:
@@ -70,9 +76,120 @@ def source(result: dict[str, Any]) -> Lines:
     ]
 
 
+def show_summary(results: Results) -> Lines:
+    """What a user asks first, each number with its caveat."""
+    found = [line for part in (_summary_of_views, _summary_of_training, _summary_of_the_rest) for line in part(results)]
+    if not found:
+        return []
+    cores = sorted({str(result["environment"]["cores"]) for result in results.values()})
+    where = f"This page measures dssl against what you would use instead, on {' or '.join(cores)} CPU cores."
+    end = (
+        ["What is not measured is [at the end of the page](#not-measured-at-present).", ""]
+        if _unmeasured(results)
+        else []
+    )
+    return [where, "", *(f"- {line}" for line in found), "", *end]
+
+
+def _summary_of_views(results: Results) -> Lines:
+    rows = results["views"]["results"] if "views" in results else []
+    lines: Lines = []
+    for setting, caveat in (
+        ("32 px, one core", "It was measured on one core."),
+        ("224 px without decoding, one core", "It was measured on one core, without decoding."),
+    ):
+        ours = [row["ratio"] for row in rows if row["setting"] == setting and row["name"].startswith("dssl")]
+        if ours:
+            span = f"{min(ours):.1f}" if len(ours) == 1 else f"{min(ours):.1f} to {max(ours):.1f}"
+            size = " ".join(setting.replace(",", "").split()[:2])
+            lines.append(f"**Views at {size}**: {span} times as fast as a Pillow composition. {caveat}")
+    return lines
+
+
+def _summary_of_training(results: Results) -> Lines:
+    settings = results["train"]["results"] if "train" in results else []
+    lines: Lines = []
+    for encoder in dict.fromkeys(row["encoder"] for row in settings):
+        ratios: list[float] = []
+        rounds: set[int] = set()
+        for row in settings:
+            rates = {one["name"]: one["rate"] for one in row["rows"]}
+            for precision in ("fp32", "bf16"):
+                names = [f"{peer}, {precision}" for peer in ("lightly", "stable-pretraining")]
+                peers = [rates[name]["median"] for name in names if name in rates]
+                ours = rates.get(f"dssl, {precision}")
+                if row["encoder"] == encoder and peers and ours:
+                    ratios.append(ours["median"] / max(peers))
+                    rounds.add(ours["n"])
+        if ratios:
+            lines.append(
+                f"**Training steps with `{encoder}`, at equal precision**: {min(ratios):.2f} to {max(ratios):.2f} times as "
+                "fast as the faster of lightly and stable-pretraining. "
+                f"These are medians of {' or '.join(map(str, sorted(rounds)))} rounds on one machine."
+            )
+    if settings:
+        all_ratios = [speed_up(row) for row in settings]
+        lines.append(
+            f"**Training steps in bf16 against the paper's way in fp32**: {min(all_ratios):.2f} to {max(all_ratios):.2f} "
+            "times as fast. "
+            "The precisions differ, so this is not a comparison of the programs alone."
+        )
+    return lines
+
+
+def _summary_of_the_rest(results: Results) -> Lines:
+    lines: Lines = []
+    if "quality" in results:
+        found = results["quality"]["results"]
+        ratios = [f"{one['ratio']:.2f}" for one in found]
+        lines.append(
+            f"**Time to the same kNN accuracy**: {', '.join(ratios)} times as fast as the paper's way. "
+            f"This compares {results['quality']['precision']} with fp32, with {len(found)} seed{'s' if len(found) > 1 else ''}."
+        )
+    if "evaluate" in results:
+        seconds = {row["name"]: row["seconds"]["median"] for row in results["evaluate"]["results"]}
+        ours, other = seconds.get("dssl, probe, one strength"), seconds.get("probe, scikit-learn, one strength")
+        if ours and other:
+            lines.append(
+                f"**Linear probe**: {other / ours:.0f} times as fast as scikit-learn's logistic regression. "
+                "Both use one strength of regularisation."
+            )
+        ours, other = seconds.get("dssl, kNN"), seconds.get("kNN, faiss")
+        if ours and other:
+            than = f"{ours / other:.2f} times as fast as dssl" if other < ours else "slower than dssl"
+            shapes = results["evaluate"]["shapes"]
+            sizes = f"{shapes['test'][0]:,} test images against {shapes['train'][0]:,} training images"
+            lines.append(f"**kNN**: {number(ours)} s for {sizes}. faiss is {than}.")
+    if "startup" in results:
+        seconds = {row["name"]: row["seconds"]["median"] for row in results["startup"]["results"]}
+        shown, step = "dssl --help", "dssl train, to the first step"
+        torch = next((value for name, value in seconds.items() if "import torch" in name), None)
+        if {shown, step} <= set(seconds):
+            alone = f" Importing torch alone takes {torch:.1f} s." if torch else ""
+            lines.append(
+                f"**Start-up**: {seconds[shown]:.2f} s to the help, and {seconds[step]:.1f} s to the first training step.{alone}"
+            )
+    if "memory" in results:
+        found = results["memory"]
+        lines.append(
+            f"**Memory**: {found['peak_mb'] / 1024:.2f} GB at batch {found['batch']}. "
+            f"The encoder is `{found['encoder']}`, and the data are {found['data']}."
+        )
+    files = results["growth"]["results"].get("files", []) if "growth" in results else []
+    for row in files:
+        if row["x"] == 1_000_000:
+            lines.append(
+                f"**A folder of {row['x']:,} files**: indexed in {row['scan_seconds']:.1f} s. "
+                "The files were new and empty: names and sizes come from the system's cache, not from a disk."
+            )
+    return lines
+
+
 def show_bars(results: Results) -> Lines:
-    answers = {True: "yes", False: "**no**", None: "to be measured again"}
-    rows = [(bar.claim, bar.measured, answers[bar.holds]) for bar in bars(results)]
+    """The claims and what was measured. A claim whose rows are to be measured again is left out: `show_unmeasured` names it."""
+    rows = [
+        (bar.claim, bar.measured, "yes" if bar.holds else "**no**") for bar in bars(results) if bar.holds is not None
+    ]
     return ["## What it must show", "", *table(("claim", "measured", "holds"), rows)]
 
 
@@ -98,8 +215,8 @@ def show_missing(results: Results) -> Lines:
 def views(result: dict[str, Any]) -> Lines:
     lines = [
         "## Views", "",
-        "A view is the whole chain: crop, flip, colour jitter, gray, blur, two RandAugment operations, normalised float32. "
-        "Only views made inside a window count; the loader's threads rest while others are measured.", "",
+        "A view is the whole chain: crop, flip, colour jitter, gray, blur, two RandAugment operations, normalised float32.",
+        "Only views that are made inside a window count. The loader's threads rest while others are measured.", "",
         *picture("views", "views per second by library"),
     ]  # fmt: skip
     for setting in dict.fromkeys(row["setting"] for row in result["results"]):
@@ -108,8 +225,6 @@ def views(result: dict[str, Any]) -> Lines:
             for row in result["results"] if row["setting"] == setting
         ]  # fmt: skip
         lines += table((setting, "views/s", "times Pillow", ""), rows)
-    for setting, why in result.get("withdrawn", {}).items():
-        lines += [f"**{setting}: withdrawn** until measured again on an idle machine. {why}", ""]
     return lines + source(result)
 
 
@@ -122,8 +237,9 @@ def view_costs(result: dict[str, Any]) -> Lines:
     first = result["sizes"][0]
     lines = [
         "### By image size, and the physical limit", "",
-        f"One core copies {first['memcpy_bytes_per_second'] / 1e9:.1f} GB/s (read and written). A view has to read an "
-        "image of its own size and write three float32 channels: the last column is the share of that rate that views reach.", "",
+        f"One core copies {first['memcpy_bytes_per_second'] / 1e9:.1f} GB/s (read and written).",
+        "A view has to read an image of its own size and write three float32 channels.",
+        "The last column is the share of that rate that views reach.", "",
         *picture("view_sizes", "views per second against image size"),
         *table(("", "dssl, views/s", "Pillow, views/s", "ratio", "of memcpy"), sizes),
         "### By operation", "", *picture("view_operations", "microseconds of each operation"),
@@ -152,8 +268,9 @@ def lock(result: dict[str, Any]) -> Lines:
     ]
     return [
         "## The interpreter lock", "",
-        f"From JPEG files to four views of 224 px. The small operation runs in the main thread beside {result['threads']} loader "
-        "threads in the same process, or in another one.", "",
+        "The loader makes four views of 224 px from each JPEG file.",
+        f"The small operation runs in the main thread while {result['threads']} loader threads run in the same process, "
+        "or in another one.", "",
         *table(("", "measured"), rows),
         *source(result),
     ]  # fmt: skip
@@ -167,10 +284,12 @@ def train(result: dict[str, Any]) -> Lines:
     ]  # fmt: skip
     lines = [
         "## Training step", "",
-        "Images a second, end to end, four views of each; everybody trains the same encoder with heads of the same shape, batch, "
-        f"SGD, {machine['torch_threads']} torch threads and {machine['worker_processes']} worker processes (dssl: threads). "
-        "The paper's way is fp32 with Pillow in workers, one pass a view, and BYOL's eight passes; lightly and "
-        "stable-pretraining run their own modules, losses, transforms and loops, extended to four views.", "",
+        "The table shows images per second, end to end, with four views of each image.",
+        "Everybody trains the same encoder with heads of the same shape, the same batch and SGD, "
+        f"{machine['torch_threads']} torch threads and {machine['worker_processes']} worker processes (dssl: threads).",
+        "The paper's way makes views with Pillow in workers, one pass per view, with BYOL's eight passes. The paper used fp32.",
+        "lightly and stable-pretraining run their own modules, losses, transforms and loops, extended to four views.",
+        "**The last column compares bf16 with fp32**: for equal precision, compare the columns of one precision.", "",
         *picture("train", "images per second of training by library"),
     ]  # fmt: skip
     columns = list(dict.fromkeys(one["name"] for row in result["results"] for one in row["rows"]))
@@ -184,11 +303,12 @@ def train(result: dict[str, Any]) -> Lines:
             name, f"{row['passes']} of {row['passes_of_the_paper']}", f"{row['end_to_end_share_of_compute']:.1%}",
             f"{row['share_of_matrix_rate']:.0%}", *(f"{share:.1%}" for share in row["time"].values()),
         ])  # fmt: skip
-    lines += table(["", *columns, "dssl bf16 / paper's way"], rows)
+    lines += table(["", *columns, "dssl bf16 / paper's way fp32"], rows)
     lines += [
         f"One large matrix product reaches {machine['matrix_rate_bf16'] / 1e9:,.0f} GFLOP/s in bf16 and "
-        f"{machine['matrix_rate_fp32'] / 1e9:,.0f} in fp32 here. The share of it counts the multiplications of the encoder only, "
-        "three passes' worth for each view with a gradient; heads, BatchNorm, loss and optimiser are counted as nothing.", "",
+        f"{machine['matrix_rate_fp32'] / 1e9:,.0f} in fp32 here.",
+        "The share of it counts the multiplications of the encoder only, three passes' worth for each view with a gradient.",
+        "Heads, BatchNorm, loss and optimiser are counted as nothing.", "",
     ]  # fmt: skip
     head = [
         "dssl, bf16",
@@ -205,15 +325,17 @@ def evaluate(result: dict[str, Any]) -> Lines:
     features = [(row["name"], spread(row["rate"]), f"{row['ratio']:.2f}") for row in result["features"]]
     rows = [
         (row["name"], spread(row["seconds"]), number(row["cpu_seconds"]["median"]), number(row["extra_memory_mb"]),
-         f"{row['accuracy']:.2f}", f"{row['same_as_dssl']:.2f} %")
+         f"{row['accuracy']:.2f}", f"{row['same_as_dssl']:.2f}%")
         for row in result["results"]
     ]  # fmt: skip
     shapes = result["shapes"]
     state = "trained" if result["trained"] else "untrained"
     return [
         "## Evaluation", "",
-        f"{shapes['train'][0]:,} training and {shapes['test'][0]:,} test rows of {shapes['train'][1]} ({result['data']}, {state} "
-        f"encoder {result['encoder']}), k = {result['k']}, {result['threads']} threads. All searches are exact.", "",
+        f"The data are {shapes['train'][0]:,} training and {shapes['test'][0]:,} test rows of {shapes['train'][1]} features "
+        f"({result['data']}, {state} encoder {result['encoder']}).",
+        f"k is {result['k']}, with {result['threads']} threads. All searches are exact.",
+        "Features in bf16 are compared with the usual way in fp32.", "",
         *picture("evaluate", "seconds of kNN and linear probe"),
         *table(("features", "images/s", "times the usual way"), features),
         *table(("", "seconds", "CPU seconds", "more memory, MB", "accuracy, %", "answers equal to dssl's"), rows),
@@ -230,7 +352,10 @@ def startup(result: dict[str, Any]) -> Lines:
         *picture("startup", "seconds to help and to the first step"),
         *table(("", "seconds"), rows),
     ]
-    lines += ["Where the time to the first step goes, in a process that takes the same steps one after the other:", ""]
+    lines += [
+        "This is where the time to the first step goes, in a process that takes the same steps one after the other:",
+        "",
+    ]
     lines += table(("part", "seconds"), parts)
     for name, found in result["imports"].items():
         text = ", ".join(f"{group} {seconds:.2f}" for group, seconds in list(found.items())[:8] if seconds >= 0.005)
@@ -244,9 +369,12 @@ def startup(result: dict[str, Any]) -> Lines:
 def growth(result: dict[str, Any]) -> Lines:
     lines = [
         "## Growth", "",
-        "SimSiam, the small encoder, bf16. An exponent of 0 means that it does not matter, 1 that twice as much takes twice as "
-        "long, -1 that it goes half as fast. Images a second should fall with the views (-1) and with the area of an image (-2 "
-        "for its side), and hardly with the edges, which cost no pass of the encoder; memory grows less than what it holds. "
+        "The runs use SimSiam with the small encoder in bf16.",
+        "An exponent of 0 means that the quantity does not matter.",
+        "With 1, twice as much takes twice as long, and with -1 it goes half as fast.",
+        "Images per second should fall with the views (-1) and with the area of an image (-2 for its side).",
+        "They should hardly fall with the edges, which cost no pass of the encoder.",
+        "Memory grows less than what it holds.",
         "Every number is the median over two visits, the second in reverse order.", "",
         *picture("growth", "speed, memory and index on log-log axes"),
     ]  # fmt: skip
@@ -280,8 +408,9 @@ def memory(result: dict[str, Any]) -> Lines:
     rows = [(str(int(epoch) + 1), number(value)) for epoch, value in result["peak_mb_by_epoch"].items()]
     return [
         "## Memory of a run", "",
-        f"`dssl train` with the {result['encoder']} encoder, {result['method']}, graph dssl, batch {result['batch']}, "
-        f"with kNN and checkpoints: resident memory, read ten times a second. Peak {result['peak_mb'] / 1024:.2f} GB.", "",
+        f"The run is `dssl train` with the {result['encoder']} encoder, {result['method']}, graph dssl, batch {result['batch']}, "
+        "with kNN and checkpoints.",
+        f"Resident memory was read ten times a second. Its peak is {result['peak_mb'] / 1024:.2f} GB.", "",
         *picture("memory", "resident memory over time"), *table(("epoch", "peak, MB"), rows), *source(result),
     ]  # fmt: skip
 
@@ -300,13 +429,14 @@ def quality(result: dict[str, Any]) -> Lines:
     for one in result["results"]:
         seconds = [number(one["seconds_to_level"][name]) for name in ("dssl", "paper's way")]
         last = [f"{one['curves'][name][-1]['knn']:.1f}" for name in ("dssl", "paper's way")]
-        rows.append((str(one["seed"]), f"{one['level']:.1f} %", *seconds, f"**{one['ratio']:.2f}**", *last))
+        rows.append((str(one["seed"]), f"{one['level']:.1f}%", *seconds, f"**{one['ratio']:.2f}**", *last))
     return [
         "## Time to quality", "",
-        f"kNN accuracy (k = {result['k']}) against seconds of training: {result['method']}, graph {result['graph']}, "
-        f"{result['images']:,} images of {result['data']}, {result['epochs']} epochs, the small encoder (recipe `shapes` with a "
-        "shorter schedule). Same seeds, same first weights, same order of images; "
-        f"dssl in {result['precision']}, the paper's way in fp32.", "",
+        f"The plot shows kNN accuracy (k = {result['k']}) against seconds of training.",
+        f"Both train {result['method']} with the graph {result['graph']} and the small encoder on {result['images']:,} images of "
+        f"{result['data']} for {result['epochs']} epochs (recipe `shapes` with a shorter schedule).",
+        "Seeds, first weights and order of images are the same.",
+        f"**dssl runs in {result['precision']}, the paper's way in fp32.**", "",
         *picture("quality", "accuracy against the wall clock"),
         *table(head, rows),
         *source(result),
@@ -314,7 +444,7 @@ def quality(result: dict[str, Any]) -> Lines:
 
 
 def shared(result: dict[str, Any]) -> Lines:
-    """A line where other work took processor time from the measurement."""
+    """A line if other work took processor time from the measurement."""
     about = result["environment"]
     if about["load_before"] <= about["cores"]:
         return []
@@ -325,29 +455,51 @@ def shared(result: dict[str, Any]) -> Lines:
 def shards(result: dict[str, Any]) -> Lines:
     rates = reading_rates(result)
     rows = []
+    outdated = _OUTDATED if "note" in result else ()
+    names = [name for name in ("webdataset", "datasets") if name not in outdated]
     for row in result["readers"]:
+        if row["reader"].startswith(outdated):
+            continue
         kind = "cold" if row["cold"] else "warm"
         peers = [f"{rates[row['reader'], row['cold']] / rates[peer, row['cold']]:.2f}"
-                 if (peer, row["cold"]) in rates else "missing" for peer in ("webdataset", "datasets")]  # fmt: skip
+                 if (peer, row["cold"]) in rates else "missing" for peer in names]  # fmt: skip
         rows.append((row["reader"], kind, spread(row["images_per_second"]), *peers, spread(row["first_batch_seconds"])))
     index = result["index"]
     return [
         "## Shards", "",
-        "Images a second over an epoch from the same JPEG files, decoded by the same function, no views: "
-        f"{result['environment']['cores']} threads (dssl) or worker processes of torch's DataLoader (peers). An epoch includes "
-        "opening the data set and starting threads or workers, and so does the time to the first batch. Everybody has a turn in "
-        "each round. Cold: the pages of the files were dropped before (`posix_fadvise`); the host of a virtual disk may still "
-        "hold them. A packed copy holds pixels: nothing is decoded.", "",
+        "The table shows images per second over an epoch from the same JPEG files, decoded by the same function, without views.",
+        f"dssl has {result['environment']['cores']} threads, and its peers as many worker processes of torch's DataLoader.",
+        "An epoch includes opening the data set and starting threads or workers, and so does the time to the first batch.",
+        "Everybody has a turn in each round.",
+        "*Cold* means that the pages of the files were dropped before (`posix_fadvise`).",
+        "The host of a virtual disk may still hold them.",
+        "A packed copy holds pixels: nothing is decoded.", "",
         *shared(result),
-        *table(("reader", "", "images/s", "times webdataset", "times datasets", "first batch, s"), rows),
-        *([result["note"], ""] if "note" in result else []),
-        f"The index of {index['members']:,} members in ten tar shards: {number(index['scan_seconds'])} s "
-        f"({number(index['scan_cpu_seconds'])} s of CPU), reopened in {number(index['reopen_seconds'])} s "
-        f"({number(index['reopen_cpu_seconds'])} s of CPU); {index['index_bytes_per_image']:.0f} bytes per image in a file that "
-        f"all processes of a node share, and {index['private_mb_per_million'] or 'below 1'} MB of a process's own per million.",
-        "",
+        *table(("reader", "", "images/s", *(f"times {name}" for name in names), "first batch, s"), rows),
+        f"The index of {index['members']:,} members in ten tar shards:", "",
+        f"- is made in {number(index['scan_seconds'])} s ({number(index['scan_cpu_seconds'])} s of CPU),",
+        f"- is reopened in {number(index['reopen_seconds'])} s ({number(index['reopen_cpu_seconds'])} s of CPU),",
+        f"- takes {index['index_bytes_per_image']:.0f} bytes per image in a file that all processes of a node share,",
+        f"- takes {index['private_mb_per_million'] or 'below 1'} MB of a process's own memory per million.", "",
         *source(result),
     ]  # fmt: skip
+
+
+def _unmeasured(results: Results) -> Lines:
+    withdrawn = results["views"].get("withdrawn", {}) if "views" in results else {}
+    found = [
+        f"- **{setting}: withdrawn** until measured again on an idle machine. {why}"
+        for setting, why in withdrawn.items()
+    ]
+    if "note" in results.get("shards", {}):
+        found.append(f"- **Shards read as {', '.join(_OUTDATED)}**. {results['shards']['note']}")
+    return found + [f"- **{name}**: not measured yet." for name in NAMES if name not in results]
+
+
+def show_unmeasured(results: Results) -> Lines:
+    """One note at the end: what is not measured at present, and why."""
+    found = _unmeasured(results)
+    return ["## Not measured at present", "", *found, ""] if found else []
 
 
 SECTIONS: dict[str, Callable[[dict[str, Any]], Lines]] = {
@@ -359,13 +511,13 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Lines]] = {
 def write(folder: Path, page: Path) -> list[str]:
     """Write the page; returns the benchmarks whose results are missing."""
     results = {name: found for name in NAMES if (found := record.read(name, folder=folder)) is not None}
-    lines = [_HEAD.format(names=", ".join(NAMES)), *show_bars(results), *show_ahead(results), *show_missing(results)]
+    lines = [_HEAD, *show_summary(results), _HOW.format(names=", ".join(NAMES))]
+    lines += [*show_bars(results), *show_ahead(results), *show_missing(results)]
     for name, section in SECTIONS.items():
         if name in results:
             lines += section(results[name])
     absent = [name for name in NAMES if name not in results]
-    if absent:
-        lines += [f"Not measured yet: {', '.join(absent)}.", ""]
+    lines += show_unmeasured(results)
     page.write_text("\n".join(lines).rstrip("\n") + "\n", encoding="utf-8")
     return absent
 
