@@ -131,7 +131,7 @@ def measure_speed(config: RunConfig, device: torch.device, *, seconds: float = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Throughput:
     """How fast the steps of a configuration are here."""
 
     speed: Speed
@@ -176,28 +176,28 @@ class Planner:
     recipe: str | None = None
     typed: frozenset[str] = frozenset()
     """Settings that are not to be chosen."""
-    measure: Callable[[RunConfig, Source, torch.device], Pace] | None = None
+    measure: Callable[[RunConfig, Source, torch.device], Throughput] | None = None
     """In place of a measurement on this machine."""
 
     def plan(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, list[str]]:
         """The configuration with what was chosen, and the screen that says so."""
         began = time.monotonic()
-        config, pace = self._sized(config, source, device)
-        changes: dict[str, Any] = {"precision": pace.speed.precision}
-        if pace.torch_threads is not None and "torch_threads" not in self.typed:
-            changes["torch_threads"] = pace.torch_threads
+        config, throughput = self._sized(config, source, device)
+        changes: dict[str, Any] = {"precision": throughput.speed.precision}
+        if throughput.torch_threads is not None and "torch_threads" not in self.typed:
+            changes["torch_threads"] = throughput.torch_threads
         if config.minutes is not None:
             left = 60 * config.minutes * (1 - _MARGIN) - (time.monotonic() - began) - _SETUP
-            changes |= self._fitted(config, source, pace, seconds=left)
+            changes |= self._fitted(config, source, throughput, seconds=left)
         config = replace(config, **changes)
-        return config, self._screen(config, source, device, pace)
+        return config, self._screen(config, source, device, throughput)
 
-    def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Pace]:
+    def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Throughput]:
         """On a CPU, with minutes: the last of ``ON_CPUS`` that sees as many images as it needs."""
         measure = self.measure or measured
         if config.minutes is None or self.recipe != "folder" or device.type != "cpu":
             return config, measure(config, source, device)
-        best: tuple[RunConfig, Pace] | None = None
+        best: tuple[RunConfig, Throughput] | None = None
         seen = math.inf
         for encoder, size, least in ON_CPUS:
             tried = replace(
@@ -209,11 +209,11 @@ class Planner:
                 seen < 2 * least or tried == best[0]
             ):  # it is about twice as slow as the one before
                 break
-            pace = measure(tried, source, device)
-            seen = 60 * config.minutes * (1 - _MARGIN) * pace.images_per_second
+            throughput = measure(tried, source, device)
+            seen = 60 * config.minutes * (1 - _MARGIN) * throughput.images_per_second
             if best is not None and seen < least:
                 break
-            best = tried, pace
+            best = tried, throughput
         assert best is not None
         return best
 
@@ -221,10 +221,13 @@ class Planner:
         """In short runs the number of steps matters more than that of the images in each."""
         return config.batch_size if "batch_size" in self.typed else min(64, config.batch_size)
 
-    def _fitted(self, config: RunConfig, source: Source, pace: Pace, *, seconds: float) -> dict[str, Any]:
+    def _fitted(self, config: RunConfig, source: Source, throughput: Throughput, *, seconds: float) -> dict[str, Any]:
         """As many epochs as the seconds allow, with the measurements of kNN and progress."""
         steps = max(1, len(source) // config.batch_size)
-        epoch, check = steps * config.batch_size / pace.images_per_second, pace.check_seconds(config, source)
+        epoch, check = (
+            steps * config.batch_size / throughput.images_per_second,
+            throughput.check_seconds(config, source),
+        )
         checks = min(_CHECKS, max(1, int(_CHECK_SHARE * seconds / check))) if check else 0
         epochs = min(max(1, int((seconds - (2 + checks) * check) / epoch)), LARGEST["epochs"])
         changes: dict[str, Any] = {"epochs": epochs}
@@ -237,9 +240,9 @@ class Planner:
             changes["knn_every"] = -(-epochs // checks)
         return changes
 
-    def _screen(self, config: RunConfig, source: Source, device: torch.device, pace: Pace) -> list[str]:
+    def _screen(self, config: RunConfig, source: Source, device: torch.device, throughput: Throughput) -> list[str]:
         """Images, machine, speed, what was chosen, and how long it takes."""
-        speed, size = pace.speed, f"{config.image_size} px"
+        speed, size = throughput.speed, f"{config.image_size} px"
         cores = default_threads()
         machine = f"{cores} CPU core{'s' if cores > 1 else ''}"
         machine += ", no GPU" if device.type == "cpu" else f", {_name(device)}"
@@ -251,11 +254,14 @@ class Planner:
         rows = [
             ("images", f"{len(source):,} in {config.data}{labels}"),
             ("machine", machine),
-            ("speed", f"{pace.images_per_second:,.0f} images/s in {speed.precision}{threads}; loader {pace.loader:,.0f}"),
+            (
+                "speed",
+                f"{throughput.images_per_second:,.0f} images/s in {speed.precision}{threads}; loader {throughput.loader:,.0f}",
+            ),
             ("run", f"{config.method.name}, graph {config.graph}, encoder {config.encoder}, {size}, batch {config.batch_size}"),
-            ("length", self._length(config, source, pace)),
+            ("length", self._length(config, source, throughput)),
         ]  # fmt: skip
-        return [*columns(rows), *too_long(config, source, pace), *self._advice(config, source, device)]
+        return [*columns(rows), *too_long(config, source, throughput), *self._advice(config, source, device)]
 
     def warning(self, config: RunConfig, source: Source, device: torch.device) -> list[str]:
         """That a run would take days; measured only if it could."""
@@ -266,8 +272,8 @@ class Planner:
             else []
         )
 
-    def _length(self, config: RunConfig, source: Source, pace: Pace) -> str:
-        seconds = pace.seconds(config, source)
+    def _length(self, config: RunConfig, source: Source, throughput: Throughput) -> str:
+        seconds = throughput.seconds(config, source)
         text = f"{config.epochs} epoch{'s' if config.epochs != 1 else ''}, about {duration(seconds)}"
         if config.minutes is None:
             return f"{text}; --minutes 30 would fit it to a time"
@@ -291,16 +297,16 @@ class Planner:
         )
 
 
-def too_long(config: RunConfig, source: Source, pace: Pace) -> list[str]:
+def too_long(config: RunConfig, source: Source, throughput: Throughput) -> list[str]:
     """What to do about a run that takes longer than a day."""
-    if config.minutes is not None or (seconds := pace.seconds(config, source)) < 86_400:
+    if config.minutes is not None or (seconds := throughput.seconds(config, source)) < 86_400:
         return []
     return [
         f"warning: {config.epochs:,} epochs take about {duration(seconds)} on this machine; --hours 8 fits the run to a night"
     ]
 
 
-def measured(config: RunConfig, source: Source, device: torch.device) -> Pace:
+def measured(config: RunConfig, source: Source, device: torch.device) -> Throughput:
     """Real steps and the real loader, for a few seconds."""
     speed = measure_speed(config, device, seconds=_SECONDS)
     threads = None
@@ -308,7 +314,7 @@ def measured(config: RunConfig, source: Source, device: torch.device) -> Pace:
         one = speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second  # a tie is noise
         threads = 1 if one else torch.get_num_threads()
     loader = loader_rate(config, source, seconds=_SECONDS / 2)
-    return Pace(speed=speed, loader=loader, torch_threads=threads, overlaps=device.type != "cpu")
+    return Throughput(speed=speed, loader=loader, torch_threads=threads, overlaps=device.type != "cpu")
 
 
 def _name(device: torch.device) -> str:
