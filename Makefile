@@ -54,7 +54,7 @@ $(INTEGRATIONS)/.installed: $(STAMP) tests/integrations/constraints.txt
 	@touch $@
 
 test-integrations: $(INTEGRATIONS)/.installed ## Lightning, Hugging Face, trackers and lightly, in an environment of their own
-	$(INTEGRATIONS)/bin/python -m pytest tests/integrations
+	$(INTEGRATIONS)/bin/python -m pytest tests/integrations tests/test_notebook.py tests/data/test_objects.py
 
 $(DOCS_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'
