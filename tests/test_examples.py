@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dssl import plugins
+from dssl.cli import main
 from dssl.methods import METHODS
 from dssl.weights import checkpoint
 
@@ -25,12 +27,21 @@ def test_own_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert float(lines[-1].rpartition(" ")[2]) > 0.2
 
 
-def test_own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "codingrate", METHODS["simclr"])  # so that what the example adds is taken out again
-    out = tmp_path / "run"
-    run("own_method.py", "--data", "shapes:128", "--epochs", "1", "--out", str(out), monkeypatch=monkeypatch)
-    assert "kNN" in capsys.readouterr().out
-    saved = checkpoint.newest_good(out / "checkpoints")
+    monkeypatch.setattr(plugins, "_loaded", {})
+    words = [
+        "--plugin",
+        str(FOLDER / "own_method.py"),
+        "--method",
+        "codingrate",
+        "--data",
+        "shapes:128",
+        "--epochs",
+        "1",
+    ]
+    assert main(["train", "shapes", *words, "--out", str(tmp_path / "run")]) == 0
+    saved = checkpoint.newest_good(tmp_path / "run" / "checkpoints")
     assert saved is not None
     assert saved[1].header["config"]["method"]["name"] == "codingrate"
 
