@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,8 +24,9 @@ from dssl.data.loader import CROP_RATIO, Batch, Batches, DeviceTransfer
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation import frozen
+from dssl.evaluation.probe import share_of_classes
 from dssl.graph import View
-from dssl.optim import build_optimizer, peak_rate
+from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.run import Run, RunFolder
 from dssl.state import Loss, LossMonitor, RunLength
 from dssl.weights import checkpoint
@@ -54,12 +54,10 @@ class Training:
 
 LINEAR_CIFAR_SGD = Training(rate=30.0, batch_size=256, epochs=100, decay="cosine")
 """The published code's: rate 30, no weight decay, batch 256, 100 epochs."""
-LINEAR_CIFAR_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
-"""The paper has no LARS on CIFAR-10: these are its ImageNet settings."""
 LINEAR_IMAGENET_SGD = Training(rate=0.1, batch_size=4096, epochs=90, decay="linear")
 """The paper's for SimCLR."""
-LINEAR_IMAGENET_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
-"""The paper's for SimSiam and BYOL."""
+LINEAR_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
+"""The paper's for SimSiam and BYOL on ImageNet; it has no LARS on CIFAR-10."""
 FINETUNE = Training(rate=0.05, batch_size=256, epochs=30, decay="cosine", nesterov=True)
 """SimCLR's for a part of the labels: Nesterov, no weight decay, 30 epochs (60 with 1 %); ours: batch 256, cosine."""
 SUPERVISED = Training(
@@ -81,8 +79,9 @@ def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
 
 def rate_at(step: int, *, peak: float, total: int, decay: Literal["cosine", "linear"]) -> float:
     """The learning rate of a step: from the peak at step 0 towards zero after the last."""
-    done = step / total
-    return peak * (0.5 * (1 + math.cos(math.pi * done)) if decay == "cosine" else 1 - done)
+    if decay == "cosine":
+        return learning_rate(step, peak=peak, total=total, warmup=0)
+    return peak * (1 - step / total)
 
 
 def new_head(dim: int, classes: int, *, seed: int) -> nn.Linear:
@@ -113,8 +112,6 @@ def train_classifier(
     ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit;
     at the end ``ended`` gets the folder of what it saved and deletes it. Returns the settings as they were used.
     """
-    if len(labels) != len(source):
-        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder.network) if freeze else nullcontext():
         head.to(encoder.device)
@@ -230,10 +227,4 @@ def predict_features(head: nn.Linear, features: Tensor) -> Tensor:
 
 def share_of_labels(labels: NDArray[np.int64], share: float, *, seed: int) -> NDArray[np.int64]:
     """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
-    order = rng.permutation(rng.key(seed, "labels"), len(labels))
-    chosen = [
-        members[: max(1, round(share * len(members)))]
-        for label in np.unique(labels)
-        if len(members := order[labels[order] == label])
-    ]
-    return np.sort(np.concatenate(chosen))
+    return share_of_classes(labels, share, stream=rng.key(seed, "labels"))

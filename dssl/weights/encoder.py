@@ -284,18 +284,6 @@ class FeatureStore:
         return json.dumps(about, sort_keys=True)
 
 
-class Columns(FeatureStore):
-    """Some columns of the features of another store, as the features of an encoder that gives only these."""
-
-    def __init__(self, store: FeatureStore, encoder: Encoder, columns: slice) -> None:
-        super().__init__(encoder)
-        self._store, self._columns = store, columns
-
-    def of(self, source: Source, *, allow_unreadable: bool) -> Features:
-        features = self._store.of(source, allow_unreadable=allow_unreadable)
-        return dataclasses.replace(features, values=features.values[:, self._columns])
-
-
 def _file_name(about: str) -> str:
     return f"features-{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
 

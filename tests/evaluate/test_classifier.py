@@ -78,8 +78,8 @@ def test_an_unreadable_image_is_replaced_by_one_of_its_class(small: Encoder, mem
         (classifier.LINEAR_IMAGENET_SGD, reference_sgd),
         (classifier.FINETUNE, reference_sgd),
         (classifier.SUPERVISED, reference_sgd),
-        (classifier.LINEAR_IMAGENET_LARS, reference_lars),
-        (dataclasses.replace(classifier.LINEAR_CIFAR_LARS, weight_decay=0.01), reference_lars),
+        (classifier.LINEAR_LARS, reference_lars),
+        (dataclasses.replace(classifier.LINEAR_LARS, weight_decay=0.01), reference_lars),
     ],
 )
 def test_updates_equal_the_formula_for_several_steps(training: Training, reference: Any) -> None:
@@ -116,8 +116,8 @@ def test_rates_fall_to_zero() -> None:
 
 
 def test_the_papers_settings() -> None:
-    assert (classifier.LINEAR_IMAGENET_LARS.rate * 4096 / 256, classifier.LINEAR_IMAGENET_LARS.epochs) == (1.6, 90)
-    assert (classifier.LINEAR_IMAGENET_LARS.decay, classifier.LINEAR_IMAGENET_SGD.decay) == ("cosine", "linear")
+    assert (classifier.LINEAR_LARS.rate * 4096 / 256, classifier.LINEAR_LARS.epochs) == (1.6, 90)
+    assert (classifier.LINEAR_LARS.decay, classifier.LINEAR_IMAGENET_SGD.decay) == ("cosine", "linear")
     cifar = classifier.LINEAR_CIFAR_SGD
     assert (cifar.rate, cifar.batch_size, cifar.epochs, cifar.weight_decay) == (30, 256, 100, 0)
 
