@@ -17,7 +17,7 @@ from torch import Tensor
 from dssl import Method, MethodSettings, Prediction, recipe
 from dssl.distributed import gather_rows
 from dssl.methods.method import mlp
-from dssl.training import train
+from dssl.training.pretrain import train
 
 
 @dataclass(frozen=True, kw_only=True)
