@@ -24,13 +24,12 @@ from dssl.data.loader import CROP_RATIO, Batch, Batches, DeviceTransfer
 from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation import frozen
-from dssl.evaluation.probe import share_of_classes
 from dssl.graph import View
 from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.run import Run, RunFolder
 from dssl.state import Loss, LossMonitor, RunLength
 from dssl.weights import checkpoint
-from dssl.weights.encoder import Encoder, Progress, weights_hash
+from dssl.weights.encoder import Encoder, weights_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,6 @@ def train_classifier(
     freeze: bool,
     folder: Path | None = None,
     ended: Callable[[Path], None] = shutil.rmtree,
-    progress: Progress | None = None,
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
@@ -115,7 +113,7 @@ def train_classifier(
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder.network) if freeze else nullcontext():
         head.to(encoder.device)
-        task = _Fitting(encoder, head, source, labels, used, seed=seed, freeze=freeze, progress=progress)
+        task = _Fitting(encoder, head, source, labels, used, seed=seed, freeze=freeze)
         _fit(task, folder, ended)
     encoder.network.eval()
     return used
@@ -142,9 +140,9 @@ class _Fitting(loop.Task[Batch]):
 
     def __init__(
         self, encoder: Encoder, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training, *,
-        seed: int, freeze: bool, progress: Progress | None,
+        seed: int, freeze: bool,
     ) -> None:  # fmt: skip
-        self.encoder, self.source, self.training, self.seed, self.progress = encoder, source, training, seed, progress
+        self.encoder, self.source, self.training, self.seed = encoder, source, training, seed
         self.device = head.weight.device
         self.transfer = DeviceTransfer(self.device, normalization=encoder.normalization)
         self.peak = peak_rate(training.rate, training.batch_size)
@@ -191,10 +189,6 @@ class _Fitting(loop.Task[Batch]):
     def rate(self, step: int) -> float:
         return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
 
-    def after_step(self, step: int) -> None:
-        if self.progress is not None:
-            self.progress(step + 1, self.total)
-
 
 def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> None:
     world = World(0, 1, task.device)
@@ -223,8 +217,3 @@ def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> 
 def predict_features(head: nn.Linear, features: Tensor) -> Tensor:
     """The class of every row of features."""
     return F.linear(features, head.weight.float().cpu(), head.bias.float().cpu()).argmax(dim=1)
-
-
-def share_of_labels(labels: NDArray[np.int64], share: float, *, seed: int) -> NDArray[np.int64]:
-    """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
-    return share_of_classes(labels, share, stream=rng.key(seed, "labels"))

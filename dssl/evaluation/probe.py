@@ -109,12 +109,6 @@ class Problem:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
-        if len(features) != len(labels) or len(labels) == 0:
-            raise DsslError(f"{len(features)} features and {len(labels)} labels: expected equal numbers, at least one")
-        if classes < 2:
-            raise DsslError(
-                f"the labels have {classes} class: expected at least 2, since one class cannot be classified"
-            )
         device = device or features.device
         count, width = features.shape
         self.scaling = scaling_of(features, dtype=dtype, device=device)

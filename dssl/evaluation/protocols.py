@@ -95,6 +95,10 @@ class Benchmark:
         test = self.store.of(self.test, allow_unreadable=False)
         return train.values, torch.from_numpy(self.train_labels[train.rows]), test.values
 
+    def labelled(self, labels: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+        """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
+        return probe.share_of_classes(labels, share, stream=rng.key(self.seed, "labels"))
+
     @property
     def device(self) -> torch.device:
         """Where kNN and the probe compute: on the encoder's GPU, else on the CPU (Apple's GPU has no doubles)."""
@@ -157,7 +161,7 @@ def _knn(benchmark: Benchmark) -> list[Result]:
 def _probe(benchmark: Benchmark, share: float) -> list[Result]:
     train, labels, test = benchmark.features()
     if share < 1:
-        rows = classifier.share_of_labels(labels.numpy(), share, seed=benchmark.seed)
+        rows = benchmark.labelled(labels.numpy(), share)
         train, labels = train[rows], labels[rows]
     solved, choice = probe.fit(
         train, labels, classes=len(benchmark.classes), seed=benchmark.seed, device=benchmark.device
@@ -235,7 +239,7 @@ def _trained(
     """Train a classifier on augmented images, of its head alone (``freeze``) or of everything, and measure it once."""
     source, labels = benchmark.train, benchmark.train_labels
     if share < 1:
-        rows = classifier.share_of_labels(labels, share, seed=benchmark.seed)
+        rows = benchmark.labelled(labels, share)
         source, labels = Subset(source, rows), labels[rows]
     if benchmark.epochs is not None:
         training = dataclasses.replace(training, epochs=benchmark.epochs)
