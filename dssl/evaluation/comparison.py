@@ -256,9 +256,7 @@ def open_other(word: str, like: Encoder, *, seed: int, image_size: int | None = 
 
 def _imagenet(like: Encoder, *, seed: int) -> Encoder:
     other = untrained(like, seed=seed, purpose=WORD)
-    report = load_imagenet(
-        other.network, like.name, image_size=like.image_size, channels=like.channels, flag="--against"
-    )
+    report = load_imagenet(other.network, like.name, image_size=like.image_size, channels=like.channels)
     normalization = like.normalization
     if like.channels in (1, 3):  # of another number of channels nothing is known
         normalization = imagenet_normalization(like.name, channels=like.channels)
