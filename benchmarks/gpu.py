@@ -114,7 +114,7 @@ def measure(row: Row, config: RunConfig, folder: Path) -> dict[str, Any] | None:
 
 def child(asked: Path, out: Path) -> int:
     """One process of a run: trains, and writes the peak memory of its GPU beside the run."""
-    from dssl.training import train
+    from dssl.training.pretrain import train
 
     config = config_io.from_dict(json.loads(asked.read_text()), where=str(asked))
     ending = train(config, out)

@@ -110,8 +110,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "training":
-        return importlib.import_module("dssl.training")
     if name in _HOME:
         return getattr(importlib.import_module(f"dssl.{_HOME[name]}"), name)
     raise AttributeError(f"module 'dssl' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dssl import recipe
 from dssl.loop import Ending
-from dssl.training import train
+from dssl.training.pretrain import train
 
 
 def summary(result: Ending) -> str:

@@ -15,19 +15,18 @@ from dssl.data import open_source
 from dssl.errors import DsslError
 from dssl.recipes import recipe
 from dssl.training import budget
-from dssl.training.budget import Speed, drawn_images, loader_rate, measure_speed
+from dssl.training.budget import Throughput, drawn_images, loader_rate
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Rates as another machine might have them: a busy or a GPU machine cannot be had here."""
 
-    def put(*, loader: float = 1e6, **rates: float | None) -> None:
-        usual = {"images_per_second": 100.0, "on_one_thread": 60.0}
-        rest = {"checkpoint_bytes": 10**7, "precision": "fp32", "why": "fp32: as measured"}
-        speed = Speed(**usual | rates | rest)
-        monkeypatch.setattr(budget, "measure_speed", lambda *_: speed)
-        monkeypatch.setattr(budget, "loader_rate", lambda *_: loader)
+    def put(**rates: float | None) -> None:
+        usual = {"steps": 100.0, "on_one_thread": 60.0, "loader": 1e6}
+        rest = {"threads": 2, "checkpoint_bytes": 10**7, "precision": "fp32", "why": "fp32: as measured"}
+        throughput = Throughput(**usual | rates | rest)
+        monkeypatch.setattr(budget, "measured", lambda *_, **__: throughput)
 
     return put
 
@@ -36,14 +35,15 @@ def test_it_takes_real_steps_and_leaves_the_threads_as_they_were() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        speed = measure_speed(recipe("shapes", batch_size=4), torch.device("cpu"), seconds=0.01)
+        source, cpu = open_source("shapes:8"), torch.device("cpu")
+        speed = budget.measured(recipe("shapes", batch_size=4), source, cpu, seconds=0.01)
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         chosen = recipe("shapes", precision="fp32", batch_size=4)  # there is nothing to measure a second time
-        alone = measure_speed(chosen, torch.device("cpu"), seconds=0.01)
+        alone = budget.measured(chosen, source, cpu, seconds=0.01)
     finally:
         torch.set_num_threads(before)
-    assert speed.images_per_second > 0
+    assert min(speed.steps, speed.loader) > 0
     assert speed.on_one_thread is not None
     assert speed.on_one_thread > 0
     assert alone.on_one_thread is None
@@ -52,7 +52,7 @@ def test_it_takes_real_steps_and_leaves_the_threads_as_they_were() -> None:
 
 
 def test_the_duration_is_images_times_epochs_by_the_rate(measured, tmp_path: Path, capsys) -> None:
-    measured(images_per_second=100.0)
+    measured(steps=100.0)
     assert run(Arguments(images=6_000, out=tmp_path / "not" / "there")) == 0
     said = capsys.readouterr().out
     epochs = recipe("shapes").epochs
@@ -64,7 +64,7 @@ def test_the_duration_is_images_times_epochs_by_the_rate(measured, tmp_path: Pat
 
 
 def test_threads_that_are_in_each_others_way(measured, capsys) -> None:
-    measured(images_per_second=20.0, on_one_thread=90.0)
+    measured(steps=20.0, on_one_thread=90.0)
     run(Arguments())
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
@@ -73,7 +73,7 @@ def test_threads_that_are_in_each_others_way(measured, capsys) -> None:
 
 
 def test_a_loader_that_is_too_slow(measured, capsys) -> None:
-    measured(images_per_second=1000.0, on_one_thread=None, loader=100.0)
+    measured(steps=1000.0, on_one_thread=None, loader=100.0)
     run(Arguments(images=6_000, epochs=1))
     said = capsys.readouterr().out
     warnings = [line for line in said.splitlines() if line.startswith("warning")]
@@ -86,7 +86,7 @@ def test_the_users_own_images_size_and_epochs(measured, tmp_path: Path, capsys) 
     """The loader reads them, and the duration is that of as many images."""
     for index in range(6):
         Image.new("RGB", (40, 40), (40 * index, 0, 0)).save(tmp_path / f"{index}.png")
-    measured(images_per_second=0.1)
+    measured(steps=0.1)
     assert run(Arguments(recipe="folder", data=str(tmp_path), image_size=48, epochs=3)) == 0
     said = capsys.readouterr().out
     assert f"from {tmp_path}" in said

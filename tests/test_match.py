@@ -65,7 +65,7 @@ def test_stability_is_one_for_features_that_do_not_move_and_falls_with_what_move
     colors = np.random.default_rng(0).integers(40, 215, (40, 1, 1, 3))
     images = np.broadcast_to(colors, (40, 16, 16, 3)).astype(np.uint8).copy()
     encoder = run(_Mean(), image_size=16, threads=1)
-    values = stability(dict(corrupted_features(encoder, images, ["gaussian-noise", "gaussian-blur", "contrast"])))
+    values = stability(corrupted_features(encoder, images, ["gaussian-noise", "gaussian-blur", "contrast"]))
     assert values["gaussian-blur"] > 0.999  # one color, however blurred
     assert 0.9 < values["gaussian-noise"] < 1
     assert values["contrast"] > 0.999  # of one color there is none to lose

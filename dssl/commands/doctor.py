@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> int:
 
     from dssl.data.pipeline import default_threads
     from dssl.distributed import pick_device
-    from dssl.training.budget import drawn_images, loader_rate, measure_speed
+    from dssl.training.budget import drawn_images, measured
     from dssl.training.prepare import open_data
 
     config, device = _configuration(arguments), pick_device(arguments.device)
@@ -95,24 +95,24 @@ def run(arguments: Arguments) -> int:
         source = open_data(replace(config, data=data))
         if arguments.data is not None and arguments.images is None:
             count = len(source)
-        loader = loader_rate(config, source)
+        needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
+        with memory_for(needed, "lower one of them, or add --checkpoint-activations"):
+            speed = measured(config, source, device, seconds=4.0)
+    loader = speed.loader
     print(f"loader       {loader:,.0f} images a second, from {about}")
-    needed = f"batch_size {config.batch_size}, image_size {config.image_size} and the encoder {config.encoder}"
-    with memory_for(needed, "lower one of them, or add --checkpoint-activations"):
-        speed = measure_speed(config, device)
     print(f"precision    {speed.why}")
-    print(f"training     {speed.images_per_second:,.0f} images a second ({speed.precision})")
+    print(f"training     {speed.steps:,.0f} images a second ({speed.precision})")
     print(f"checkpoint   {speed.checkpoint_bytes / 1e6:.0f} MB each")
     epochs = arguments.epochs or config.epochs
-    time = duration(count * epochs / min(loader, speed.images_per_second))
+    time = duration(count * epochs / min(loader, speed.steps))
     print(
         f"a run        {epochs} epochs of {count:,} images: about {time}, without measuring (the start, kNN) and saving"
     )
-    if speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second:  # a tie is noise
+    if speed.one_is_faster:
         remedy = "set OMP_NUM_THREADS=1, or wait until the machine is idle"
         print(f"warning      one torch thread reaches {speed.on_one_thread:,.0f} images a second: on busy "
               f"cores threads wait for each other; {remedy}")  # fmt: skip
-    if loader < 1.2 * speed.images_per_second:
+    if loader < 1.2 * speed.steps:
         remedy = "pack the images (dssl data) or add cores"
         print(f"warning      the loader gives {loader:,.0f} images a second: training would wait for data; {remedy}")
     return 0

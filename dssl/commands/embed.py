@@ -36,8 +36,6 @@ class Arguments(WeightsArguments):
     """Images per shard or row group, which is what fits in memory at a time; 10,000 by default."""
     split: Literal["train", "test"] = "train"
     """The split to embed."""
-    dense: bool = False
-    """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
     """Images that go through the encoder at a time."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -57,25 +55,18 @@ def run(arguments: Arguments) -> int:
     from dssl.data.source import expanded
     from dssl.distributed import pick_device
     from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
-    from dssl.models.blocks import DenseEncoder
     from dssl.precision import half_type
 
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
-    if arguments.dense and arguments.out.suffix in (".csv", ".parquet"):
-        reason = "feature maps do not fit a table; expected a folder, or a name that ends in .npz"
-        raise DsslError(f"--out is {arguments.out}: {reason}")
     if arguments.shard is not None and arguments.out.suffix in (".npz", ".csv"):
         raise DsslError(f"--shard is {arguments.shard}: {arguments.out} has none; expected a folder, or a .parquet")
     shard = arguments.shard or 10_000
     begun = time.perf_counter()
     encoder = open_encoder(arguments)
-    network = encoder.network.to(pick_device(arguments.device))
-    if arguments.dense:
-        network = DenseEncoder(network, image_size=encoder.image_size, channels=encoder.channels)
     encoder = dataclasses.replace(
-        encoder, network=network, batch_size=arguments.batch_size, autocast=half_type(arguments.precision),
-        threads=arguments.threads, progress=show_progress,
+        encoder, network=encoder.network.to(pick_device(arguments.device)), batch_size=arguments.batch_size,
+        autocast=half_type(arguments.precision), threads=arguments.threads, progress=show_progress,
     )  # fmt: skip
     values = encoder.value_range
     source = open_source(arguments.data, split=arguments.split, channels=encoder.channels, value_range=values)
@@ -88,16 +79,13 @@ def run(arguments: Arguments) -> int:
         done = embed_parquet(encoder, source, arguments.out, shard=shard)
     else:
         done = embed_shards(encoder, source, arguments.out, shard=shard)
-    what = f"embeddings of {done.shape[0]} numbers"
-    if arguments.dense:
-        what = f"feature maps of {' x '.join(map(str, done.shape))}"
     left_out = f"; {done.unreadable:,} images could not be read and have no row" if done.unreadable else ""
     kept = f" ({done.images - done.computed:,} were there already)" if done.computed < done.images else ""
     print(
-        f"{arguments.out}: {done.images:,} {what} in {done.files:,} "
+        f"{arguments.out}: {done.images:,} embeddings of {encoder.dim} numbers in {done.files:,} "
         f"{'file' if done.files == 1 else 'shards'}{kept}{left_out}; {time.perf_counter() - begun:.1f} s"
     )
-    if arguments.out.suffix == ".npz" and not arguments.dense:
+    if arguments.out.suffix == ".npz":
         print(
             f"look at them: {shlex.join(['dssl', 'explore', str(arguments.out), arguments.data, '--split', arguments.split])}"
         )

@@ -16,8 +16,6 @@ _NORMAL_95 = 1.959963984540054
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson's score), from 0 to 1; valid also for one image, or when none is right."""
-    if not 0 <= correct <= total or total < 1:
-        raise DsslError(f"{correct} correct of {total}: expected a count from 0 to the total, which is at least 1")
     share, z2 = correct / total, _NORMAL_95**2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = _NORMAL_95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
@@ -57,13 +55,6 @@ class Result:
             "total": self.total,
             "protocol": self.protocol,
         }
-
-
-def count_correct(predicted: Tensor, labels: Tensor) -> int:
-    """The number of correct predictions; there must be one for each label."""
-    if predicted.shape != labels.shape:
-        raise DsslError(f"{len(predicted)} predictions for {len(labels)} test images: samples were dropped or repeated")
-    return int((predicted.cpu() == labels.cpu()).sum())
 
 
 @contextmanager

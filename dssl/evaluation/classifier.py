@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,11 +25,11 @@ from dssl.distributed import World
 from dssl.errors import DsslError, Stopped
 from dssl.evaluation import frozen
 from dssl.graph import View
-from dssl.optim import build_optimizer, peak_rate
+from dssl.optim import build_optimizer, learning_rate, peak_rate
 from dssl.run import Run, RunFolder
 from dssl.state import Loss, LossMonitor, RunLength
 from dssl.weights import checkpoint
-from dssl.weights.encoder import Encoder, Progress, weights_hash
+from dssl.weights.encoder import Encoder, weights_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +53,10 @@ class Training:
 
 LINEAR_CIFAR_SGD = Training(rate=30.0, batch_size=256, epochs=100, decay="cosine")
 """The published code's: rate 30, no weight decay, batch 256, 100 epochs."""
-LINEAR_CIFAR_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
-"""The paper has no LARS on CIFAR-10: these are its ImageNet settings."""
 LINEAR_IMAGENET_SGD = Training(rate=0.1, batch_size=4096, epochs=90, decay="linear")
 """The paper's for SimCLR."""
-LINEAR_IMAGENET_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
-"""The paper's for SimSiam and BYOL."""
+LINEAR_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
+"""The paper's for SimSiam and BYOL on ImageNet; it has no LARS on CIFAR-10."""
 FINETUNE = Training(rate=0.05, batch_size=256, epochs=30, decay="cosine", nesterov=True)
 """SimCLR's for a part of the labels: Nesterov, no weight decay, 30 epochs (60 with 1 %); ours: batch 256, cosine."""
 SUPERVISED = Training(
@@ -81,8 +78,9 @@ def optimizer_of(training: Training, *, peak: float) -> OptimizerConfig:
 
 def rate_at(step: int, *, peak: float, total: int, decay: Literal["cosine", "linear"]) -> float:
     """The learning rate of a step: from the peak at step 0 towards zero after the last."""
-    done = step / total
-    return peak * (0.5 * (1 + math.cos(math.pi * done)) if decay == "cosine" else 1 - done)
+    if decay == "cosine":
+        return learning_rate(step, peak=peak, total=total, warmup=0)
+    return peak * (1 - step / total)
 
 
 def new_head(dim: int, classes: int, *, seed: int) -> nn.Linear:
@@ -106,19 +104,16 @@ def train_classifier(
     freeze: bool,
     folder: Path | None = None,
     ended: Callable[[Path], None] = shutil.rmtree,
-    progress: Progress | None = None,
 ) -> Training:
     """Train the head alone (``freeze``: the backbone stays as it is, verified by its hash) or everything.
 
     ``labels`` go with the images of ``source``. With a ``folder`` the training resumes there after a kill, bit for bit;
     at the end ``ended`` gets the folder of what it saved and deletes it. Returns the settings as they were used.
     """
-    if len(labels) != len(source):
-        raise DsslError(f"{source.name}: {len(source)} images and {len(labels)} labels: expected equal numbers")
     used = dataclasses.replace(training, batch_size=min(training.batch_size, len(source)))
     with frozen(encoder.network) if freeze else nullcontext():
         head.to(encoder.device)
-        task = _Fitting(encoder, head, source, labels, used, seed=seed, freeze=freeze, progress=progress)
+        task = _Fitting(encoder, head, source, labels, used, seed=seed, freeze=freeze)
         _fit(task, folder, ended)
     encoder.network.eval()
     return used
@@ -145,9 +140,9 @@ class _Fitting(loop.Task[Batch]):
 
     def __init__(
         self, encoder: Encoder, head: nn.Linear, source: Source, labels: NDArray[np.int64], training: Training, *,
-        seed: int, freeze: bool, progress: Progress | None,
+        seed: int, freeze: bool,
     ) -> None:  # fmt: skip
-        self.encoder, self.source, self.training, self.seed, self.progress = encoder, source, training, seed, progress
+        self.encoder, self.source, self.training, self.seed = encoder, source, training, seed
         self.device = head.weight.device
         self.transfer = DeviceTransfer(self.device, normalization=encoder.normalization)
         self.peak = peak_rate(training.rate, training.batch_size)
@@ -194,10 +189,6 @@ class _Fitting(loop.Task[Batch]):
     def rate(self, step: int) -> float:
         return rate_at(step, peak=self.peak, total=self.total, decay=self.training.decay)
 
-    def after_step(self, step: int) -> None:
-        if self.progress is not None:
-            self.progress(step + 1, self.total)
-
 
 def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> None:
     world = World(0, 1, task.device)
@@ -226,14 +217,3 @@ def _fit(task: _Fitting, folder: Path | None, ended: Callable[[Path], None]) -> 
 def predict_features(head: nn.Linear, features: Tensor) -> Tensor:
     """The class of every row of features."""
     return F.linear(features, head.weight.float().cpu(), head.bias.float().cpu()).argmax(dim=1)
-
-
-def share_of_labels(labels: NDArray[np.int64], share: float, *, seed: int) -> NDArray[np.int64]:
-    """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
-    order = rng.permutation(rng.key(seed, "labels"), len(labels))
-    chosen = [
-        members[: max(1, round(share * len(members)))]
-        for label in np.unique(labels)
-        if len(members := order[labels[order] == label])
-    ]
-    return np.sort(np.concatenate(chosen))

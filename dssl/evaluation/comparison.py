@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dssl import rng
@@ -95,30 +96,27 @@ def paired_verdict(interval: tuple[float, float], *, changed: int) -> str:
 
 def mcnemar(won: int, lost: int) -> float:
     """The two-sided exact p-value: how often a fair coin, tossed once per image that changed, is at least this uneven."""
-    changed, fewer = won + lost, min(won, lost)
-    if won == lost:
-        return 1.0
+    heads = torch.arange(min(won, lost) + 1, dtype=torch.float64)
+    tails = won + lost - heads
     # in logarithms: the binomial coefficients of a few thousand images exceed any float
-    logs = [
-        math.lgamma(changed + 1) - math.lgamma(heads + 1) - math.lgamma(changed - heads + 1)
-        for heads in range(fewer + 1)
-    ]
-    largest = logs[-1]
-    tail = largest + math.log(math.fsum(math.exp(value - largest) for value in logs)) - changed * math.log(2)
-    return min(1.0, 2 * math.exp(tail))
+    ways = math.lgamma(won + lost + 1) - torch.lgamma(heads + 1) - torch.lgamma(tails + 1)
+    return min(1.0, 2 * math.exp(float(ways.logsumexp(0)) - (won + lost) * math.log(2)))
 
 
-def bootstrap_interval(
-    differences: NDArray[np.float64], *, seed: int, resamples: int = RESAMPLES
-) -> tuple[float, float]:
+def percentile_interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """What 95 % of the values lie between."""
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def bootstrap_interval(differences: NDArray[np.float64], *, seed: int) -> tuple[float, float]:
     """The 95 % percentile interval of the mean when the images are drawn again, with replacement."""
     # images with the same difference are interchangeable, so how many of each value are drawn is multinomial: exact, and
     # the cost does not grow with the images
     values, counts = np.unique(differences, return_counts=True)
     generator = np.random.Generator(np.random.Philox(rng.key(seed, "paired", "bootstrap")))
-    drawn = generator.multinomial(len(differences), counts / len(differences), size=resamples)
-    low, high = np.quantile(drawn @ values / len(differences), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+    drawn = generator.multinomial(len(differences), counts / len(differences), size=RESAMPLES)
+    return percentile_interval(drawn @ values / len(differences))
 
 
 def compare(
@@ -233,13 +231,14 @@ def open_other(word: str, like: Encoder, *, seed: int, image_size: int | None = 
     if not path.exists() and "@" in word:
         place, _, name = word.rpartition("@")
         path = Path(place)
-    if word == SUPERVISED and not path.exists():
-        return None
     if is_imagenet(path):
         return _imagenet(like, seed=seed)
-    if word == "untrained" and not path.exists():
+    meaning = "a path" if path.exists() else word
+    if meaning == SUPERVISED:
+        return None
+    if meaning == "untrained":
         return untrained(like, seed=seed, purpose=word)
-    if word == "start" and not path.exists():
+    if meaning == "start":
         run = Path(like.place)
         starts = [RunFolder(folder).start_file for folder in (run, run.parent.parent)]
         if not any(start.is_file() for start in starts):
@@ -257,9 +256,7 @@ def open_other(word: str, like: Encoder, *, seed: int, image_size: int | None = 
 
 def _imagenet(like: Encoder, *, seed: int) -> Encoder:
     other = untrained(like, seed=seed, purpose=WORD)
-    report = load_imagenet(
-        other.network, like.name, image_size=like.image_size, channels=like.channels, flag="--against"
-    )
+    report = load_imagenet(other.network, like.name, image_size=like.image_size, channels=like.channels)
     normalization = like.normalization
     if like.channels in (1, 3):  # of another number of channels nothing is known
         normalization = imagenet_normalization(like.name, channels=like.channels)

@@ -17,7 +17,6 @@ from dssl.data import Source
 from dssl.data.quarantine import Quarantine
 from dssl.errors import DsslError, one_line
 from dssl.files import replacing, write_text
-from dssl.models.blocks import DenseEncoder
 from dssl.weights.encoder import Encoder, Features, NothingReadable
 
 SMALL = 100_000
@@ -29,12 +28,10 @@ class Embedded:
     """What was written."""
 
     images: int
-    shape: tuple[int, ...]
-    """Of one row: its length, or channels, height and width."""
     unreadable: int
     computed: int
     """Images that went through the encoder this time; the others existed already."""
-    files: int
+    files: int = 1
 
 
 def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) -> Embedded:
@@ -55,7 +52,6 @@ def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) 
         (folder / "unreadable.txt").unlink(missing_ok=True)
     quarantine = Quarantine(source, path=folder / "unreadable.txt", max_share=1.0)
     computed = images = 0
-    shape: tuple[int, ...] = ()
     for number in range(about["shards"]):
         indices = np.arange(number * shard, min((number + 1) * shard, len(source)), dtype=np.int64)
         values, names = folder / f"embeddings-{number:05d}.npy", folder / f"names-{number:05d}.txt"
@@ -69,17 +65,10 @@ def embed_shards(encoder: Encoder, source: Source, folder: Path, *, shard: int) 
             write_text(manifest, json.dumps(about | {"files": stamps}, indent=2) + "\n")
             write_text(names, "".join(f"{title}\n" for title in titles))
             computed += len(rows)
-        stored = np.load(values, mmap_mode="r", allow_pickle=False)
-        images, shape = images + len(stored), stored.shape[1:]
+        images += len(np.load(values, mmap_mode="r", allow_pickle=False))
     if images == 0:
         raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
-    return Embedded(
-        images=images,
-        shape=shape,
-        unreadable=quarantine.total - images,
-        computed=computed,
-        files=about["shards"],
-    )
+    return Embedded(images=images, unreadable=quarantine.total - images, computed=computed, files=about["shards"])
 
 
 def embed_file(encoder: Encoder, source: Source, path: Path) -> Embedded:
@@ -98,13 +87,7 @@ def embed_file(encoder: Encoder, source: Source, path: Path) -> Embedded:
     else:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as lines:
             _csv(lines, rows, names)
-    return Embedded(
-        images=len(rows),
-        shape=rows.shape[1:],
-        unreadable=quarantine.total - len(rows),
-        computed=len(source),
-        files=1,
-    )
+    return Embedded(images=len(rows), unreadable=quarantine.total - len(rows), computed=len(source))
 
 
 def read_embeddings(path: Path, source: Source) -> Features:
@@ -114,8 +97,6 @@ def read_embeddings(path: Path, source: Source) -> Features:
             values, names, about = file["embeddings"], file["names"].tolist(), json.loads(str(file["about"]))
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise DsslError(f"{path}: {one_line(error)}; expected a .npz that dssl embed has written") from error
-    if values.ndim != 2:
-        raise DsslError(f"{path}: contains feature maps; expected vectors, which dssl embed writes without --dense")
     images = (about["source"], about["reading"])
     if images not in [(text, source.reading) for text in (source.fingerprint, *source.earlier_fingerprints())]:
         raise DsslError(
@@ -158,7 +139,7 @@ def embed_parquet(encoder: Encoder, source: Source, path: Path, *, shard: int) -
             images += len(rows)
         if images == 0:
             raise NothingReadable(f"{source.name}: none of its images can be read: there is nothing to embed")
-    return Embedded(images=images, shape=(size,), unreadable=quarantine.total - images, computed=len(source), files=1)
+    return Embedded(images=images, unreadable=quarantine.total - images, computed=len(source))
 
 
 def _rows(
@@ -171,20 +152,13 @@ def _rows(
         if len(indices) == len(source):
             raise
         # a shard without rows: the others are still worth having
-        return np.empty((0, *_shape(encoder)), np.float32), [], []
+        return np.empty((0, encoder.dim), np.float32), [], []
     values, rows = features.values.numpy(), features.rows.tolist()
-    return values.reshape(len(values), *_shape(encoder)), [source.label_of(row) for row in rows], rows
-
-
-def _shape(encoder: Encoder) -> tuple[int, ...]:
-    """Of a row: a vector, or a feature map if the encoder gives maps."""
-    network = encoder.network
-    return network.shape if isinstance(network, DenseEncoder) else (encoder.dim,)
+    return values, [source.label_of(row) for row in rows], rows
 
 
 def _about(encoder: Encoder, source: Source) -> dict[str, Any]:
     return {
-        **({"dense": list(encoder.network.shape)} if isinstance(encoder.network, DenseEncoder) else {}),
         "weights": encoder.sha256,
         "encoder": encoder.name,
         "image_size": encoder.image_size,

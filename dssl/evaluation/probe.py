@@ -109,12 +109,6 @@ class Problem:
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
-        if len(features) != len(labels) or len(labels) == 0:
-            raise DsslError(f"{len(features)} features and {len(labels)} labels: expected equal numbers, at least one")
-        if classes < 2:
-            raise DsslError(
-                f"the labels have {classes} class: expected at least 2, since one class cannot be classified"
-            )
         device = device or features.device
         count, width = features.shape
         self.scaling = scaling_of(features, dtype=dtype, device=device)
@@ -189,15 +183,17 @@ class Problem:
         )
 
 
+def share_of_classes(labels: NDArray[np.int64], share: float, *, stream: int, fewest: int = 1) -> NDArray[np.int64]:
+    """Rows of this share of each class with ``fewest`` images or more, at least one of each; the stream draws them."""
+    order = rng.permutation(stream, len(labels))
+    members = (order[labels[order] == label] for label in np.unique(labels))
+    chosen = [rows[: max(1, round(share * len(rows)))] for rows in members if len(rows) >= fewest]
+    return np.sort(np.concatenate([*chosen, order[:0]]))
+
+
 def split(labels: NDArray[np.int64], *, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to fit and rows to judge on: the same share of every class, at least one image of each in both where it has two."""
-    order = rng.permutation(rng.key(seed, "probe", "split"), len(labels))
-    judged = []
-    for label in np.unique(labels):
-        members = order[labels[order] == label]
-        if len(members) >= 2:
-            judged.append(members[: max(1, round(HELD_OUT * len(members)))])
-    judge = np.sort(np.concatenate(judged)) if judged else np.zeros(0, np.int64)
+    judge = share_of_classes(labels, HELD_OUT, stream=rng.key(seed, "probe", "split"), fewest=2)
     return np.setdiff1d(np.arange(len(labels)), judge), judge
 
 

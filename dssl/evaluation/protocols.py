@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dssl import rng
 from dssl.data import Source, Subset, require_labels
 from dssl.data.loader import CROP_RATIO
 from dssl.errors import DsslError, choices, memory_for
-from dssl.evaluation import Result, classifier, count_correct, frozen, probe
+from dssl.evaluation import Result, classifier, frozen, probe
 from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.quality import Quality, quality
@@ -29,7 +28,7 @@ from dssl.models import PYTHON, build_encoder
 from dssl.models.for_cpus import WhitenedEncoder
 from dssl.version import VERSION
 from dssl.weights.checkpoint import content_hash
-from dssl.weights.encoder import Columns, Encoder, FeatureStore, Origin
+from dssl.weights.encoder import Encoder, FeatureStore, Origin
 from dssl.weights.formats import evaluation_of
 
 NEIGHBOURS, TEMPERATURE = (20, 200), 0.1
@@ -96,6 +95,10 @@ class Benchmark:
         test = self.store.of(self.test, allow_unreadable=False)
         return train.values, torch.from_numpy(self.train_labels[train.rows]), test.values
 
+    def labelled(self, labels: NDArray[np.int64], share: float) -> NDArray[np.int64]:
+        """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
+        return probe.share_of_classes(labels, share, stream=rng.key(self.seed, "labels"))
+
     @property
     def device(self) -> torch.device:
         """Where kNN and the probe compute: on the encoder's GPU, else on the CPU (Apple's GPU has no doubles)."""
@@ -106,11 +109,6 @@ class Benchmark:
     def encoder(self) -> Encoder:
         return self.store.encoder
 
-    @property
-    def is_small(self) -> bool:
-        """CIFAR's settings are for small images, ImageNet's for the rest."""
-        return self.encoder.image_size <= 64
-
     def forget_trainings(self) -> None:
         """Delete what ended trainings have saved."""
         while self.trainings:
@@ -118,7 +116,6 @@ class Benchmark:
 
     def result(self, name: str, predicted: Tensor, *, used: int, protocol: dict[str, Any]) -> Result:
         """The number with everything it depends on; ``predicted`` covers the whole test set, in order."""
-        labels = torch.from_numpy(self.test_labels)
         cropped = self.store.of(self.test, allow_unreadable=False).cropped
         about = {
             "train_images": used,
@@ -134,10 +131,9 @@ class Benchmark:
             "cropped_test_images": cropped,
             "precision": self.encoder.precision,
         }
-        correct = count_correct(predicted, labels)
-        return Result(
-            name=name, correct=correct, total=len(labels), protocol=about | protocol, predicted=predicted.cpu()
-        )
+        predicted = predicted.cpu()
+        correct = int((predicted == torch.from_numpy(self.test_labels)).sum())
+        return Result(name=name, correct=correct, total=len(self.test), protocol=about | protocol, predicted=predicted)
 
 
 _FROZEN = {"backbone": "frozen"}  # `evaluate` verifies it by hash, and only then says so
@@ -165,7 +161,7 @@ def _knn(benchmark: Benchmark) -> list[Result]:
 def _probe(benchmark: Benchmark, share: float) -> list[Result]:
     train, labels, test = benchmark.features()
     if share < 1:
-        rows = classifier.share_of_labels(labels.numpy(), share, seed=benchmark.seed)
+        rows = benchmark.labelled(labels.numpy(), share)
         train, labels = train[rows], labels[rows]
     solved, choice = probe.fit(
         train, labels, classes=len(benchmark.classes), seed=benchmark.seed, device=benchmark.device
@@ -186,12 +182,10 @@ def _probe(benchmark: Benchmark, share: float) -> list[Result]:
 
 
 def _linear(benchmark: Benchmark, optimizer: str) -> list[Result]:
-    small, large = {
-        "sgd": (classifier.LINEAR_CIFAR_SGD, classifier.LINEAR_IMAGENET_SGD),
-        "lars": (classifier.LINEAR_CIFAR_LARS, classifier.LINEAR_IMAGENET_LARS),
-    }[optimizer]
+    small = benchmark.encoder.image_size <= 64  # CIFAR's settings, and ImageNet's for the rest
+    sgd = classifier.LINEAR_CIFAR_SGD if small else classifier.LINEAR_IMAGENET_SGD
+    training = sgd if optimizer == "sgd" else classifier.LINEAR_LARS
     name = f"linear, {optimizer.upper()}, augmented"
-    training = small if benchmark.is_small else large
     return _trained(benchmark, benchmark.encoder.network, training, name=name, kind="linear", freeze=True)
 
 
@@ -245,7 +239,7 @@ def _trained(
     """Train a classifier on augmented images, of its head alone (``freeze``) or of everything, and measure it once."""
     source, labels = benchmark.train, benchmark.train_labels
     if share < 1:
-        rows = classifier.share_of_labels(labels, share, seed=benchmark.seed)
+        rows = benchmark.labelled(labels, share)
         source, labels = Subset(source, rows), labels[rows]
     if benchmark.epochs is not None:
         training = dataclasses.replace(training, epochs=benchmark.epochs)
@@ -388,18 +382,6 @@ def with_earlier(evaluation: Evaluation, benchmark: Benchmark, written: Path) ->
     ), None
 
 
-class _UntrainedAndPixels(nn.Module):
-    """The features of a network and the averaged pixels of the same images behind them: one pass over the files for both."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        pixels = F.avg_pool2d(images, max(1, min(images.shape[2:]) // PIXELS))
-        return torch.cat([self.network(images), pixels.flatten(1)], dim=1)
-
-
 def reference_rows(benchmark: Benchmark, protocols: Sequence[str]) -> tuple[Result, ...]:
     """What the same test images give without learning: the largest class, and of raw pixels and untrained kNN and probe."""
     largest = int(np.bincount(benchmark.train_labels).argmax())
@@ -413,18 +395,17 @@ def reference_rows(benchmark: Benchmark, protocols: Sequence[str]) -> tuple[Resu
         chosen = rng.sample(rng.key(benchmark.seed, "reference"), len(benchmark.train), REFERENCE_IMAGES)
         train, labels = Subset(benchmark.train, chosen), benchmark.train_labels[chosen]
         benchmark = dataclasses.replace(benchmark, train=train, train_labels=labels)
-    other = untrained(benchmark.encoder, seed=benchmark.seed, purpose="untrained")
-    assert other.origin is not None
-    origin = dataclasses.replace(other.origin, sha256=content_hash(f"pixels {PIXELS}", other.network.state_dict()))
-    both = FeatureStore(
-        dataclasses.replace(other, network=_UntrainedAndPixels(other.network), origin=origin),
-        folder=benchmark.store.folder,
-    )
-    dim, side = other.dim, other.image_size // max(1, other.image_size // PIXELS)
-    pixels = dataclasses.replace(other.raw_pixels(), name=f"raw pixels, averaged to {side} px")
-    parts = {"raw pixels": (pixels, slice(dim, None)), "untrained": (other, slice(0, dim))}
-    for label, (encoder, columns) in parts.items():
-        part = dataclasses.replace(benchmark, store=Columns(both, encoder, columns))
+    size = benchmark.encoder.image_size
+    width = max(1, size // PIXELS)
+    averaged = nn.Sequential(nn.AvgPool2d(width), nn.Flatten())
+    encoders = {
+        "raw pixels": dataclasses.replace(
+            benchmark.encoder.raw_pixels(), network=averaged, name=f"raw pixels, averaged to {size // width} px"
+        ),
+        "untrained": untrained(benchmark.encoder, seed=benchmark.seed, purpose="untrained"),
+    }
+    for label, encoder in encoders.items():
+        part = dataclasses.replace(benchmark, store=FeatureStore(encoder, folder=benchmark.store.folder))
         for name in wanted:
             rows += [
                 dataclasses.replace(

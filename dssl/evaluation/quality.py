@@ -60,6 +60,12 @@ def uniformity(features: Tensor, *, block: int = 512) -> float:
     return math.log((total - count) / (count * (count - 1)))
 
 
+def cosine_between(features: Tensor) -> float:
+    """The mean cosine of two different rows."""
+    unit, count = F.normalize(features, dim=1), len(features)
+    return (float(unit.sum(dim=0).square().sum()) - count) / max(1, count * (count - 1))
+
+
 def retrieval(first: Tensor, second: Tensor) -> float:
     """The share of images of whose first view the nearest second view is their own: 1 / N by chance, 1 at best."""
     nearest = (F.normalize(first.double(), dim=1) @ F.normalize(second.double(), dim=1).T).argmax(dim=1)

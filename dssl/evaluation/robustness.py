@@ -20,7 +20,7 @@ from dssl.data.loader import CROP_RATIO, DeviceTransfer, EvaluationBatches, cent
 from dssl.data.pipeline import thread_count
 from dssl.errors import DsslError, memory_for, one_line
 from dssl.evaluation import frozen
-from dssl.evaluation.comparison import LEVEL, paired_verdict
+from dssl.evaluation.comparison import paired_verdict, percentile_interval
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import NEIGHBOURS, TEMPERATURE, Benchmark
@@ -125,9 +125,9 @@ class Robustness:
         return {
             name: Measure(
                 accuracy=float(accuracies[place]),
-                interval=_interval(drawn[:, place]),
+                interval=percentile_interval(drawn[:, place]),
                 retention=float((accuracies[place] - chance) / kept) if kept > 0 else None,
-                retention_interval=None if retentions is None else _interval(retentions[:, place]),
+                retention_interval=None if retentions is None else percentile_interval(retentions[:, place]),
             )
             for place, name in enumerate(sets)
         }
@@ -149,7 +149,7 @@ class Robustness:
             name: Difference(
                 before=float(before[:, place].mean()),
                 after=float(after[:, place].mean()),
-                interval=_interval(drawn[:, place]),
+                interval=percentile_interval(drawn[:, place]),
                 changed=int((after[:, place] != before[:, place]).sum()),
             )
             for place, name in enumerate(sets)
@@ -201,19 +201,14 @@ class Robustness:
         )
 
 
-def resampled(scores: NDArray[np.float64], *, resamples: int = RESAMPLES) -> NDArray[np.float64]:
+def resampled(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means of the columns when the rows (images) are drawn again with replacement: one row for each resample."""
     generator = np.random.Generator(np.random.Philox(rng.key(SEED, "robustness", "bootstrap")))
     count = len(scores)
-    means = np.empty((resamples, scores.shape[1]))
+    means = np.empty((RESAMPLES, scores.shape[1]))
     for mean in means:
         mean[:] = np.bincount(generator.integers(count, size=count), minlength=count) @ scores / count
     return means
-
-
-def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
-from dssl.errors import DsslError
-
 PATCH, STRIDE, KEPT = 4, 2, 24
 WIDTHS = (48, 96, 256)
 _FLOOR = 1e-3
@@ -83,13 +81,7 @@ class WhitenedEncoder(nn.Module):
 def whiten(encoder: WhitenedEncoder, images: Tensor) -> None:
     """Measure the filters on normalised images (N x C x H x W): their patches then have mean 0 and covariance 1."""
     filters = encoder.filters
-    channels = filters.shape[1]
-    if images.dim() != 4 or images.shape[1] != channels or len(images) == 0 or min(images.shape[2:]) < PATCH:
-        raise DsslError(
-            f"images of shape {tuple(images.shape)} cannot be whitened: "
-            f"expected N x {channels} x H x W, at least {PATCH} pixels wide and high"
-        )
-    size = channels * PATCH**2
+    size = filters[0].numel()
     total, products, count = torch.zeros(size).double(), torch.zeros(size, size).double(), 0
     for block in torch.split(images, _BLOCK):
         patches = F.unfold(block.double().cpu(), PATCH, stride=STRIDE).transpose(1, 2).reshape(-1, size)

@@ -7,16 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from dssl.config import AdaptConfig, RunConfig
+from dssl.data import Source
 from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.loop import Hook
 from dssl.run import Run
-from dssl.state import Verdict
+from dssl.state import RunLength, Verdict
 from dssl.training.baseline import CLOSE, Baseline
 from dssl.training.health import RunMonitor
 from dssl.training.knn import knn_due
-from dssl.training.prepare import TrainingData, trained_blocks
+from dssl.training.prepare import trained_blocks
 from dssl.weights import checkpoint
+from dssl.weights.encoder import Encoder
 
 SHARES = (0.5, 0.35, 0.25, 0.18, 0.12)
 """How far from the start to the average of the last weights the result may lie, tried from far to near."""
@@ -73,42 +75,27 @@ class ComparedWithStart(Hook):
     doing = "comparing with the start"
 
     def __init__(
-        self,
-        config: RunConfig,
-        data: TrainingData,
-        encoder: nn.Module,
-        monitor: RunMonitor,
-        *,
-        run: Run,
-        header: Mapping[str, Any],
-        head_steps: int,
-        total: int,
-        steps_per_epoch: int,
-    ) -> None:
+        self, config: RunConfig, source: Source, encoder: Encoder, monitor: RunMonitor, *, run: Run,
+        header: Mapping[str, Any], head_steps: int, length: RunLength,
+    ) -> None:  # fmt: skip
         assert run.folder is not None
-        self.config, self.data, self.encoder, self.monitor, self.run = config, data, encoder, monitor, run
-        self.header, self._steps_per_epoch = header, steps_per_epoch
-        self.folder, self.head_steps, self.total = run.folder, head_steps, total
+        self.config, self.source, self.encoder, self.monitor, self.run = config, source, encoder, monitor, run
+        self.header, self.folder, self.head_steps, self.length = header, run.folder, head_steps, length
         self.baseline: Baseline | None = None
         """Of the first process, until the run is finished."""
-        if run.first_step >= total or not self._lost:
-            return
-        if config.adapt is not None:
+        new = run.first_step == 0
+        self._measures = run.first_step < length.total and (new or self.folder.start_file.is_file())
+        if config.adapt is not None and run.first_step < length.total and not self._measures:
             raise DsslError(
                 f"{self.folder.start_file} is missing: the result of this run lies between these weights and the last ones; "
                 "put the file back, or start again with another --out"
             )
 
-    @property
-    def _lost(self) -> bool:
-        """Whether the start of a resumed run is not known any more."""
-        return self.run.first_step > 0 and not self.folder.start_file.is_file()
-
     def begin(self, log: Log) -> None:
-        if self.run.first_step >= self.total or self._lost or not self.run.world.first:
+        if not self._measures or not self.run.world.first:
             return
         new = self.run.first_step == 0
-        self.baseline = Baseline(self.config, self.data, self.encoder, self.folder, header=self.header, new=new)
+        self.baseline = Baseline(self.config, self.source, self.encoder, self.folder, header=self.header, new=new)
         if not new:
             return
         log.start(0, self.baseline.record(None), self.baseline.text())
@@ -120,17 +107,18 @@ class ComparedWithStart(Hook):
         self.monitor.near_start = False  # until it is measured
 
     def after_round(self, step: int, log: Log) -> None:
-        if self.config.init is not None or knn_due(self.config, step // self._steps_per_epoch):
+        if self.config.init is not None or knn_due(self.config, step // self.length.round):
             self.monitor.compare_with_start(self.run.world.from_first(lambda: self._compare(step, log)))
 
     def _compare(self, step: int, log: Log) -> Verdict | None:
         """The verdict if the encoder fell below the weights that it started from."""
         if (baseline := self.baseline) is None or step <= self.head_steps:  # it has not moved yet
             return None
-        drift = baseline.measure(self.encoder).drift
+        drift = baseline.measure().drift
         self.monitor.near_start = self.config.init is not None and drift <= CLOSE
-        self.monitor.progress, verdict = baseline.progress(finished=step == self.total), None
-        if self.config.init is not None and (self.config.adapt is None or step == self.total):
+        finished = step == self.length.total
+        self.monitor.progress, verdict = baseline.progress(finished=finished), None
+        if self.config.init is not None and (self.config.adapt is None or finished):
             # else the run ends on weights between these and the start
             verdict = baseline.judge(step, self._instead())
         log.start(step, baseline.record(verdict, progress=self.monitor.progress), baseline.text())
@@ -152,21 +140,14 @@ class Averaged(Hook):
     sets_weights = True
 
     def __init__(
-        self,
-        config: AdaptConfig,
-        encoder: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        compared: ComparedWithStart,
-        *,
-        first_step: int,
+        self, config: AdaptConfig, optimizer: torch.optim.Optimizer, compared: ComparedWithStart, *, first_step: int
     ) -> None:
         """``first_step`` is the one from which on the encoder learns, or learns again."""
-        self.config, self.encoder, self.optimizer, self.compared = config, encoder, optimizer, compared
-        self.head_steps, self.total = compared.head_steps, compared.total
-        self.first_step = first_step
+        self.config, self.optimizer, self.compared, self.first_step = config, optimizer, compared, first_step
+        self.encoder, self.total = compared.encoder.network, compared.length.total
 
     def after_step(self, step: int) -> None:
-        if step + 1 == self.head_steps:
+        if step + 1 == self.compared.head_steps:
             self.optimizer.state.clear()  # the moments of gradients that random heads gave
         averaged = max(1, round(self.config.average * (self.total - self.first_step)))
         if self.config.average and (count := step + 1 - (self.total - averaged)) >= 1:
@@ -182,9 +163,7 @@ class Averaged(Hook):
         if most is None:
             encoder.load_state_dict(end, strict=False)
             return
-        share, drift = interpolate(
-            encoder, start=baseline.weights, end=end, drift=lambda: baseline.drift(encoder), most=most
-        )
+        share, drift = interpolate(encoder, start=baseline.weights, end=end, drift=baseline.drift, most=most)
         if share:
             log.say(
                 f"the result is {share:.0%} of the way from the start to the average of the last weights: drift {drift:.2f}"

@@ -7,30 +7,29 @@ a view finds its image: among those of the test split where there is one, which 
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dssl import rng
 from dssl.config import RunConfig
-from dssl.data import Quarantine, Source, Subset, open_source
-from dssl.errors import DsslError
-from dssl.evaluation.comparison import compare
+from dssl.data import Quarantine, Source, Subset
+from dssl.evaluation.comparison import mcnemar
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import Problem, choose_strength
-from dssl.evaluation.quality import retrieval, two_views
+from dssl.evaluation.quality import cosine_between, retrieval, two_views
 from dssl.methods.losses import effective_rank
 from dssl.run import RunFolder
 from dssl.state import Verdict
-from dssl.training.prepare import TrainingData, encoder_of
+from dssl.training.prepare import images_to_measure
 from dssl.weights import checkpoint
+from dssl.weights.encoder import Encoder, Features
 
 SAMPLE = 1_000
 """Images that are measured, at most."""
@@ -68,72 +67,60 @@ class Baseline:
     """The features of the weights that a run started from, and what became of them."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        data: TrainingData,
-        encoder: nn.Module,
-        folder: RunFolder,
-        *,
-        header: Mapping[str, Any],
+        self, config: RunConfig, source: Source, encoder: Encoder, folder: RunFolder, *, header: Mapping[str, Any],
         new: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Called by a new run before its first step, when the start is written down, and by one that resumes, which finds it.
 
         What a run that was killed before its first checkpoint wrote is not believed: the file of weights may be another now.
         """
-        self.config, self.data = config, data
-        if not new and folder.start_file.is_file():
-            encoder = deepcopy(encoder)
-            encoder.load_state_dict(checkpoint.read(folder.start_file).part("method.encoder"), strict=True)
-        else:
-            tensors = {f"method.encoder.{name}": value for name, value in encoder.state_dict().items()}
+        self.config, self.encoder, self._source = config, encoder, source
+        start = encoder
+        if new:
+            tensors = {f"method.encoder.{name}": value for name, value in encoder.network.state_dict().items()}
             checkpoint.write(folder.start_file, {**header, "step": 0, "epoch": 0}, tensors)
+        else:
+            start = replace(encoder, network=deepcopy(encoder.network))
+            start.network.load_state_dict(checkpoint.read(folder.start_file).part("method.encoder"), strict=True)
         self.weights = {
-            name: value.detach().clone() for name, value in encoder.named_parameters() if value.requires_grad
+            name: value.detach().clone() for name, value in start.network.named_parameters() if value.requires_grad
         }
-        source = data.source
         self._rows = np.sort(rng.permutation(rng.key(config.seed, "start"), len(source))[:SAMPLE])
         self._quarantine = Quarantine(source, max_share=1.0)
-        self._features, rows = self._of(encoder)
-        self._readable = rows
-        unit = F.normalize(self._features, dim=1)
-        count = len(unit)
-        cosine = (float(unit.sum(dim=0).square().sum()) - count) / max(1, count * (count - 1))
-        self.apart = max(1 - cosine, 1e-6)
+        self._features = self._measured(start)
+        self.apart = max(1 - cosine_between(self._features.values), 1e-6)
         """1 - mean cosine of two different images: what a drift is to be compared with."""
-        self._labels = _labels(source, rows)
+        self._split = _split(source, self._features.rows)
+        self._finders = None if self._split is not None else _finders(config, source)
         self._strength: float | None = None
-        self._before = self._predict(self._features)
-        self._finders = None if self._labels is not None else _finders(config, source)
-        self.latest = self._compare(self._features, encoder)
-        self.retrieval = self.latest.retrieval
-        """Of the start."""
+        self._right_before: dict[str, NDArray[np.bool_]] = {}
+        self.start = self.latest = self._compare(start, self._features.values)
 
-    def drift(self, encoder: nn.Module) -> float:
-        return self._drift(self._as_before(encoder))
+    def drift(self) -> float:
+        return self._drift(self._as_before())
 
-    def measure(self, encoder: nn.Module) -> Comparison:
-        self.latest = self._compare(self._as_before(encoder), encoder)
+    def measure(self) -> Comparison:
+        """The encoder as it is now."""
+        self.latest = self._compare(self.encoder, self._as_before())
         return self.latest
 
-    def _as_before(self, encoder: nn.Module) -> Tensor:
+    def _as_before(self) -> Tensor:
         """Features of the same images as at the start; one that can no longer be read counts as unchanged."""
-        values, rows = self._of(encoder)
-        if len(rows) == len(self._readable):
-            return values
-        features = self._features.clone()
-        features[torch.from_numpy(np.searchsorted(self._readable, rows))] = values
+        now, before = self._measured(self.encoder), self._features
+        features = before.values.clone()
+        features[torch.from_numpy(np.searchsorted(before.rows, now.rows))] = now.values
         return features
 
     def judge(self, step: int, best: str) -> Verdict | None:
         """Whether the run is below where it started; ``best`` says which weights to take instead."""
         now = self.latest
-        changes = {name: now.held_out[name] - self.before[name] for name in now.p_values}
+        before = self.start.held_out
+        changes = {name: now.held_out[name] - before[name] for name in now.p_values}
         sure = {name: changes[name] for name, p in now.p_values.items() if p < SURE}
         if now.held_out:
             if not sure or max(sure.values()) > 0:
                 return None
-            worse = ", ".join(f"{name} {self.before[name]:.1f} -> {now.held_out[name]:.1f} %" for name in sure)
+            worse = ", ".join(f"{name} {before[name]:.1f} -> {now.held_out[name]:.1f} %" for name in sure)
             reason = f"on held-out training images {worse}"
         elif now.drift < self.apart:
             return None
@@ -151,11 +138,6 @@ class Baseline:
         )
         return Verdict("below where it started", step, reason=reason, remedies=remedies)
 
-    @property
-    def before(self) -> dict[str, float]:
-        """Accuracy of the start on the held-out images."""
-        return self._accuracies(self._before)
-
     def record(self, verdict: Verdict | None, *, progress: str = "") -> dict[str, Any]:
         """For metrics.jsonl."""
         below = {} if verdict is None else {"below": {"reason": verdict.reason, "remedies": verdict.remedies}}
@@ -167,9 +149,8 @@ class Baseline:
         now = self.latest
         parts = [] if self.config.init is None else [f"drift {now.drift:.2f}"]
         for name, value in now.held_out.items():
-            parts.append(
-                f"held-out {name} {value:.1f}%" + (f" (start {self.before[name]:.1f})" if now.p_values else "")
-            )
+            start = f" (start {self.start.held_out[name]:.1f})" if now.p_values else ""
+            parts.append(f"held-out {name} {value:.1f}%{start}")
         if now.retrieval is not None:
             parts.append(f"a view finds its image {now.retrieval:.1f}%")
         return ", ".join(parts)
@@ -178,10 +159,10 @@ class Baseline:
         """How the encoder compares with the start, such as "better than untrained (kNN 44.3 -> 51.0 %)"; empty if unknown."""
         now, changes = self.latest, {}
         if now.held_out:
-            values = {name: (self.before[name], value) for name, value in now.held_out.items()}
+            values = {name: (self.start.held_out[name], value) for name, value in now.held_out.items()}
             changes = {name: values[name][1] - values[name][0] for name, p in now.p_values.items() if p < LIKELY}
-        elif now.retrieval is not None and self.retrieval is not None and self._finders is not None:
-            name, before, after = "a view finds its image", self.retrieval, now.retrieval
+        elif now.retrieval is not None and self.start.retrieval is not None and self._finders is not None:
+            name, before, after = "a view finds its image", self.start.retrieval, now.retrieval
             values = {name: (before, after)}
             error = math.sqrt(sum(share * (100 - share) for share in (before, after)) / len(self._finders))
             changes = {name: after - before} if abs(after - before) > 2 * error else {}
@@ -195,89 +176,68 @@ class Baseline:
             return f"worse than {start} ({numbers})"
         return f"no better than {start}{'' if finished else ' yet'} ({numbers})"
 
-    def _compare(self, features: Tensor, encoder: nn.Module) -> Comparison:
-        predicted = self._predict(features)
-        p_values = {}
-        if self._labels is not None and features is not self._features:
-            queries = self._labels.labels[self._labels.queries]
-            for name, answers in predicted.items():
-                paired = compare(queries, before=self._before[name], after=answers, classes=self._labels.classes)
-                assert paired.p_value is not None
-                p_values[name] = paired.p_value
+    def _compare(self, encoder: Encoder, features: Tensor) -> Comparison:
+        """With the start, which is the first to be measured."""
+        right, before = self._right(features), self._right_before
+        self._right_before = before or right
         return Comparison(
             drift=self._drift(features),
             feature_rank=effective_rank(features),
-            held_out=self._accuracies(predicted),
-            p_values=p_values,
+            held_out={name: 100 * float(now.mean()) for name, now in right.items()},
+            p_values={
+                name: mcnemar(int((right[name] & ~then).sum()), int((then & ~right[name]).sum()))
+                for name, then in before.items()
+            },
             retrieval=None if self._finders is None else self._found(encoder, self._finders),
         )
 
-    def _found(self, encoder: nn.Module, finders: Source) -> float:
+    def _found(self, encoder: Encoder, finders: Source) -> float:
         """How often a heavy view of an image finds it: the same views at every call."""
         standard = self.config.standard
         augmented = f"({standard}) > {REFERENCE}" if self.config.channels == 3 else standard  # it changes colours
-        views = two_views(
-            encoder_of(self.config, encoder, self.data), finders, policies=(augmented, standard), seed=self.config.seed,
-            quarantine=Quarantine(finders, max_share=1.0),
-        )  # fmt: skip
-        return 100 * retrieval(*views)
+        quarantine = Quarantine(finders, max_share=1.0)
+        policies, seed = (augmented, standard), self.config.seed
+        return 100 * retrieval(*two_views(encoder, finders, policies=policies, seed=seed, quarantine=quarantine))
 
     def _drift(self, features: Tensor) -> float:
-        return max(0.0, 1 - float(F.cosine_similarity(features, self._features).mean()))
+        return max(0.0, 1 - float(F.cosine_similarity(features, self._features.values).mean()))
 
-    def _of(self, encoder: nn.Module) -> tuple[Tensor, NDArray[np.int64]]:
-        measured = encoder_of(self.config, encoder, self.data)
-        features = measured.features(self.data.source, indices=self._rows, quarantine=self._quarantine)
-        return features.values, features.rows
+    def _measured(self, encoder: Encoder) -> Features:
+        return encoder.features(self._source, indices=self._rows, quarantine=self._quarantine)
 
-    def _predict(self, features: Tensor) -> dict[str, NDArray[np.int64]]:
-        """The classes of the held-out images; those of the start that cannot be read are in no measurement."""
-        if (split := self._labels) is None:
+    def _right(self, features: Tensor) -> dict[str, NDArray[np.bool_]]:
+        """Which held-out images kNN and a probe get right; those of the start that cannot be read are in no measurement."""
+        if self._split is None:
             return {}
-        bank, queries = torch.from_numpy(split.bank), torch.from_numpy(split.queries)
-        labels, classes = torch.from_numpy(split.labels)[bank], len(split.classes)
+        labels, bank, queries = self._split
+        learned, classes = (features[bank], labels[bank]), len(self._source.classes or ())
         (neighbours,) = knn_predict(
-            features[bank], labels, features[queries], k=[NEIGHBOURS], temperature=TEMPERATURE, classes=classes
+            *learned, features[queries], k=[NEIGHBOURS], temperature=TEMPERATURE, classes=classes
         )
         if self._strength is None:  # the start's: one choice for all
-            self._strength = choose_strength(features[bank], labels, classes=classes, seed=self.config.seed).strength
-        probe = Problem(features[bank], labels, classes=classes).solve(self._strength)
-        return {"kNN": neighbours.numpy(), "probe": probe.predict(features[queries]).numpy()}
-
-    def _accuracies(self, predicted: Mapping[str, NDArray[np.int64]]) -> dict[str, float]:
-        split = self._labels
-        if split is None:
-            return {}
-        right = split.labels[split.queries]
-        return {name: 100 * float((one == right).mean()) for name, one in predicted.items()}
+            self._strength = choose_strength(*learned, classes=classes, seed=self.config.seed).strength
+        probe = Problem(*learned, classes=classes).solve(self._strength)
+        predicted = {"kNN": neighbours, "probe": probe.predict(features[queries])}
+        return {name: (answers == labels[queries]).numpy() for name, answers in predicted.items()}
 
 
 def _finders(config: RunConfig, source: Source) -> Source | None:
-    """Images without labels to be found among each other: of the test split, or of the training images if there is none."""
-    with suppress(DsslError):  # there is none, or none that fits the training images
-        source = open_source(config.data, split="test", channels=config.channels, value_range=source.value_range)
+    """Images without labels to be found among each other."""
+    source = images_to_measure(config, source)
     if len(source) < 10:
         return None
     return Subset(source, rng.sample(rng.key(config.seed, "finders"), len(source), FINDERS))
 
 
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
-    bank: NDArray[np.int64]
-    queries: NDArray[np.int64]
-
-
-def _labels(source: Source, rows: NDArray[np.int64]) -> _Labels | None:
-    """Labels of the rows and their split, as many of every class held out; None where there is nothing to tell apart."""
-    if source.labels is None or source.classes is None:
+def _split(source: Source, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Labels of the rows, which to learn from and which to hold out, as many of every class; None where that cannot be done."""
+    if source.labels is None:
         return None
     labels = source.labels[rows]
-    # the rows are in the order of the source, often by class: every fourth of each class
-    place = np.array([int((labels[:number] == label).sum()) for number, label in enumerate(labels)])
-    held = place % HELD_OUT == HELD_OUT - 1
-    bank, queries = np.flatnonzero(~held), np.flatnonzero(held)
+    # the rows are in the order of the source, often by class
+    held = [np.flatnonzero(labels == label)[HELD_OUT - 1 :: HELD_OUT] for label in np.unique(labels)]
+    queries = np.sort(np.concatenate(held))
+    bank = np.setdiff1d(np.arange(len(labels)), queries)
     if len(queries) < 10 or len(np.unique(labels[bank])) < 2:
         return None
-    return _Labels(labels, source.classes, bank, queries)
+    return torch.from_numpy(labels), torch.from_numpy(bank), torch.from_numpy(queries)

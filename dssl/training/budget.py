@@ -45,17 +45,6 @@ _SMALL, _PHOTOS = 64, 64
 """Pixels up to which a recipe's images are in memory, and how many drawn images stand for a data set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    images_per_second: float
-    on_one_thread: float | None
-    """Images a second with one torch thread; None on a GPU, or if one thread is all there is."""
-    checkpoint_bytes: int
-    precision: Precision
-    why: str
-    """What was measured to choose the precision."""
-
-
 def _rate(work: Callable[[int], object], *, images: int, seconds: float, clock: Callable[[], float]) -> float:
     """Images a second of ``work(step)``, which handles so many at each call and is called at least twice."""
     started, done = clock(), 0
@@ -66,7 +55,7 @@ def _rate(work: Callable[[int], object], *, images: int, seconds: float, clock: 
 
 
 def loader_rate(
-    config: RunConfig, source: Source, *, seconds: float = 4.0, clock: Callable[[], float] = time.perf_counter
+    config: RunConfig, source: Source, *, seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Images a second whose views the loader makes, on all threads of this machine."""
     batch = min(config.batch_size, len(source), _PHOTOS)
@@ -90,8 +79,57 @@ def drawn_images(image_size: int, folder: Path) -> tuple[str, str]:
     return str(folder), "JPEG files of 500 x 375 px"
 
 
-def measure_speed(config: RunConfig, device: torch.device, *, seconds: float = 4.0) -> Speed:
-    """Steps of the real objective on random views; on a CPU at most 64 images each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """How fast the steps of a configuration are here."""
+
+    steps: float
+    """Images a second that the steps alone would take, with all torch threads."""
+    on_one_thread: float | None
+    """The same with one torch thread; None on a GPU, or if one thread is all there is."""
+    loader: float
+    """Images a second whose views the loader makes."""
+    threads: int | None
+    """All torch threads; None on a GPU, which computes while views are made: on a CPU both need the same cores."""
+    checkpoint_bytes: int
+    precision: Precision
+    why: str
+    """What was measured to choose the precision."""
+
+    @property
+    def one_is_faster(self) -> bool:
+        return self.on_one_thread is not None and self.on_one_thread > 1.1 * self.steps  # a tie is noise
+
+    @property
+    def compute(self) -> float:
+        """Images a second that the steps alone would take, with the faster number of threads."""
+        return max(self.steps, self.on_one_thread or 0.0)
+
+    @property
+    def images_per_second(self) -> float:
+        if self.threads is None:
+            return min(self.loader, self.compute)
+        return 1 / (1 / self.loader + 1 / self.compute)
+
+    def check_seconds(self, config: RunConfig, source: Source) -> float:
+        """Of one measurement of kNN and of progress; a forward pass is about a third of a step."""
+        if not config.knn_every:
+            return 0.0
+        images = min(SAMPLE, len(source))
+        if source.labels is not None:
+            images += min(BANK, len(source)) + min(QUERIES, len(source) // 4)
+        return images * (1 / self.loader + 1 / (3 * len(config.view_graph.made) * self.compute))
+
+    def seconds(self, config: RunConfig, source: Source) -> float:
+        """Of the whole run."""
+        images = len(source) // config.batch_size * config.batch_size * config.epochs
+        checks = 2 + config.epochs // config.knn_every if config.knn_every else 0
+        return _SETUP + images / self.images_per_second + checks * self.check_seconds(config, source)
+
+
+def measured(config: RunConfig, source: Source, device: torch.device, *, seconds: float = _SECONDS) -> Throughput:
+    """The real loader, and steps of the real objective on random views, on a CPU of at most 64 images each."""
+    loader = loader_rate(config, source, seconds=seconds / 2)
     batch = min(config.batch_size, 64) if device.type == "cpu" else config.batch_size
     method, graph = build_method(config), config.view_graph
     precision, why = precision_of(
@@ -119,54 +157,18 @@ def measure_speed(config: RunConfig, device: torch.device, *, seconds: float = 4
         step(0)
         return _rate(step, images=batch, seconds=seconds, clock=time.perf_counter)
 
-    all_threads, one_thread = rate(seconds), None
-    if device.type == "cpu" and (threads := torch.get_num_threads()) > 1:
+    all_threads, one_thread, threads = rate(seconds), None, torch.get_num_threads()
+    if device.type == "cpu" and threads > 1:
         torch.set_num_threads(1)
         try:
             one_thread = rate(seconds / 2)
         finally:
             torch.set_num_threads(threads)
     tensors = [*method.state_dict().values(), *optimizer_tensors(optimizer, method).values()]
-    return Speed(all_threads, one_thread, sum(value.nbytes for value in tensors), precision, why)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """How fast the steps of a configuration are here."""
-
-    speed: Speed
-    loader: float
-    """Images a second whose views the loader makes."""
-    torch_threads: int | None
-    """The number that is faster; None on a GPU."""
-    overlaps: bool
-    """Whether views are made while the device computes: on a CPU both need the same cores."""
-
-    @property
-    def compute(self) -> float:
-        """Images a second that the steps alone would take, with the faster number of threads."""
-        return max(self.speed.images_per_second, self.speed.on_one_thread or 0.0)
-
-    @property
-    def images_per_second(self) -> float:
-        if self.overlaps:
-            return min(self.loader, self.compute)
-        return 1 / (1 / self.loader + 1 / self.compute)
-
-    def check_seconds(self, config: RunConfig, source: Source) -> float:
-        """Of one measurement of kNN and of progress; a forward pass is about a third of a step."""
-        if not config.knn_every:
-            return 0.0
-        images = min(SAMPLE, len(source))
-        if source.labels is not None:
-            images += min(BANK, len(source)) + min(QUERIES, len(source) // 4)
-        return images * (1 / self.loader + 1 / (3 * len(config.view_graph.made) * self.compute))
-
-    def seconds(self, config: RunConfig, source: Source) -> float:
-        """Of the whole run."""
-        images = len(source) // config.batch_size * config.batch_size * config.epochs
-        checks = 2 + config.epochs // config.knn_every if config.knn_every else 0
-        return _SETUP + images / self.images_per_second + checks * self.check_seconds(config, source)
+    return Throughput(
+        steps=all_threads, on_one_thread=one_thread, loader=loader, threads=None if device.type != "cpu" else threads,
+        checkpoint_bytes=sum(value.nbytes for value in tensors), precision=precision, why=why,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +178,15 @@ class Planner:
     recipe: str | None = None
     typed: frozenset[str] = frozenset()
     """Settings that are not to be chosen."""
-    measure: Callable[[RunConfig, Source, torch.device], Throughput] | None = None
-    """In place of a measurement on this machine."""
+    measure: Callable[[RunConfig, Source, torch.device], Throughput] = measured
 
     def plan(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, list[str]]:
         """The configuration with what was chosen, and the screen that says so."""
         began = time.monotonic()
         config, throughput = self._sized(config, source, device)
-        changes: dict[str, Any] = {"precision": throughput.speed.precision}
-        if throughput.torch_threads is not None and "torch_threads" not in self.typed:
-            changes["torch_threads"] = throughput.torch_threads
+        changes: dict[str, Any] = {"precision": throughput.precision}
+        if throughput.threads is not None and "torch_threads" not in self.typed:
+            changes["torch_threads"] = 1 if throughput.one_is_faster else throughput.threads
         if config.minutes is not None:
             left = 60 * config.minutes * (1 - _MARGIN) - (time.monotonic() - began) - _SETUP
             changes |= self._fitted(config, source, throughput, seconds=left)
@@ -194,22 +195,21 @@ class Planner:
 
     def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Throughput]:
         """On a CPU, with minutes: the last of ``ON_CPUS`` that sees as many images as it needs."""
-        measure = self.measure or measured
         if config.minutes is None or self.recipe != "folder" or device.type != "cpu":
-            return config, measure(config, source, device)
+            return config, self.measure(config, source, device)
         best: tuple[RunConfig, Throughput] | None = None
         seen = math.inf
         for encoder, size, least in ON_CPUS:
             tried = replace(
-                config, batch_size=self._batch(config),
+                # in short runs the number of steps matters more than that of the images in each
+                config, batch_size=config.batch_size if "batch_size" in self.typed else min(64, config.batch_size),
                 encoder=config.encoder if "encoder" in self.typed else encoder,
                 image_size=config.image_size if "image_size" in self.typed else size,
             )  # fmt: skip
-            if best is not None and (
-                seen < 2 * least or tried == best[0]
-            ):  # it is about twice as slow as the one before
+            # it is about twice as slow as the one before
+            if best is not None and (seen < 2 * least or tried == best[0]):
                 break
-            throughput = measure(tried, source, device)
+            throughput = self.measure(tried, source, device)
             seen = 60 * config.minutes * (1 - _MARGIN) * throughput.images_per_second
             if best is not None and seen < least:
                 break
@@ -217,17 +217,11 @@ class Planner:
         assert best is not None
         return best
 
-    def _batch(self, config: RunConfig) -> int:
-        """In short runs the number of steps matters more than that of the images in each."""
-        return config.batch_size if "batch_size" in self.typed else min(64, config.batch_size)
-
     def _fitted(self, config: RunConfig, source: Source, throughput: Throughput, *, seconds: float) -> dict[str, Any]:
         """As many epochs as the seconds allow, with the measurements of kNN and progress."""
         steps = max(1, len(source) // config.batch_size)
-        epoch, check = (
-            steps * config.batch_size / throughput.images_per_second,
-            throughput.check_seconds(config, source),
-        )
+        epoch = steps * config.batch_size / throughput.images_per_second
+        check = throughput.check_seconds(config, source)
         checks = min(_CHECKS, max(1, int(_CHECK_SHARE * seconds / check))) if check else 0
         epochs = min(max(1, int((seconds - (2 + checks) * check) / epoch)), LARGEST["epochs"])
         changes: dict[str, Any] = {"epochs": epochs}
@@ -242,22 +236,21 @@ class Planner:
 
     def _screen(self, config: RunConfig, source: Source, device: torch.device, throughput: Throughput) -> list[str]:
         """Images, machine, speed, what was chosen, and how long it takes."""
-        speed, size = throughput.speed, f"{config.image_size} px"
+        size = f"{config.image_size} px"
         cores = default_threads()
         machine = f"{cores} CPU core{'s' if cores > 1 else ''}"
-        machine += ", no GPU" if device.type == "cpu" else f", {_name(device)}"
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        machine += ", no GPU" if device.type == "cpu" else f", {gpu}"
         threads = ""
-        if speed.on_one_thread is not None:
+        if throughput.on_one_thread is not None:
             count = f"{config.torch_threads} torch thread{'s' if config.torch_threads != 1 else ''}"
             threads = f" with {count} (the faster of 1 and all)"
+        loader = f"; loader {throughput.loader:,.0f}"
         labels = "" if source.labels is None else " (labels are only used to measure)"
         rows = [
             ("images", f"{len(source):,} in {config.data}{labels}"),
             ("machine", machine),
-            (
-                "speed",
-                f"{throughput.images_per_second:,.0f} images/s in {speed.precision}{threads}; loader {throughput.loader:,.0f}",
-            ),
+            ("speed", f"{throughput.images_per_second:,.0f} images/s in {throughput.precision}{threads}{loader}"),
             ("run", f"{config.method.name}, graph {config.graph}, encoder {config.encoder}, {size}, batch {config.batch_size}"),
             ("length", self._length(config, source, throughput)),
         ]  # fmt: skip
@@ -266,11 +259,7 @@ class Planner:
     def warning(self, config: RunConfig, source: Source, device: torch.device) -> list[str]:
         """That a run would take days; measured only if it could."""
         pixels = config.epochs * len(source) * len(config.view_graph.made) * config.image_size**2
-        return (
-            too_long(config, source, (self.measure or measured)(config, source, device))
-            if pixels > _MANY_PIXELS
-            else []
-        )
+        return too_long(config, source, self.measure(config, source, device)) if pixels > _MANY_PIXELS else []
 
     def _length(self, config: RunConfig, source: Source, throughput: Throughput) -> str:
         seconds = throughput.seconds(config, source)
@@ -304,18 +293,3 @@ def too_long(config: RunConfig, source: Source, throughput: Throughput) -> list[
     return [
         f"warning: {config.epochs:,} epochs take about {duration(seconds)} on this machine; --hours 8 fits the run to a night"
     ]
-
-
-def measured(config: RunConfig, source: Source, device: torch.device) -> Throughput:
-    """Real steps and the real loader, for a few seconds."""
-    speed = measure_speed(config, device, seconds=_SECONDS)
-    threads = None
-    if device.type == "cpu":
-        one = speed.on_one_thread is not None and speed.on_one_thread > 1.1 * speed.images_per_second  # a tie is noise
-        threads = 1 if one else torch.get_num_threads()
-    loader = loader_rate(config, source, seconds=_SECONDS / 2)
-    return Throughput(speed=speed, loader=loader, torch_threads=threads, overlaps=device.type != "cpu")
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)

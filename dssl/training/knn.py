@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import nn
 
 from dssl import rng
 from dssl.config import RunConfig
@@ -13,7 +12,8 @@ from dssl.evaluation.knn import knn_accuracy
 from dssl.evaluation.protocols import aligned_labels
 from dssl.log import Log
 from dssl.loop import Hook
-from dssl.training.prepare import TrainingData, encoder_of, open_test_data
+from dssl.training.prepare import open_test_data
+from dssl.weights.encoder import Encoder
 
 BANK, QUERIES = 20_000, 10_000
 """Upper limits of training and test images: the curve is for monitoring, `dssl evaluate` for the record."""
@@ -31,58 +31,45 @@ class OnlineKnn(Hook):
     doing = "measuring kNN accuracy"
 
     def __init__(
-        self,
-        config: RunConfig,
-        data: TrainingData,
-        encoder: nn.Module,
-        *,
-        autocast: torch.dtype | None = None,
-        steps_per_epoch: int = 1,
-        at_start: bool = False,
+        self, config: RunConfig, source: Source, encoder: Encoder, *, steps_per_epoch: int, at_start: bool
     ) -> None:
         """``at_start`` also measures before the first step: of weights from elsewhere."""
-        self.config, self.data, self.encoder, self.autocast = config, data, encoder, autocast
+        self.config, self.encoder = config, encoder
         self._steps_per_epoch, self._at_start = steps_per_epoch, at_start
-        self._bank: Source | None = None
-        self._queries: Source | None = None
+        self._splits: tuple[Source, Source] | None = None
         self.obstacle = ""
         """Why there is no curve, where labels and a test split seem to be there: no reason to refuse a run."""
-        if config.knn_every and data.source.labels is not None:
+        if config.knn_every and source.labels is not None:
             try:
-                self._open(config, data.source)
+                self._open(source)
             except DsslError as error:
                 self.obstacle = f"no kNN accuracy while training: {error}"
 
-    def _open(self, config: RunConfig, source: Source) -> None:
-        test = open_test_data(config, value_range=source.value_range)
+    def _open(self, source: Source) -> None:
+        test = open_test_data(self.config, value_range=source.value_range)
         if test is not None:
             labels, of_test, self._classes = aligned_labels(source, test)
-            stream = rng.key(config.seed, "knn")
+            stream = rng.key(self.config.seed, "knn")
             bank, queries = rng.sample(stream, len(source), BANK), rng.sample(stream, len(test), QUERIES)
             self._labels = labels[bank], of_test[queries]
-            self._bank, self._queries = Subset(source, bank), Subset(test, queries)
+            self._splits = Subset(source, bank), Subset(test, queries)
 
     def begin(self, log: Log) -> None:
         if self.obstacle:
             log.say(self.obstacle)
-        if self._at_start and self.due(0):
-            log.knn(0, self.measure())
+        if self._at_start:
+            self.after_round(0, log)
 
     def after_round(self, step: int, log: Log) -> None:
-        if self.due(step // self._steps_per_epoch):
-            log.knn(step, self.measure())
+        if self._splits is not None and knn_due(self.config, step // self._steps_per_epoch):
+            log.knn(step, self.measure(*self._splits))
 
-    def due(self, epoch: int) -> bool:
-        return self._bank is not None and knn_due(self.config, epoch)
-
-    def measure(self) -> dict[str, Any]:
+    def measure(self, *splits: Source) -> dict[str, Any]:
         """Accuracy in percent, with its protocol."""
-        assert self._bank is not None
-        assert self._queries is not None
-        encoder = encoder_of(self.config, self.encoder, self.data, autocast=self.autocast)
         bank, queries = (
-            encoder.features(source, quarantine=Quarantine(source, max_share=1.0))  # a curve is no reason to stop a run
-            for source in (self._bank, self._queries)
+            # a curve is no reason to stop a run
+            self.encoder.features(split, quarantine=Quarantine(split, max_share=1.0))
+            for split in splits
         )
         bank_labels, labels = self._labels
         accuracy = 100 * knn_accuracy(
@@ -93,14 +80,7 @@ class OnlineKnn(Hook):
             k=NEIGHBOURS,
             temperature=TEMPERATURE,
             classes=len(self._classes),
-            device=encoder.device,
+            device=self.encoder.device,
         )
-        return {
-            "knn": accuracy,
-            "knn_protocol": {
-                "k": NEIGHBOURS,
-                "temperature": TEMPERATURE,
-                "bank": len(bank.rows),
-                "queries": len(queries.rows),
-            },
-        }
+        sizes = {"bank": len(bank.rows), "queries": len(queries.rows)}
+        return {"knn": accuracy, "knn_protocol": {"k": NEIGHBOURS, "temperature": TEMPERATURE, **sizes}}

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ def open_test_data(config: RunConfig, *, value_range: Range | None = None) -> So
     except NoSplitError:
         return None
     return source if source.labels is not None else None
+
+
+def images_to_measure(config: RunConfig, source: Source) -> Source:
+    """What is measured without labels: the test split, or the training images if there is none that fits them."""
+    with suppress(DsslError):
+        return open_source(config.data, split="test", channels=config.channels, value_range=source.value_range)
+    return source
 
 
 def normalization_of(config: RunConfig, source: Source | None) -> Normalization:
@@ -232,13 +240,11 @@ def fit_to_data(config: RunConfig, method: Method, data: TrainingData, *, new: b
         method.taught_by.expect(data.normalization)
 
 
-def encoder_of(
-    config: RunConfig, network: nn.Module, data: TrainingData, *, autocast: torch.dtype | None = None
-) -> Encoder:
+def encoder_of(config: RunConfig, network: nn.Module, data: TrainingData) -> Encoder:
     """The encoder of a run as it is now, to be measured on whole images."""
     return Encoder(
         network=network, name=config.encoder, image_size=evaluation_size(config), channels=config.channels,
-        normalization=data.normalization, autocast=autocast, threads=config.threads,
+        normalization=data.normalization, threads=config.threads,
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from dssl.training.knn import OnlineKnn
 from dssl.training.prepare import (
     TrainingData,
     build_method,
+    encoder_of,
     evaluation_size,
     fit_to_data,
     starting_encoder,
@@ -70,13 +71,18 @@ def train(
     config, may_differ = as_it_stands(config, RunFolder(Path(out)), fitted=planner is None)
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     signals = StopSignals() if alone else None  # torchrun ends processes that are not in their loop yet
+    threads = torch.get_num_threads()
     try:
         with signals or nullcontext(), Run.open(Path(out), config, by_content=may_differ) as run:
-            return pretrain(config, run, gallery=gallery, planner=planner, signals=signals, trackers=trackers)
+            with nullcontext() if signals is None else signals.interrupting():
+                task, intro = set_up(config, run, gallery=gallery, planner=planner)
+            return loop.run(task, run, intro=intro, signals=signals, trackers=trackers)
     except KeyboardInterrupt:
         if signals is None or signals.signal is None:
             raise
         raise Stopped(signals.signal, saved=False) from None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple[RunConfig, tuple[str, ...]]:
@@ -110,20 +116,6 @@ def as_it_stands(config: RunConfig, folder: RunFolder, *, fitted: bool) -> tuple
     return longer, (*_BY_CONTENT, *_EXTENDED)
 
 
-def pretrain(
-    config: RunConfig, run: Run, *, gallery: Gallery | None = None, planner: Planner | None = None,
-    signals: StopSignals | None = None, trackers: Sequence[str] = (),
-) -> loop.Ending:  # fmt: skip
-    """Pretrain in an open run."""
-    threads = torch.get_num_threads()
-    try:
-        with nullcontext() if signals is None else signals.interrupting():
-            task, intro = set_up(config, run, gallery=gallery, planner=planner)
-        return loop.run(task, run, intro=intro, signals=signals, trackers=trackers)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def set_up(
     config: RunConfig, run: Run, *, gallery: Gallery | None = None, planner: Planner | None = None
 ) -> tuple["Pretraining", list[str]]:
@@ -150,8 +142,10 @@ def set_up(
         elif planner.recipe is not None and world.size == 1:
             with phase("measuring how fast this machine is"):
                 warning = planner.warning(config, data.source, world.device)
-    if world.device.type == "cpu" and (torch_threads := config.torch_threads or _kept_threads(kept)) is not None:
-        torch.set_num_threads(torch_threads)
+    # a resumed run has as many as it was started with: its sums are then the same to the last bit
+    threads = config.torch_threads or (kept or {}).get("config", {}).get("torch_threads")
+    if world.device.type == "cpu" and threads is not None:
+        torch.set_num_threads(threads)
     with phase("measuring the filters of the first layer"):
         fit_to_data(config, method, data, new=run.resumed is None and config.init is None, world=world)
     quarantine = Quarantine(data.source, path=run.folder.quarantine_file, max_share=config.bad_share)
@@ -193,12 +187,6 @@ def set_up(
         gallery=gallery,
     )  # fmt: skip
     return task, intro
-
-
-def _kept_threads(kept: Mapping[str, Any] | None) -> int | None:
-    """The number that a resumed run was started with: its sums are then the same to the last bit."""
-    threads = (kept or {}).get("config", {}).get("torch_threads")
-    return threads if isinstance(threads, int) else None
 
 
 def epochs_of(config: RunConfig, source: Source) -> RunLength:
@@ -263,29 +251,27 @@ class Pretraining(loop.Task[Batch]):
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * steps)
-        self.hooks = self._hooks(steps)
+        self.hooks = self._hooks()
 
-    def _hooks(self, steps_per_epoch: int) -> list[loop.Hook]:
+    def _hooks(self) -> list[loop.Hook]:
         """kNN is that of the interpolated weights, and comes before the comparison with the start."""
-        config, encoder, run, hooks = self.config, self.method.encoder, self.run, list[loop.Hook]()
+        config, run, source, hooks = self.config, self.run, self.data.source, list[loop.Hook]()
+        encoder = encoder_of(config, self.method.encoder, self.data)
         if run.world.first:
             at_start = config.init is not None and run.first_step == 0
-            half = half_type(self.precision)
-            hooks.append(
-                OnlineKnn(config, self.data, encoder, autocast=half, steps_per_epoch=steps_per_epoch, at_start=at_start)
-            )
+            measured = replace(encoder, autocast=half_type(self.precision))
+            hooks.append(OnlineKnn(config, source, measured, steps_per_epoch=self.length.round, at_start=at_start))
         measures = config.health.compare_with_start and config.knn_every > 0 and run.folder is not None
         if config.init is not None or measures:
             compared = ComparedWithStart(
-                config, self.data, encoder, self.monitor, run=run, header=self.header, head_steps=self.head_steps,
-                total=self.total, steps_per_epoch=steps_per_epoch,
+                config, source, encoder, self.monitor, run=run, header=self.header, head_steps=self.head_steps,
+                length=self.length,
             )  # fmt: skip
             hooks.append(compared)
             if config.adapt is not None:
-                averaged = Averaged(config.adapt, encoder, self.optimizer, compared, first_step=self.schedule_start)
-                hooks.insert(0, averaged)
+                hooks.insert(0, Averaged(config.adapt, self.optimizer, compared, first_step=self.schedule_start))
             if isinstance(config.method, MatchConfig):
-                hooks.append(Stability(config, self.data, encoder, self.monitor, run=run, total=self.total))
+                hooks.append(Stability(config, source, encoder, self.monitor, run=run, total=self.total))
         return hooks
 
     def batches(self, start: int) -> AbstractContextManager[Batches]:

@@ -1,7 +1,6 @@
 """How far corruptions move the features of a user's own images: before a run and at its end, without labels."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +11,17 @@ from torch import Tensor, nn
 from dssl import rng
 from dssl.augment import KINDS, corrupt_images, kinds_seen
 from dssl.config import RunConfig
-from dssl.data import NoSplitError, Quarantine, Source, open_source
+from dssl.data import Quarantine, Source
 from dssl.data.loader import EvaluationBatches
 from dssl.data.pipeline import thread_count
 from dssl.data.source import InMemory
+from dssl.evaluation.quality import cosine_between
 from dssl.log import Log
 from dssl.loop import Hook
 from dssl.run import Run
 from dssl.state import Verdict
 from dssl.training.health import RunMonitor
-from dssl.training.prepare import TrainingData, encoder_of
+from dssl.training.prepare import images_to_measure
 from dssl.weights import load
 from dssl.weights.encoder import Encoder
 
@@ -38,9 +38,7 @@ def squares(encoder: Encoder, source: Source, *, seed: int) -> NDArray[np.uint8]
         return np.concatenate([batch.images.permute(0, 2, 3, 1).numpy() for batch in batches])
 
 
-def corrupted_features(
-    encoder: Encoder, images: NDArray[np.uint8], kinds: Iterable[str]
-) -> Iterator[tuple[str, Tensor]]:
+def corrupted_features(encoder: Encoder, images: NDArray[np.uint8], kinds: Iterable[str]) -> dict[str, Tensor]:
     """The features of the images as they are, under the name "clean", and of the same images under each kind of corruption."""
 
     def features(pixels: NDArray[np.uint8]) -> Tensor:
@@ -49,20 +47,18 @@ def corrupted_features(
         )
         return encoder.features(source).values
 
-    yield "clean", features(images)
     indices, threads = np.arange(len(images)), thread_count(encoder.threads)
-    for kind in kinds:
-        yield kind, features(corrupt_images(images, kind, SEVERITY, seed=0, indices=indices, threads=threads))
+    return {"clean": features(images)} | {
+        kind: features(corrupt_images(images, kind, SEVERITY, seed=0, indices=indices, threads=threads))
+        for kind in kinds
+    }
 
 
 def stability(features: Mapping[str, Tensor]) -> dict[str, float]:
     """By kind of corruption: 1 if it leaves features as they are, 0 if it takes them as far as those of another image."""
-    units = {kind: F.normalize(values, dim=1) for kind, values in features.items()}
-    clean = units.pop("clean")
-    count = len(clean)
-    between = (float(clean.sum(dim=0).square().sum()) - count) / (count * (count - 1))
-    own = {kind: float((clean * unit).sum(dim=1).mean()) for kind, unit in units.items()}
-    return {kind: (cosine - between) / max(1e-6, 1 - between) for kind, cosine in own.items()}
+    between = cosine_between(features["clean"])
+    own = {kind: float(F.cosine_similarity(features["clean"], values).mean()) for kind, values in features.items()}
+    return {kind: (own[kind] - between) / max(1e-6, 1 - between) for kind in own if kind != "clean"}
 
 
 def head_agreement(head: nn.Linear, after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, float]:
@@ -84,22 +80,16 @@ class Stability(Hook):
     """Measures the first weights and the last under every kind of corruption; a run that did not help says so."""
 
     def __init__(
-        self, config: RunConfig, data: TrainingData, encoder: nn.Module, monitor: RunMonitor, *, run: Run, total: int
+        self, config: RunConfig, source: Source, encoder: Encoder, monitor: RunMonitor, *, run: Run, total: int
     ) -> None:
-        self.config, self.monitor, self.run, self.total = config, monitor, run, total
-        self.encoder = encoder_of(config, encoder, data)
+        self.config, self.encoder, self.monitor, self.run, self.total = config, encoder, monitor, run, total
         familiar = kinds_seen([config.standard, config.heavy])
         self.kinds = [kind for kind in KINDS if KINDS[kind].group != "geometry"]
         self.new_kinds = [kind for kind in self.kinds if familiar[kind] != "seen"]
         self.images: NDArray[np.uint8] | None = None
         """Of the first process: images of the test split if there is one, else of the training images."""
         if run.world.first and run.first_step < total:
-            source = data.source
-            with suppress(NoSplitError):
-                source = open_source(
-                    config.data, split="test", channels=config.channels, value_range=source.value_range
-                )
-            self.images = squares(self.encoder, source, seed=config.seed)
+            self.images = squares(encoder, images_to_measure(config, source), seed=config.seed)
 
     def begin(self, log: Log) -> None:
         if self.images is not None and self.run.first_step == 0:
@@ -111,7 +101,7 @@ class Stability(Hook):
 
     def _measure(self, step: int, log: Log) -> tuple[dict[str, Tensor], dict[str, float]]:
         assert self.images is not None
-        features = dict(corrupted_features(self.encoder, self.images, self.kinds))
+        features = corrupted_features(self.encoder, self.images, self.kinds)
         values = stability(features)
         log.write({"step": step, "stability": values})
         return features, values
@@ -152,7 +142,7 @@ class Stability(Hook):
         if head is None or folder is None or self.images is None:
             return
         start = replace(self.encoder, network=load.open_weights(folder.start_file).network.to(self.encoder.device))
-        before = dict(corrupted_features(start, self.images, self.new_kinds))
+        before = corrupted_features(start, self.images, self.new_kinds)
         agreement = head_agreement(head, features, before)
         log.write({"step": step, "head": agreement})
         log.say(

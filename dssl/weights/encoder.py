@@ -26,7 +26,7 @@ from dssl.data.quarantine import Quarantine
 from dssl.data.scale import Range, scaled
 from dssl.errors import DsslError
 from dssl.files import replacing
-from dssl.models import device_of, evaluating, feature_dim, forward
+from dssl.models import evaluating, feature_dim, forward
 from dssl.weights.checkpoint import content_hash
 
 Progress = Callable[[int, int], None]
@@ -116,8 +116,8 @@ class Encoder:
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are, and where it computes."""
-        return device_of(self.network)
+        """Where its weights are, and where it computes; the CPU if it has none."""
+        return next(self.network.parameters(), torch.zeros(())).device
 
     @property
     def dim(self) -> int:
@@ -254,10 +254,6 @@ class FeatureStore:
             return compute()
         text = self._about(source, about)
         features = _read(self.folder / _file_name(text), text)
-        if features is None:
-            earlier = (text.replace(source.fingerprint, fingerprint) for fingerprint in source.earlier_fingerprints())
-            files = (_read(self.folder / _file_name(version), version) for version in earlier)
-            features = next((kept for kept in files if kept is not None), None)
         if features is not None and features.unreadable:
             missing = np.setdiff1d(np.arange(len(source)), features.rows)
             features = None if source.any_readable(missing.tolist()) else features
@@ -282,18 +278,6 @@ class FeatureStore:
             **more,
         }
         return json.dumps(about, sort_keys=True)
-
-
-class Columns(FeatureStore):
-    """Some columns of the features of another store, as the features of an encoder that gives only these."""
-
-    def __init__(self, store: FeatureStore, encoder: Encoder, columns: slice) -> None:
-        super().__init__(encoder)
-        self._store, self._columns = store, columns
-
-    def of(self, source: Source, *, allow_unreadable: bool) -> Features:
-        features = self._store.of(source, allow_unreadable=allow_unreadable)
-        return dataclasses.replace(features, values=features.values[:, self._columns])
 
 
 def _file_name(about: str) -> str:

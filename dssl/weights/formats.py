@@ -89,18 +89,6 @@ def _difference(expected: Tensor, features: Tensor) -> float:
     return float((expected - features).abs().max() / expected.abs().max().clamp(min=1e-12))
 
 
-def _features(encoder: nn.Module, images: Tensor) -> Tensor:
-    with evaluating(encoder):
-        values: Tensor = encoder(images)
-    return values
-
-
-def _check_torchvision(loaded: Encoder) -> None:
-    if loaded.name.startswith("timm:"):
-        raise DsslError(f"torchvision has no {loaded.name}: use --formats timm or safetensors")
-    refuse_unless_held(loaded, "torchvision")
-
-
 def _torchvision(loaded: Encoder, path: Path) -> Exported:
     with replacing(path) as temporary:
         torch.save(loaded.network.state_dict(), temporary)
@@ -110,16 +98,6 @@ def _torchvision(loaded: Encoder, path: Path) -> Exported:
     code = [line.replace("safetensors.torch.load_file", "torch.load") for line in rebuild_lines(loaded, path.name)]
     code[0] = "import torch, torchvision"
     return _compared(loaded, client, path, f"torchvision {torchvision.__version__}", len(state), code)
-
-
-def _check_timm(loaded: Encoder) -> None:
-    if importlib.util.find_spec("timm") is None:
-        raise DsslError("--formats timm needs timm to verify the file: pip install 'dssl[timm]'")
-    refuse_unless_held(loaded, "timm")
-    name = base_name(loaded)
-    if not in_timm(loaded):
-        lines = "; ".join(rebuild_lines(loaded, "FILE")[1:])
-        raise DsslError(f"timm has no {name} with these names: use --formats torchvision or safetensors and: {lines}")
 
 
 def in_timm(loaded: Encoder) -> bool:
@@ -148,15 +126,6 @@ def _timm(loaded: Encoder, path: Path) -> Exported:
     return _compared(loaded, client, path, f"timm {timm.__version__}", len(state), code)
 
 
-def _check_detectron2(loaded: Encoder) -> None:
-    refuse_unless_held(loaded, "Detectron2")
-    name = base_name(loaded)
-    if not _RESNET.fullmatch(name):
-        raise DsslError(
-            f"Detectron2 has names only for ResNets, not for {name}: use --formats torchvision, timm or onnx"
-        )
-
-
 def _detectron2(loaded: Encoder, path: Path) -> Exported:
     arrays = {
         to_detectron2(key): value.numpy()
@@ -181,12 +150,6 @@ def _detectron2(loaded: Encoder, path: Path) -> Exported:
     return _compared(loaded, client, path, "dssl", len(arrays), code, note)
 
 
-def _check_onnx(loaded: Encoder) -> None:
-    for module in ("onnx", "onnxruntime", "onnxscript"):  # torch's exporter needs the last one
-        if importlib.util.find_spec(module) is None:
-            raise DsslError(f"--formats onnx needs {module}: pip install 'dssl[onnx]'")
-
-
 class _FromPixels(nn.Module):
     """The network behind the normalisation: it takes bytes, N x height x width x channels."""
 
@@ -208,13 +171,13 @@ def _onnx(loaded: Encoder, path: Path, *, preprocessing: bool = False) -> Export
     import onnx
     import onnxruntime
 
-    images, network, name = probe_images(loaded), loaded.network, "images"
+    inputs = images = probe_images(loaded)
+    network, name = loaded.network, "images"
     if preprocessing:
-        pixels = (probe_images(loaded) * 64 + 128).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
+        inputs = (images * 64 + 128).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
         scale, offset = (torch.from_numpy(values) for values in loaded.normalization.scale_and_offset())
-        images = (pixels * scale + offset).permute(0, 3, 1, 2)  # as evaluation does it
+        images = (inputs * scale + offset).permute(0, 3, 1, 2)  # as evaluation does it
         network, name = _FromPixels(loaded).eval(), "pixels"
-    inputs = pixels if preprocessing else images
     with warnings.catch_warnings(), replacing(path) as temporary:
         warnings.simplefilter("ignore")  # of torch's own exporter
         torch.onnx.export(
@@ -270,11 +233,6 @@ def _safetensors(loaded: Encoder, path: Path) -> Exported:
         save_file(state, temporary, metadata={ENCODER_KEY: text, "sha256": content_hash(text, state)})
     again = open_weights(path)
     return _compared(loaded, again.network, path, "dssl.load_encoder", len(state), _own_lines(loaded, path.name))
-
-
-def _check_hub(loaded: Encoder) -> None:
-    if importlib.util.find_spec("timm") is None:
-        raise DsslError("--formats hub needs timm to verify the folder: pip install 'dssl[hub]'")
 
 
 def _hub(loaded: Encoder, path: Path) -> Exported:
@@ -333,10 +291,29 @@ FORMATS: dict[str, tuple[str, Callable[[Encoder, Path], Exported]]] = {
     "torch": ("encoder.pt2", _torch),
     "hub": (f"{HUB_FOLDER}/model.safetensors", _hub),
 }
-_CHECKS = {
-    "torchvision": _check_torchvision, "timm": _check_timm, "detectron2": _check_detectron2, "onnx": _check_onnx,
-    "hub": _check_hub,
-}  # fmt: skip
+_NEEDS = {"timm": ("timm",), "hub": ("timm",), "onnx": ("onnx", "onnxruntime", "onnxscript")}
+"""The packages that write and verify a format; torch's exporter of ONNX needs the last one."""
+
+
+def _check(loaded: Encoder, name: str) -> None:
+    """Refuse a format that lacks its package, or whose program lacks the encoder, with the lines that rebuild it."""
+    for module in _NEEDS.get(name, ()):
+        if importlib.util.find_spec(module) is None:
+            raise DsslError(f"--formats {name} needs {module}: pip install 'dssl[{name}]'")
+    plain = loaded.channels == 3 and split_name(loaded.name)[1] is None
+    held = True
+    if name == "torchvision":
+        held = plain and not _is_own(loaded) and not loaded.name.startswith("timm:")
+    elif name == "timm":
+        held = in_timm(loaded)
+    elif name == "detectron2":
+        held = plain and _RESNET.fullmatch(base_name(loaded)) is not None
+    if not held:
+        encoder = loaded.name if loaded.channels == 3 else f"{loaded.name} for {loaded.channels} channels"
+        lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
+        raise DsslError(
+            f"{name} has no {encoder}: use --formats safetensors, onnx or torch; this rebuilds it from safetensors: {lines}"
+        )
 
 
 def check_formats(loaded: Encoder, folder: Path, formats: Sequence[str]) -> None:
@@ -345,12 +322,10 @@ def check_formats(loaded: Encoder, folder: Path, formats: Sequence[str]) -> None
     if unknown:
         raise choices("format", unknown[0], FORMATS)
     for name in formats:
-        if name in _CHECKS:
-            _CHECKS[name](loaded)
+        _check(loaded, name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise DsslError(f"{folder} cannot be written to ({error.strerror}): name another --out") from None
     for path in (folder / FORMATS[name][0] for name in formats):
@@ -386,12 +361,12 @@ def _compared(
     loaded: Encoder, client: Callable[[Tensor], Tensor], path: Path, version: str, tensors: int, code: Sequence[str],
     note: str = "", images: Tensor | None = None,
 ) -> Exported:  # fmt: skip
+    """What the client gives for several images and for one, as programs must take any number."""
     images = probe_images(loaded) if images is None else images
-    # a program, which is not built again from code, must take any number of images, too
-    network = client if isinstance(client, nn.Module) else None
-    batches = (images,) if network else (images, images[:1])
-    with evaluating(network) if network else torch.no_grad():
-        worst = max(_difference(_features(loaded.network, batch), client(batch)) for batch in batches)
+    if isinstance(client, nn.Module):
+        client.eval()
+    with evaluating(loaded.network):
+        worst = max(_difference(loaded.network(batch), client(batch)) for batch in (images, images[:1]))
     return Exported(path=path, client=version, tensors=tensors, difference=worst, code=tuple(code), note=note)
 
 
@@ -400,26 +375,14 @@ def base_name(loaded: Encoder) -> str:
     return split_name(loaded.name.removeprefix("timm:"))[0]
 
 
-def refuse_unless_held(loaded: Encoder, client: str) -> None:
-    """Raise, with the lines that rebuild the encoder, where a client has no such model."""
-    lines = "; ".join(line for line in rebuild_lines(loaded, "FILE") if not line.startswith("import"))
-    if loaded.name in FOR_CPUS or loaded.name.startswith(PYTHON):
-        raise DsslError(f"{client} has no {loaded.name} encoder; use --formats safetensors, onnx or torch and: {lines}")
-    if split_name(loaded.name)[1] is not None:
-        raise DsslError(
-            f"{client} has no {base_name(loaded)} with a CIFAR stem: it cannot load these weights strictly; "
-            f"use --formats safetensors and rebuild it with: {lines}"
-        )
-    if loaded.channels != 3 and client != "timm":
-        raise DsslError(
-            f"{client} has no {base_name(loaded)} for {loaded.channels} channel: use --formats safetensors and: {lines}"
-        )
+def _is_own(loaded: Encoder) -> bool:
+    """Whether no other program has the encoder."""
+    return loaded.name in FOR_CPUS or loaded.name.startswith(PYTHON)
 
 
 def rebuild_lines(loaded: Encoder, file: str) -> list[str]:
     """Python that gives the encoder from a file of its state dict, with torchvision or timm where they have it."""
-    own = loaded.name in FOR_CPUS or loaded.name.startswith(PYTHON)
-    if own or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
+    if _is_own(loaded) or (loaded.channels != 3 and not loaded.name.startswith("timm:")):
         return _own_lines(loaded, file)
     name, stem = split_name(loaded.name.removeprefix("timm:"))
     load = f"encoder.load_state_dict(safetensors.torch.load_file({file!r}), strict=True)"

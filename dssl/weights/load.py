@@ -99,7 +99,7 @@ def _with_stem(report: MatchReport, stem: str | None, *, known: str | None) -> M
     if stem is None or known is not None:
         return report
     note = f"the file does not show how its 3x3 stem runs: taken as {stem!r} ({STEMS[stem]}), as given"
-    return dataclasses.replace(report, note="; ".join(filter(None, (report.note, note))))
+    return dataclasses.replace(report, notes=(*report.notes, note))
 
 
 def open_weights(
@@ -131,15 +131,16 @@ def open_weights(
     built = build_encoder(name, image_size=size, channels=channels)
     if normalization is None and (known := header.get("normalization")):
         normalization = Normalization.of(known)
-    assumed = f"taken for {by_name} by the file's name and the shapes of its tensors" if by_name else ""
+    assumed = [f"taken for {by_name} by the file's name and the shapes of its tensors"] if by_name else []
     if normalization is None:
         normalization = _usual_normalization(name)
         if normalization not in (CIFAR10, IMAGENET):
             mean, std = (
                 ", ".join(f"{value:g}" for value in values) for values in (normalization.mean, normalization.std)
             )
-            stated = f"the file states no normalisation: that of the published weights (mean {mean}, deviation {std})"
-            assumed = "; ".join(filter(None, (assumed, stated)))
+            assumed.append(
+                f"the file states no normalisation: that of the published weights (mean {mean}, deviation {std})"
+            )
         # what a file of dssl says of its own images does not hold for other weights; what its user said does
         if fallback is not None and (channels != 3 or _told_normalization(fallback)):
             normalization = fallback.normalization
@@ -161,7 +162,7 @@ def open_weights(
         built = build_encoder(name, image_size=size, channels=channels)
     shown = None if stem else report.stem  # a stem that was stated overrides what names show
     report = _with_stem(report, stem_of(built), known=split_name(made)[1] if made else shown)
-    report = dataclasses.replace(report, note="; ".join(filter(None, (report.note, assumed))))
+    report = dataclasses.replace(report, notes=(*report.notes, *assumed))
     built.load_state_dict(chosen, strict=True)
     origin = Origin(path=path, sha256=digest, report=report.text(), header=header)
     return Encoder(network=built.eval(), name=name, image_size=size, channels=channels, normalization=normalization,
@@ -368,21 +369,18 @@ def is_imagenet(path: Path) -> bool:
     return not any(file for pattern in ("*", "checkpoints/*") for file in path.glob(f"{pattern}.safetensors"))
 
 
-def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int, flag: str = "--init") -> str:
-    """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded.
-
-    ``flag`` is the one of the command that takes a file instead, where there is no network.
-    """
+def load_imagenet(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
+    """Load the ImageNet weights of the encoder of this name into it; the line says what was loaded."""
     if not name.startswith("timm:") and name not in torchvision.models.list_models():
         raise DsslError(
             f"there are no ImageNet weights for {name}: choose a torchvision encoder, such as mobilenet_v2, or timm:NAME"
         )
     if name.startswith("timm:"):
-        return _load_timm(encoder, name, image_size=image_size, channels=channels, flag=flag)
-    return load_weights_into(encoder, torchvision_file(name, flag=flag)).text()
+        return _load_timm(encoder, name, image_size=image_size, channels=channels)
+    return load_weights_into(encoder, torchvision_file(name)).text()
 
 
-def torchvision_file(name: str, *, flag: str = "--init") -> Path:
+def torchvision_file(name: str) -> Path:
     """The file of torchvision's ImageNet weights, downloaded into torch's cache unless it is there."""
     url = str(torchvision_version(name).url)
     path = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
@@ -397,12 +395,12 @@ def torchvision_file(name: str, *, flag: str = "--init") -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: the hash is another
         raise DsslError(
             f"the ImageNet weights of {name} could not be downloaded ({_reason(error)}): "
-            f"fetch {url} elsewhere and put it at {path}, or give the file: {flag} FILE"
+            f"fetch {url} elsewhere and put it at {path}, or name the file instead of imagenet"
         ) from None
     return path
 
 
-def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int, flag: str) -> str:
+def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int) -> str:
     import timm  # build_encoder has found it
 
     model = name.removeprefix("timm:")
@@ -422,7 +420,7 @@ def _load_timm(encoder: nn.Module, name: str, *, image_size: int, channels: int,
     except Exception as error:  # whatever the hub's client raises, which depends on its version
         raise DsslError(
             f"the weights of {name} could not be downloaded ({_reason(error)}): fetch {url} elsewhere, "
-            f"and name the file: {flag} FILE"
+            "and name the file instead of imagenet"
         ) from None
     finally:
         client.setLevel(level)

@@ -101,7 +101,7 @@ class MatchReport:
     """Where the file holds the encoder once more: a momentum encoder."""
     stem: str | None = None
     """Which of the 3x3 stems the file's names show; None where they do not show it."""
-    note: str = ""
+    notes: tuple[str, ...] = ()
     """What was changed to fit, and what the file does not show and the user stated."""
 
     def text(self) -> str:
@@ -116,7 +116,7 @@ class MatchReport:
             groups = sorted({_group(name, self.prefix) for name in self.ignored})
             shown = ", ".join(groups[:6]) + (", ..." if len(groups) > 6 else "")
             line += f"; {len(self.ignored)} others ignored ({shown})"
-        return f"{line}; {self.note}" if self.note else line
+        return "; ".join((line, *self.notes))
 
 
 def _group(name: str, prefix: str) -> str:
@@ -173,9 +173,11 @@ def match(encoder: nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> t
     under = tuple(prefix for prefix in twins if prefix) or ("\0",)
     known = used.union(*twins.values())
     ignored = tuple(name for name in tensors if name not in known and not name.startswith(under))
-    note = "; ".join(filter(None, (summed, resized, _AS_EXPORTED if "Detectron2" in best.dialect else "")))
-    report = MatchReport(path=path, prefix=best.prefix, names=best.dialect, loaded=len(chosen), total=len(wanted),
-                         ignored=ignored, other_prefixes=tuple(twins), stem=_stem(best, tensors), note=note)  # fmt: skip
+    notes = (summed, resized, _AS_EXPORTED if "Detectron2" in best.dialect else "")
+    report = MatchReport(
+        path=path, prefix=best.prefix, names=best.dialect, loaded=len(chosen), total=len(wanted), ignored=ignored,
+        other_prefixes=tuple(twins), stem=_stem(best, tensors), notes=tuple(filter(None, notes)),
+    )  # fmt: skip
     return {**{name: value for name, value in wanted.items() if name.endswith(_COUNTER)}, **chosen}, report
 
 

@@ -18,9 +18,9 @@ from dssl.distributed import World, agree_on_attempt, join_world
 from dssl.errors import DsslError
 from dssl.loop import Ending
 from dssl.run import Run, RunFolder
-from dssl.training import prepare, train
+from dssl.training import prepare
 from dssl.training.health import Observation, RunMonitor, Verdict
-from dssl.training.pretrain import Pretraining
+from dssl.training.pretrain import Pretraining, train
 from tests.train.running import fork
 from tests.train.test_train import TINY
 

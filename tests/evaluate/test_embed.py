@@ -2,7 +2,6 @@
 
 import csv
 import json
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,6 @@ from dssl.commands.data import run as show
 from dssl.commands.embed import Arguments, run
 from dssl.data.shapes import Shapes
 from dssl.errors import DsslError
-from dssl.models import build_encoder
-from dssl.models.blocks import DenseEncoder, last_map
 from dssl.weights.encoder import Encoder
 
 
@@ -165,49 +162,6 @@ def test_what_the_scan_and_the_decoder_could_not_read_is_one_count(
     assert {line.partition("\t")[0] for line in lines} == {str(images / "cut.png"), str(images / "gone.png")}
 
 
-def test_dense_features_are_the_map_whose_mean_is_the_embedding(
-    run_folder: Callable[..., Path], tmp_path: Path, expected: torch.Tensor, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = run_folder()
-    run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "out", shard=10, threads=1, dense=True))
-    assert "25 feature maps of 256 x 2 x 2 in 3 shards" in capsys.readouterr().out
-    maps = np.concatenate([np.load(tmp_path / "out" / f"embeddings-{number:05d}.npy") for number in range(3)])
-    assert maps.shape == (25, 256, 2, 2)
-    np.testing.assert_allclose(maps.mean(axis=(2, 3)), expected.numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(DsslError, match="dense"):  # vectors and maps are not mixed
-        run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "out", shard=10, threads=1))
-    run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "maps.npz", threads=1, dense=True))
-    np.testing.assert_array_equal(np.load(tmp_path / "maps.npz")["embeddings"], maps)
-    with pytest.raises(DsslError, match=r"\.npz"):
-        run(Arguments(weights=folder, data="shapes:25", out=tmp_path / "maps.csv", threads=1, dense=True))
-
-
-def test_the_map_is_the_one_that_is_pooled_and_in_its_place() -> None:
-    """A bright corner is bright in the same corner of the map, whatever the network calls its layers."""
-    shapes = {
-        "resnet18": (512, 4, 4),
-        "mobilenet_v2": (1280, 4, 4),  # pooled by a function
-        "convnext_tiny": (768, 4, 4),  # a norm follows the pooling
-        "efficientnet_b0": (1280, 4, 4),  # pools inside of its blocks, too
-        "vit_b_32": (768, 4, 4),  # tokens
-        "timm:vit_tiny_patch16_224": (192, 8, 8),
-        "timm:swin_tiny_patch4_window7_224": (768, 4, 4),  # channels last
-    }
-    images = torch.zeros(2, 3, 128, 128)
-    images[1, :, -24:, :24] = 4
-    for name, shape in shapes.items():
-        torch.manual_seed(1)
-        encoder = build_encoder(name, image_size=128).eval()
-        with torch.no_grad():
-            found = last_map(encoder, images)
-        assert found.shape[1:] == shape, name
-        change = (found[1] - found[0]).norm(dim=0)
-        row, column = divmod(int(change.argmax()), shape[2])
-        assert row >= shape[1] // 2, name
-        assert column < shape[2] // 2, name
-        assert DenseEncoder(encoder, image_size=128, channels=3).shape == shape
-
-
 def test_images_that_were_away_are_embedded_when_they_are_back(
     run_folder: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,20 +221,6 @@ def test_images_that_were_replaced_are_embedded_again(
     (tmp_path / "out" / "embeddings.json").write_text(json.dumps(about))
     run(arguments)
     assert "(5 were there already)" in capsys.readouterr().out
-
-
-def test_no_more_than_a_map_or_two_are_held() -> None:
-    """Every output of a network would be 90 MB for one image of ResNet-50."""
-    encoder = build_encoder("resnet18", image_size=64).eval()
-    outputs: list[weakref.ref[torch.Tensor]] = []
-    alive: list[int] = []
-    for module in encoder.modules():
-        module.register_forward_hook(lambda _module, _inputs, output: outputs.append(weakref.ref(output)))
-    encoder.avgpool.register_forward_pre_hook(lambda *_: alive.append(sum(one() is not None for one in outputs)))
-    with torch.no_grad():
-        last_map(encoder, torch.zeros(1, 3, 64, 64))
-    assert len(outputs) > 50
-    assert alive[0] <= 4
 
 
 def test_the_split_is_named(

@@ -338,7 +338,7 @@ def test_what_the_same_images_give_without_learning(
     assert run(Arguments(protocols=("knn",), references=False, out=folder / "bare", **settings)) == 0
     assert "largest class" not in capsys.readouterr().out
     assert json.loads((folder / "bare" / "evaluation.json").read_text())["reference_rows"] == []
-    assert len(list((folder / "bare" / "features").iterdir())) == len(kept) - 2
+    assert len(list((folder / "bare" / "features").iterdir())) == len(kept) - 4
 
 
 def test_class_folders_without_a_test_split_get_one(

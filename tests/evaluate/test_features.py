@@ -125,11 +125,6 @@ def test_an_unreadable_image_is_an_error_unless_there_is_a_quarantine(tmp_path: 
     assert features.values[:, 0].diff().min() > 0  # the gray values rise
 
 
-def test_an_encoder_that_gives_no_vectors_is_one_line() -> None:
-    with pytest.raises(DsslError, match=r"\(4, 2, 30, 30\)"):
-        run(nn.Conv2d(3, 2, 3)).features(Shapes(4))
-
-
 class SometimesAway(Shapes):
     """Some of its images cannot be read as long as they are away."""
 
@@ -184,16 +179,3 @@ def test_kept_features_are_of_these_files_and_complete(tmp_path: Path) -> None:
     back = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
     whole = open_source(str(tmp_path / "clean" / "list.txt"))
     assert back.of(whole, allow_unreadable=True).rows.tolist() == [0, 1, 2]
-
-
-def test_features_that_were_kept_under_an_earlier_fingerprint_are_found(tmp_path: Path) -> None:
-    """It counted folders without images."""
-    (tmp_path / "images" / "notes").mkdir(parents=True)
-    for name in ("a", "b", "c"):
-        Pillow.new("RGB", (8, 8), (len(name), 0, 0)).save(tmp_path / "images" / f"{name}.bmp")
-    now, then = (open_source(str(tmp_path / "images")) for _ in range(2))
-    (then.fingerprint,) = now.earlier_fingerprints()
-    first = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept").of(then, allow_unreadable=True)
-    store = FeatureStore(run(Mean(), image_size=8, threads=1), folder=tmp_path / "kept")
-    assert torch.equal(store.of(now, allow_unreadable=True).values, first.values)
-    assert store.computed == 0

@@ -60,7 +60,7 @@ def test_without_network_a_line_says_which_file_to_fetch_and_where_to_put_it(
     assert "https://download.pytorch.org/models/mobilenet_v2-b0353104.pth" in text
     assert str(cache / FILE) in text
     assert "name resolution" in text
-    assert "--init FILE" in text
+    assert "name the file instead of imagenet" in text
     assert "\n" not in text
 
 
@@ -78,7 +78,7 @@ def test_timms_weights_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(timm, "create_model", refuse)
     place = "https://huggingface.co/timm/test_resnet.r160_in1k/resolve/main/"
-    with pytest.raises(DsslError, match=rf"fetch {place}\S+ .*--init FILE"):
+    with pytest.raises(DsslError, match=rf"fetch {place}\S+ .*instead of imagenet"):
         load_imagenet(encoder, "timm:test_resnet", image_size=32, channels=3)
 
 

@@ -17,8 +17,8 @@ from dssl.data.loader import Batches, DeviceTransfer
 from dssl.optim import build_optimizer
 from dssl.precision import autocast, choose_precision, loss_scaler
 from dssl.recipes import recipe
-from dssl.training import train
 from dssl.training.prepare import build_method, normalization_of, view_maker
+from dssl.training.pretrain import train
 from tests.distributed import backward_worker
 from tests.distributed.test_torchrun import assert_same_weights, survive, torchrun
 from tests.gpu.conftest import Row

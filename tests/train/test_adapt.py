@@ -17,10 +17,10 @@ from dssl.recipes import recipe
 from dssl.report import run_report
 from dssl.report.run_report import read_run
 from dssl.run import RunFolder
-from dssl.training import train
 from dssl.training.adaptation import interpolate, rate_shares
 from dssl.training.knn import OnlineKnn
 from dssl.training.prepare import build_method
+from dssl.training.pretrain import train
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
 from tests.train.adapting import EPOCHS, HEADS, STEPS, config, write_weights
@@ -211,8 +211,8 @@ def test_the_last_knn_is_that_of_the_weights_that_are_saved(
 ) -> None:
     measured = []
 
-    def measure(self: OnlineKnn) -> dict[str, Any]:
-        measured.append({name: value.clone() for name, value in self.encoder.state_dict().items()})
+    def measure(self: OnlineKnn, *_: object) -> dict[str, Any]:
+        measured.append({name: value.clone() for name, value in self.encoder.network.state_dict().items()})
         return {"knn": 50.0, "knn_protocol": {"queries": 1}}
 
     monkeypatch.setattr(OnlineKnn, "measure", measure)

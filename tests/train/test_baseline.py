@@ -14,9 +14,9 @@ from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.report.run_report import read_run
 from dssl.run import RunFolder
-from dssl.training import train
 from dssl.training.baseline import Baseline, Comparison
-from dssl.training.prepare import build_method, fit_to_data, training_data
+from dssl.training.prepare import build_method, encoder_of, fit_to_data, training_data
+from dssl.training.pretrain import train
 from tests.train.adapting import STEPS, config, write_weights
 
 
@@ -63,7 +63,8 @@ def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
 ) -> None:
     found = iter(drifts)
 
-    def measure(self: Baseline, _encoder: object) -> Comparison:
+    def measure(self: Baseline) -> Comparison:
+        self.start = replace(self.start, held_out={"kNN": 70.0, "probe": 70.0})
         drift = next(found)
         accuracy, p = (70.0, 1.0) if drift < 0.5 else (10.0, 1e-6)
         self.latest = Comparison(
@@ -75,7 +76,6 @@ def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
         return self.latest
 
     monkeypatch.setattr(Baseline, "measure", measure)
-    monkeypatch.setattr(Baseline, "before", {"kNN": 70.0, "probe": 70.0})
     # every step is saved, and of these the newest alone is kept; within an epoch nothing is measured
     plain = replace(config(weights, checkpoint=CheckpointConfig(every_minutes=1e-9, keep=1)), adapt=None)
     result = train(plain, tmp_path / "run")
@@ -93,12 +93,8 @@ class _Given(Baseline):
     """Without a run: what was measured is given."""
 
     def __init__(self, standing: Comparison, *, before: dict[str, float], apart: float) -> None:
-        self.latest, self._given, self.apart = standing, before, apart
+        self.latest, self.start, self.apart = standing, replace(standing, held_out=before), apart
         self.config = recipe("adapt")
-
-    @property
-    def before(self) -> dict[str, float]:
-        return self._given
 
 
 @pytest.mark.parametrize(
@@ -126,9 +122,9 @@ def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(
     settings = config(weights)
     method, data = build_method(settings), training_data(settings)
     fit_to_data(settings, method, data, new=True)
-    encoder = method.encoder
-    baseline = Baseline(settings, data, encoder, RunFolder(tmp_path), header={"fingerprint": ""}, new=True)
-    whole = baseline.drift(encoder)
+    encoder = encoder_of(settings, method.encoder, data)
+    baseline = Baseline(settings, data.source, encoder, RunFolder(tmp_path), header={"fingerprint": ""}, new=True)
+    whole = baseline.drift()
     read = data.source.image
 
     def image(index: int) -> Any:
@@ -137,5 +133,5 @@ def test_an_image_of_the_sample_that_vanishes_counts_as_unchanged(
         return read(index)
 
     monkeypatch.setattr(data.source, "image", image)
-    assert baseline.drift(encoder) == pytest.approx(whole, abs=1e-6)
-    assert baseline.measure(encoder).drift == pytest.approx(whole, abs=1e-6)
+    assert baseline.drift() == pytest.approx(whole, abs=1e-6)
+    assert baseline.measure().drift == pytest.approx(whole, abs=1e-6)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dssl import loop
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
 from dssl.distributed import World
@@ -20,8 +21,7 @@ from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensor
 from dssl.report.run_report import read_run
 from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
-from dssl.training import prepare
-from dssl.training import pretrain as loop
+from dssl.training import prepare, pretrain
 from dssl.training.pretrain import train
 from tests.train.running import cut, end_of
 from tests.train.test_train import TINY
@@ -55,11 +55,13 @@ def test_every_process_draws_its_own_dropout(as_rank: AsRank, tmp_path: Path, mo
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
     """A run as this process of several sees it; there are no others to wait for, so it gets the whole batch."""
-    monkeypatch.setattr(loop, "Batches", lambda *parts, **settings: Batches(*parts, **settings | {"rank": 0}))
+    monkeypatch.setattr(pretrain, "Batches", lambda *parts, **settings: Batches(*parts, **settings | {"rank": 0}))
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
         out.mkdir()
-        loop.pretrain(config, Run.find(RunFolder(out), World(rank, 1, torch.device("cpu"))))
+        opened = Run.find(RunFolder(out), World(rank, 1, torch.device("cpu")))
+        task, _ = pretrain.set_up(config, opened)
+        loop.run(task, opened)
 
     return run
 

@@ -27,12 +27,9 @@ class _Given(Baseline):
     def __init__(
         self, config: RunConfig, now: Comparison, *, before: dict[str, float], retrieval: float | None
     ) -> None:
-        self.config, self.latest, self._given, self.retrieval = config, now, before, retrieval
+        self.config, self.latest = config, now
+        self.start = replace(now, held_out=before, retrieval=retrieval)
         self._finders = open_source("shapes:100")
-
-    @property
-    def before(self) -> dict[str, float]:
-        return self._given
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.run import RunFolder
-from dssl.training import train
+from dssl.training.pretrain import train
 from dssl.training.stability import head_agreement
 from dssl.weights import checkpoint
 from dssl.weights.load import linear_head, open_weights
