@@ -8,23 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.augment.maker import ViewMaker
-from dssl.augment.policy import (
+from dssl.augment.policy import Chain, Policy, parse, parts, show
+from dssl.augment.primitives import (
+    KINDS,
     AtMagnitude,
     Blur,
-    Chain,
+    Corruption,
     Jitter,
-    Policy,
     RandAugment,
     Resize,
     Single,
     TrivialAugment,
     UniformAugment,
     named_table,
-    parse,
-    parts,
-    show,
 )
-from dssl.augment.primitives import KINDS, Corruption
 from dssl.errors import DsslError
 
 Familiarity: TypeAlias = Literal["seen", "similar", "unseen"]

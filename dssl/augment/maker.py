@@ -4,7 +4,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from dssl import rng
 from dssl.augment.operations import Floats
 from dssl.augment.policy import Chain, Policy, check_channels, meanings_of, parse, run_custom, show, sizing
 from dssl.augment.primitives import Script
-from dssl.errors import DsslError, choices
+from dssl.errors import DsslError
 
 if TYPE_CHECKING:
     from dssl.augment.kernels.program import Kernels
@@ -116,8 +115,8 @@ class Program:
 class Buffers(dict[str, NDArray[Any]]):
     """One array N x H x W x C per view; all of them are parts of one block, which a kernel fills in one call."""
 
-    def __init__(self, order: Sequence[str], names: Sequence[str], block: NDArray[Any]) -> None:
-        super().__init__({name: block[order.index(name)] for name in names})
+    def __init__(self, names: Sequence[str], block: NDArray[Any]) -> None:
+        super().__init__(zip(names, block, strict=True))
         self.block = block
 
 
@@ -176,18 +175,21 @@ class ViewMaker(BaseViewMaker):
                 )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
         meanings = meanings_of({**DEFAULT_POLICIES, **(policies or {})})
-        ordered = _in_order(views)
-        position = {view.name: index for index, view in enumerate(ordered)}
         self.policies: Mapping[str, Policy] = {
-            view.name: _complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered
+            view.name: _complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in views
         }
-        origins = [-1 if view.source is None else position[view.source] for view in ordered]
-        self._program = Program([*self.policies], [*self.policies.values()], origins, size=size)
+        for number, view in enumerate(views):
+            if view.source not in (None, *self.names[:number]):
+                raise DsslError(
+                    f"view {view.name} is derived from {view.source}, which is no view before it: put that first"
+                )
+        origins = [-1 if view.source is None else self.names.index(view.source) for view in views]
+        self._program = Program(self.names, [*self.policies.values()], origins, size=size)
         for policy in self.policies.values():
             check_channels(policy, channels)
         usual = normalization or Normalization((0.0,) * channels, (1.0,) * channels)
         self._scale, self._offset = (np.tile(numbers, _LINE) for numbers in usual.scale_and_offset())
-        self._scratch = _Scratch(len(ordered), channels, size)
+        self._scratch = _Scratch(len(views), channels, size)
         self._no_bytes = np.empty((1, 1, 1, 1, channels), np.uint8)
         self._no_floats = np.empty((1, 1, 1, 1, channels), np.float32)
 
@@ -199,7 +201,7 @@ class ViewMaker(BaseViewMaker):
             import torch
 
             block = torch.from_numpy(block).pin_memory().numpy()
-        return Buffers(self._program.names, self.names, block)
+        return Buffers(self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
@@ -309,20 +311,6 @@ def _kernels() -> "Kernels":
     from dssl.augment.kernels.program import load_kernels  # imports numba, which reading policies does not need
 
     return load_kernels()
-
-
-def _in_order(views: Sequence["View"]) -> list["View"]:
-    """The views in an order in which each follows the one it is derived from."""
-    names = {view.name for view in views}
-    for view in views:
-        if view.source is not None and view.source not in names:
-            raise choices(f"source of view {view.name}", view.source, names)
-    sources = {view.name: () if view.source is None else (view.source,) for view in views}
-    try:
-        order = [*TopologicalSorter(sources).static_order()]
-    except CycleError as error:
-        raise DsslError(f"views {', '.join(error.args[1][1:])} are derived from each other in a circle") from None
-    return sorted(views, key=lambda view: order.index(view.name))
 
 
 def _complete(policy: Policy, view: "View", standard: Policy) -> Policy:
