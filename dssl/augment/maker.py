@@ -2,6 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -159,15 +160,9 @@ class ViewMaker(BaseViewMaker):
     ) -> None:  # fmt: skip
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
-        if channels < 1:
-            raise DsslError(f"images with {channels} channels: expected at least 1")
         if normalization is not None and len(normalization.mean) != channels:
             raise DsslError(f"the normalization has {len(normalization.mean)} channels, but the images have {channels}")
         self.names = tuple(view.name for view in views)
-        if len(set(self.names)) != len(self.names) or not self.names:
-            raise DsslError(
-                f"view names: expected at least one and no duplicates, got {', '.join(self.names) or 'none'}"
-            )
         for view in views:
             if view.size not in (None, size):
                 raise DsslError(
@@ -207,13 +202,10 @@ class ViewMaker(BaseViewMaker):
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
 
     def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
-        if isinstance(images, np.ndarray) and images.ndim != 4:
-            raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
-        if len(images) == 0:
-            raise DsslError("no images: expected at least one")
-        if not 0 <= row <= row + len(images) <= len(plan):
-            rows = f"row {row} is" if len(images) == 1 else f"rows {row} to {row + len(images) - 1} are"
-            raise DsslError(f"{rows} not in the plan, which has {len(plan)} rows")
+        if not 0 <= row < row + len(images) <= len(plan):
+            raise DsslError(
+                f"{len(images)} images from row {row} on: expected at least one, within the {len(plan)} of the plan"
+            )
         if isinstance(images, np.ndarray):
             self._check(images[0])
             whole = np.ascontiguousarray(images)
@@ -277,15 +269,6 @@ class ViewMaker(BaseViewMaker):
         scratch.slots[view], scratch.slots[-1] = spare, source
 
 
-class SizedBuffers(dict[str, NDArray[Any]]):
-    """One array per view, as ``Buffers``, where views have different sizes; ``parts`` has the buffers of each size."""
-
-    def __init__(self, parts: Sequence[Buffers], names: Sequence[str]) -> None:
-        arrays = {name: array for part in parts for name, array in part.items()}
-        super().__init__({name: arrays[name] for name in names})
-        self.parts = parts
-
-
 class SizedViewMaker(BaseViewMaker):
     """Makes views of several sizes: a ``ViewMaker`` for each size, behind the same methods.
 
@@ -294,16 +277,15 @@ class SizedViewMaker(BaseViewMaker):
 
     def __init__(self, makers: Sequence[ViewMaker], names: Sequence[str]) -> None:
         self.makers, self.names = tuple(makers), tuple(names)
-        self.policies = {name: policy for maker in makers for name, policy in maker.policies.items()}
 
-    def allocate(self, count: int, *, pinned: bool = False) -> SizedBuffers:
-        return SizedBuffers([maker.allocate(count, pinned=pinned) for maker in self.makers], self.names)
+    def allocate(self, count: int, *, pinned: bool = False) -> ChainMap[str, NDArray[Any]]:
+        return ChainMap(*(maker.allocate(count, pinned=pinned) for maker in self.makers))
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> list[Plan]:
         return [maker.plan(indices, epoch=epoch) for maker in self.makers]
 
-    def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
-        for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
+    def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: Any, out_row: int) -> None:
+        for maker, part, buffers in zip(self.makers, plan, out.maps, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
 
 
