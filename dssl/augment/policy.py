@@ -172,8 +172,6 @@ _STEPS: dict[str, type[Any]] = {
     "ta": TrivialAugment, "op": AtMagnitude, "corruption": Corruption,
 }  # fmt: skip
 """Steps by the name that they have in a text, with the fields of their class as arguments."""
-RESERVED = frozenset({*_STEPS, *NAMED, "heavy"})
-"""Names that a custom operation cannot have."""
 
 
 class _Reader:
@@ -393,17 +391,17 @@ Runner = Callable[[Planes, Planes, float, float, float], None]
 _runners: list[Runner] = []
 
 
-def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None, unit: str) -> None:
+def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None) -> None:
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise DsslError(f"operation name {name!r}: expected letters, digits, '-' and '_', starting with a letter")
-    if name in OPERATIONS or name in RESERVED:
+    if name in {*OPERATIONS, *_STEPS, *NAMED, "heavy"}:
         raise DsslError(f"an operation or policy named {name!r} already exists; choose another name")
-    number = len(_runners)
+    unit, number = "value" if default is None else "", len(_runners)
     OPERATIONS[name] = Operation(name, code.CUSTOM, code.NUMBERED, unit, low, high, default=default, number=number)
     _runners.append(runner)
 
 
-def add_kernel(name: str, kernel: Any, *, low: float, high: float, unit: str = "value") -> None:
+def add_kernel(name: str, kernel: Any, *, low: float, high: float) -> None:
     """Makes ``kernel(source, target, value, draw, other_draw)`` a policy: ``name(value)``.
 
     ``source`` and ``target`` are uint8, channels x height x width, C-contiguous; the kernel fills the target. The draws
@@ -412,7 +410,7 @@ def add_kernel(name: str, kernel: Any, *, low: float, high: float, unit: str = "
     """
     if not low <= high:
         raise DsslError(f"the values of operation {name!r} run from {low:g} to {high:g}; the first must be the smaller")
-    _add(name, kernel, low=low, high=high, default=None, unit=unit)
+    _add(name, kernel, low=low, high=high, default=None)
 
 
 def add_function(name: str, function: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> None:
@@ -431,7 +429,7 @@ def add_function(name: str, function: Callable[[NDArray[np.uint8]], NDArray[np.u
             )
         target[:] = result.transpose(2, 0, 1)
 
-    _add(name, runner, low=0, high=0, default=0, unit="")
+    _add(name, runner, low=0, high=0, default=0)
 
 
 def run_custom(numbers: Floats, source: Planes, target: Planes) -> None:
