@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from torchvision import transforms
 
 from dssl.augment import IMAGENET, TABLES, Normalization
+from dssl.augment.operations import Row
 
 _GENERATOR = np.random.default_rng(0)
 
@@ -42,6 +43,11 @@ def operation(name: str, image: Image.Image, value: float) -> Image.Image:
     return image
 
 
+def value_at(row: Row, magnitude: float) -> float:
+    """The value of an operation at a magnitude from 0 to 30, before a sign is drawn."""
+    return magnitude / 30 * (row.high - row.low) + row.low
+
+
 class RandAugment:
     """Operations of ``dssl16`` at one magnitude, drawn with replacement, with a random sign."""
 
@@ -51,7 +57,7 @@ class RandAugment:
     def __call__(self, image: Image.Image) -> Image.Image:
         for _ in range(self.count):
             row = random.choice(TABLES["dssl16"])
-            value = row.value(self.magnitude)
+            value = value_at(row, self.magnitude)
             image = operation(row.operation, image, -value if row.sign == "negate" and random.random() < 0.5 else value)
         return image
 

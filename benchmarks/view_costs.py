@@ -56,7 +56,7 @@ def operations() -> dict[str, tuple[str, Callable[[Image.Image], Image.Image]]]:
         "JPEG": ("jpeg(30)", pillow_views.jpeg),
     }
     for row in TABLES["dssl16"]:
-        value = row.value(_MAGNITUDE)
+        value = pillow_views.value_at(row, _MAGNITUDE)
         found[row.operation] = (
             f"op({row.operation},{_MAGNITUDE})",
             functools.partial(pillow_views.operation, row.operation, value=value),

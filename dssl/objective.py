@@ -12,7 +12,6 @@ from dssl.graph import Edge, ViewGraph
 from dssl.graph.schedule import Backward, Compare
 from dssl.methods.losses import negative_cosine, spread
 from dssl.methods.method import Method, Prediction
-from dssl.methods.teacher import Teacher
 from dssl.types import Embedding, Images, Scalar
 
 
@@ -140,7 +139,7 @@ class Objective(nn.Module):
                     views[step.view], predictions.get(step.view), gradient=step.gradient
                 )
             else:
-                targets[f"teacher({step.view})"] = self._teacher(views[step.view])
+                targets[f"teacher({step.view})"] = self.method.teacher(views[step.view])
         if self._queued is not None and self.training:
             self.method.relation.push(self._target(self._queued, targets))
         total = self._total(self._edges, weights, losses, terms)
@@ -192,7 +191,7 @@ class Objective(nn.Module):
         if edge.kind == "relation":
             return self.method.relate(prediction, target)
         if edge.is_taught:
-            return negative_cosine(self._teacher.map(prediction.prediction), target)
+            return negative_cosine(self.method.teacher.map(prediction.prediction), target)
         return self.method.align(prediction, target)
 
     def _target(self, edge: Edge, targets: Mapping[str, Embedding]) -> Embedding:
@@ -206,12 +205,6 @@ class Objective(nn.Module):
         needed = any(edge.predictor == view for edge in self._regularized)
         term = self.method.regularize(prediction) if needed else None
         return {} if term is None else {view: term}
-
-    @property
-    def _teacher(self) -> Teacher:
-        teacher = self.method.taught_by
-        assert teacher is not None  # of a graph with such an edge, which was checked
-        return teacher
 
 
 def _check(method: Method, graph: ViewGraph) -> None:

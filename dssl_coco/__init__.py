@@ -12,10 +12,8 @@ ITERATIONS, BATCH, WARMUP = 90_000, 16, 500
 """The 1x schedule: steps, images per step, steps of warm-up."""
 DROPS = (60_000, 80_000)
 """The steps at which the 1x schedule divides its rate by ten."""
-_AT_LEAST = dict.fromkeys(
-    ("batch_size", "test_size", "max_size", "proposals", "samples", "health_every", "round", "keep", "train_images",
-     "test_images", "steps", "threads"), 1,
-) | {"warmup": 0, "pictures": 0}  # fmt: skip
+_COUNTS = ("batch_size", "test_size", "max_size", "proposals", "samples", "health_every", "round", "keep", "train_images",
+           "test_images", "steps", "threads")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +92,14 @@ class CocoConfig:
     """Images shown with their detections on the page."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name in _AT_LEAST and value is not None:
-                require(value >= _AT_LEAST[name], name, value, "at least 1" if _AT_LEAST[name] else "0 or more")
-        for name in ("schedule", "rate", "save_minutes", "clip"):
-            within(name, vars(self)[name], "(0, inf)")
-        within("weight_decay", self.weight_decay, "[0, inf)")
-        within("momentum", self.momentum, "[0, 1)")
+        for interval, names in {
+            "[1, inf)": _COUNTS,
+            "(0, inf)": ("schedule", "rate", "save_minutes", "clip"),
+            "[0, inf)": ("weight_decay", "warmup", "pictures"),
+            "[0, 1)": ("momentum",),
+        }.items():
+            for name in names:
+                within(name, vars(self)[name], interval)
         require(len(self.sizes) > 0 and min(self.sizes) >= 32, "sizes", self.sizes, "one or more of at least 32 pixels")
         fits = max(*self.sizes, self.test_size) <= self.max_size
         require(fits, "max_size", self.max_size, "at least as large as every other size")

@@ -35,16 +35,14 @@ class Arguments:
 def run(arguments: Arguments) -> int:
     from dssl.data.source import expanded
     from dssl.log import show_messages
+    from dssl.run import EVALUATION_PAGE
     from dssl_coco.finetune import COMPARABLE, finetune
-    from dssl_coco.results import write_page
 
     config = dataclasses.replace(arguments.settings, weights=expanded(arguments.settings.weights))
     show_messages()
-    result = finetune(config, arguments.out)
-    if result.scores is not None:
-        command = command_line("evaluate-coco", arguments)
-        written = write_page(result, arguments.out, pictures=config.pictures, command=command)
-        print(result.scores.table(), f"note: {COMPARABLE}", written, sep="\n")
-    elif result.ending.signal is None and result.ending.exit_code and is_first_process():
-        print(f"{result.ending.verdict.status}: {result.ending.checkpoint}")
-    return result.ending.exit_code
+    ending, scores = finetune(config, arguments.out, command=command_line("evaluate-coco", arguments))
+    if scores is not None:
+        print(scores.table(), f"note: {COMPARABLE}", arguments.out / EVALUATION_PAGE, sep="\n")
+    elif ending.signal is None and ending.exit_code and is_first_process():
+        print(f"{ending.verdict.status}: {ending.checkpoint}")
+    return ending.exit_code

@@ -15,16 +15,17 @@ from dssl.data.pipeline import in_threads
 from dssl.distributed import World, batchnorm_across_ranks
 from dssl.errors import DsslError
 from dssl.files import write_text
+from dssl.loop import Ending
 from dssl.optim import build_optimizer
 from dssl.precision import autocast, precision_of
-from dssl.run import EVALUATION_FILE, Run
+from dssl.run import EVALUATION_FILE, EVALUATION_PAGE, Run
 from dssl.state import LossMonitor, RunLength
 from dssl.version import VERSION
 from dssl.weights import checkpoint
 from dssl_coco import CocoConfig
 from dssl_coco.data import CocoBatches, CocoData, CocoImage, Sample, read_scaled, read_split, scaled_size
 from dssl_coco.detector import Detector, Origin, build_detector
-from dssl_coco.results import CocoResult, Detection, require_pycocotools, score, to_results
+from dssl_coco.results import Detection, Scores, require_pycocotools, score, to_results, write_page
 
 TASK = "coco"
 _MEASURED_SIZE = 224
@@ -42,14 +43,17 @@ _REMEDIES = (
 )
 
 
-def finetune(config: CocoConfig, out: Path | str) -> CocoResult:
-    """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split."""
+def finetune(config: CocoConfig, out: Path | str, *, command: str = "") -> tuple[Ending, Scores | None]:
+    """Fine-tune Mask R-CNN in the folder ``out``, or resume there, then score the last weights on the test split.
+
+    There are scores only after the last step, on the first process. Their page shows the ``command``.
+    """
     require_pycocotools()
     with Run.open(Path(out), config, task=TASK) as opened:
-        return _run(config, opened)
+        return _run(config, opened, command)
 
 
-def _run(config: CocoConfig, opened: Run) -> CocoResult:
+def _run(config: CocoConfig, opened: Run, command: str) -> tuple[Ending, Scores | None]:
     folder, world, kept, resumed = opened.folder, opened.world, opened.kept, opened.resumed
     assert folder is not None
     train, test = _data(config)
@@ -73,11 +77,11 @@ def _run(config: CocoConfig, opened: Run) -> CocoResult:
     task = Finetuning(config, images, detector, world=world, header=header, precision=precision)
     ending = loop.run(task, opened, intro=[origin.text, *_intro(config, train, test, world, why), COMPARABLE])
     if ending.step < ending.total or ending.signal is not None or ending.verdict.status == "diverged":
-        return CocoResult(ending=ending)
+        return ending, None
     with autocast(world.device, precision):
         results = detect_all(detector, test, config, world=world)
     if not world.first:
-        return CocoResult(ending=ending)
+        return ending, None
     scores = score(test, results)
     assert ending.checkpoint is not None
     protocol = {
@@ -99,8 +103,8 @@ def _run(config: CocoConfig, opened: Run) -> CocoResult:
     write_text(folder.path / "results.json", json.dumps(results) + "\n")
     written = {"scores": scores.plain(), "protocol": protocol}
     write_text(folder.path / EVALUATION_FILE, json.dumps(written, indent=2) + "\n")
-    losses = [(record["step"], record["loss"], record["parts"]) for record in folder.metrics() if "parts" in record]
-    return CocoResult(ending=ending, scores=scores, test=test, detections=results, protocol=protocol, losses=losses)
+    write_page(folder.path / EVALUATION_PAGE, test, scores, results, protocol=protocol, command=command)
+    return ending, scores
 
 
 class Finetuning(loop.Task[tuple[Sample, ...]]):

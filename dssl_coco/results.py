@@ -21,11 +21,8 @@ from torchvision.utils import draw_bounding_boxes, draw_segmentation_masks
 from dssl import rng
 from dssl.errors import DsslError
 from dssl.files import write_text
-from dssl.loop import Ending
 from dssl.report import page
-from dssl.report.page import SERIES, Plot, styled, to_svg
 from dssl.report.pictures import Picture, embedded
-from dssl.run import EVALUATION_PAGE
 from dssl.text import columns
 from dssl_coco.data import CocoData, CocoImage, Size, draw_mask, read_scaled, scaled_size
 
@@ -33,8 +30,6 @@ COLUMNS = ("AP", "AP50", "AP75")
 MASK_THRESHOLD = 0.5
 Detection = dict[str, Any]
 """image_id, category_id, score, bbox (x, y, width, height) and segmentation (run lengths)."""
-Losses = Sequence[tuple[int, float, Mapping[str, float]]]
-"""Step, loss and its parts."""
 SHOWN = 0.5
 """Detections with a lower score are not drawn."""
 _SIDE = 520
@@ -80,18 +75,6 @@ class Scores:
         head = [f"{kind} {column}" for kind in ("box", "mask") for column in COLUMNS]
         values = [f"{measured[column]:.1f}" for measured in (self.box, self.mask) for column in COLUMNS]
         return "\n".join(columns([head, values], align=">" * len(head)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CocoResult:
-    """How fine-tuning ended; there are scores, and what their page shows, only after the last step, on the first process."""
-
-    ending: Ending
-    scores: Scores | None = None
-    test: CocoData | None = None
-    detections: Sequence[Detection] = ()
-    protocol: Mapping[str, Any] | None = None
-    losses: Losses = ()
 
 
 def to_results(image: CocoImage, found: dict[str, Tensor], category_ids: Sequence[int]) -> list[Detection]:
@@ -170,50 +153,30 @@ def _dataset(coco: Any, content: dict[str, Any]) -> Any:
     return coco
 
 
-def write_page(result: CocoResult, folder: Path, *, pictures: int, command: str) -> Path:
-    """Write the page of a scored run to its folder: six columns, every category, the loss, detections next to annotations."""
-    scores, data, protocol = result.scores, result.test, result.protocol
-    assert scores is not None
-    assert data is not None
-    assert protocol is not None
+def write_page(
+    path: Path,
+    data: CocoData,
+    scores: Scores,
+    detections: Sequence[Detection],
+    *,
+    protocol: Mapping[str, Any],
+    command: str,
+) -> None:
+    """Write the page of a scored run: six columns, every category, detections next to annotations."""
     # the same images for every run with this seed, so that two pages can be compared
-    images = data.trainable()
-    key = rng.key(protocol["config"]["seed"], "coco pictures")
+    images, config = data.trainable(), protocol["config"]
+    shown = rng.sample(rng.key(config["seed"], "coco pictures"), len(images), config["pictures"])
     context = {
         "name": data.name,
         "scores": scores,
         "columns": COLUMNS,
-        "losses": loss_plot(result.losses) if result.losses else None,
-        "sheets": [_sheet(data, images[place], result.detections) for place in rng.sample(key, len(images), pictures)],
+        "sheets": [_sheet(data, images[place], detections) for place in shown],
         "shown": f"{SHOWN:g}",
         "protocol": protocol,
         "protocol_text": json.dumps(protocol, indent=1, sort_keys=True),
         "command": command,
     }
-    path = folder / EVALUATION_PAGE
     write_text(path, page.render("coco.html", title=f"Detection and segmentation on {data.name}", context=context))
-    return path
-
-
-def loss_plot(losses: Losses) -> Plot:
-    """The loss and its five parts over the steps."""
-    from matplotlib.figure import Figure
-
-    steps = [step for step, _, _ in losses]
-    description = f"Loss from {losses[0][1]:.2f} at step {steps[0]} to {losses[-1][1]:.2f} at step {steps[-1]}"
-    with styled():
-        figure = Figure(figsize=(10, 3.6), layout="constrained")
-        axes = figure.subplots()
-        axes.plot(steps, [total for _, total, _ in losses], color=SERIES[0], linewidth=2, label="total")
-        for color, name in zip(SERIES[1:], losses[0][2], strict=False):
-            axes.plot(steps, [parts[name] for _, _, parts in losses], color=color, linewidth=1, label=name)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss")
-        axes.set_ylim(bottom=0)
-        axes.grid(axis="y")
-        axes.legend(ncols=3, fontsize=11)
-        svg = to_svg(figure, name="loss", description=description)
-    return Plot(svg=svg, description=description, caption=f"{description}.")
 
 
 def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Picture:

@@ -62,27 +62,20 @@ class Arguments:
     """Runs at a time; by default one per GPU, or one per two cores."""
     plan: bool = False
     """Only list what would be run."""
-    emit: bool = False
-    """Only print a torchrun command for each unfinished pretraining run. Afterwards, the same command without --emit runs and
-    measures the rest."""
-    gpus: int = 8
-    """With --emit: GPUs per run."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "jobs", "gpus")
+        check_counts(self, "jobs")
 
 
 def run(arguments: Arguments) -> int:
     number, parts = _check(arguments)
-    from tqdm import tqdm
-
     from dssl_reproduce import chosen_targets
-    from dssl_reproduce.harness import pretraining_commands, run_jobs
+    from dssl_reproduce.harness import run_jobs
     from dssl_reproduce.outcome import Place, finished
-    from dssl_reproduce.scales import jobs_of, named_scale
+    from dssl_reproduce.scales import SCALES, jobs_of
     from dssl_reproduce.table import build
 
-    targets, scale = chosen_targets(arguments.target), named_scale(arguments.scale)
+    targets, scale = chosen_targets(arguments.target), SCALES[arguments.scale]
     jobs = jobs_of(targets, scale, seeds=arguments.seeds, rows=arguments.rows)
     if not jobs:
         notes = " ".join(text for target in targets for text in target.missing)
@@ -101,23 +94,7 @@ def run(arguments: Arguments) -> int:
         return 0
     if not here:
         raise DsslError(_no_data(arguments, mine) or f"--part {arguments.part}: there are only {len(jobs)} runs")
-    if arguments.emit:
-        missing = [job for job in here if job.name not in done]
-        print(*pretraining_commands(missing, place, gpus=arguments.gpus, folder=folder / "configs"), sep="\n")
-        return 0
-    progress = "{n:.1f} of {total} runs |{bar:10}| {remaining} left{postfix}"
-    initial = sum(job.name in done for job in here)
-    with tqdm(
-        total=len(here), initial=initial, bar_format=progress, dynamic_ncols=True, leave=False, disable=None
-    ) as bar:
-
-        def show(ended: float, text: str) -> None:
-            bar.n = ended
-            bar.set_postfix_str(text)
-
-        ended = run_jobs(
-            here, place, workers=arguments.jobs, show=show, say=lambda line: bar.write(line, file=sys.stderr)
-        )
+    ended = run_jobs(here, place, workers=arguments.jobs, say=lambda line: print(line, file=sys.stderr, flush=True))
     outcomes = finished(jobs_of(targets, scale, seeds=arguments.seeds), place)
     for target in targets:
         made = build(target, scale, seeds=arguments.seeds, outcomes=outcomes)
@@ -139,9 +116,10 @@ def _write_table(made: "ResultTable", folder: Path, command: str) -> None:
     path = folder / f"{made.target.name}.md"
     if (picture := table.picture(made)) is not None:
         write_atomically(path.with_suffix(".png"), [picture])
-    write_text(path, table.document(made, command=command, drawn=picture is not None))
+    document = table.document(made, command=command, drawn=picture is not None)
+    write_text(path, document)
     write_text(path.with_suffix(".json"), json.dumps(table.plain(made), indent=1) + "\n")
-    print(f"\n{table.terminal(made)}\n\n{path}")
+    print(f"\n{document.partition('## What to know')[0]}{path}")
 
 
 def _show_plan(jobs: "list[Job]", place: "Place", done: set[str]) -> None:
@@ -184,5 +162,5 @@ def _command(arguments: Arguments) -> str:
     """The command that makes the tables again; where images and results are is up to whoever runs it."""
     cifar10 = arguments.cifar10 if arguments.cifar10 == Arguments.cifar10 else Path("FOLDER")
     named = dataclasses.replace(arguments, cifar10=cifar10, imagenet=arguments.imagenet and Path("FOLDER"))
-    here = ("rows", "part", "out", "runs", "jobs", "plan", "emit", "gpus")
+    here = ("rows", "part", "out", "runs", "jobs", "plan")
     return command_line("reproduce", named, always=("scale",), leave_out=here)

@@ -1,13 +1,11 @@
-"""Runs jobs, each in a process of its own, here or on a cluster: train or resume, measure, write the result."""
+"""Runs jobs, each in a process of its own: train or resume, measure, write the result."""
 
 import dataclasses
 import fcntl
-import json
 import logging
 import multiprocessing
 import os
 import platform
-import shlex
 import signal
 import subprocess
 import sys
@@ -33,7 +31,6 @@ from dssl.errors import DsslError, Stopped, one_line
 from dssl.evaluation import Result
 from dssl.evaluation.protocols import Benchmark, evaluate, supervised
 from dssl.evaluation.robustness import robustness
-from dssl.files import write_text
 from dssl.log import show_messages
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_report import read_run
@@ -53,7 +50,7 @@ _LEFT_OUT = ("regularisation_tried", "objective", "largest_gradient", "backbone_
 """Parts of a protocol that are not committed with a result: names of folders, and details of the solver."""
 _OF_CHECKPOINT = ("sha256", "epoch", "step", "encoder", "image_size", "training_seed")
 _POLL = 0.5
-"""Seconds between two lines of progress."""
+"""Seconds until a signal is noticed."""
 _CORES_PER_JOB = 2
 _MEMORY_PER_JOB = 2 * 2**30
 
@@ -88,13 +85,11 @@ def gpus_here() -> list[str]:
 
 
 def run_jobs(
-    jobs: Sequence[Job], place: Place, *, workers: int | None = None, say: Callable[[str], None] = lambda line: None,
-    show: Callable[[float, str], None] = lambda ended, text: None,
-) -> SessionEnd:  # fmt: skip
+    jobs: Sequence[Job], place: Place, *, workers: int | None = None, say: Callable[[str], None] = lambda line: None
+) -> SessionEnd:
     """Run what is not finished; on SIGINT or SIGTERM every run saves itself before this returns.
 
-    ``say`` gets a line for every start and end. ``show`` gets the number of jobs that have ended, with the shares of those that
-    run, and where these are, every half second.
+    ``say`` gets a line for every start and end.
     """
     done = finished(jobs, place)
     waiting = [job for job in jobs if job.name not in done]
@@ -111,7 +106,8 @@ def run_jobs(
                 while waiting and len(running) < count:
                     gpu = min(gpus, key=[worker.gpu for worker in running].count, default=None)
                     job = waiting.pop(0)
-                    say(f"{'resuming' if progress(job, place)[0] else 'starting'} {job.name}")
+                    word = "resuming" if (place.runs / job.name).exists() else "starting"
+                    say(f"{word} {job.name}: {place.log(job)}")
                     options = {"threads": threads, "gpu": gpu}
                     process = spawn.Process(target=in_own_process, args=(job, place), kwargs=options)
                     process.start()
@@ -119,13 +115,8 @@ def run_jobs(
                 wait([worker.process.sentinel for worker in running], timeout=_POLL)
                 for worker in [worker for worker in running if worker.process.exitcode is not None]:
                     running.remove(worker)
-                    say(_end(worker, place, failed))
-                states = [progress(worker.job, place) for worker in running]
-                ended = len(jobs) - len(waiting) - len(running) + sum(share for share, _ in states)
-                show(
-                    ended,
-                    " | ".join(f"{worker.job.name} {text}" for worker, (_, text) in zip(running, states, strict=True)),
-                )
+                    ended = len(jobs) - len(waiting) - len(running)
+                    say(f"{_end(worker, place, failed)} ({ended} of {len(jobs)} runs)")
         finally:
             for worker in running:
                 worker.process.terminate()
@@ -147,33 +138,6 @@ def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
         reason = f"ended by signal {-code}"
     failed[job.name] = f"{reason} (see {path})"
     return f"failed {job.name}: {failed[job.name]}"
-
-
-def progress(job: Job, place: Place) -> tuple[float, str]:
-    """The share that is done, and the same for people with verdict and kNN accuracy, as the folder of the job says."""
-    folder = place.runs / job.name
-    epochs = job.config.epochs
-    if job.training is not None:
-        epochs = job.training.epochs
-        folder = next(iter(folder.glob("training-*")), folder)
-    records = RunFolder(folder).metrics()
-    share = max((min(1.0, record.get("epoch", 0.0) / epochs) for record in records), default=0.0)
-    words = {key: record[key] for record in records for key in ("verdict", "knn") if key in record}
-    text = f"{share:.0%}" if share else "starts"
-    text += f", {words['verdict']}" if "verdict" in words and job.training is None else ""
-    return share, text + (f", kNN {words['knn']:.1f} %" if "knn" in words else "")
-
-
-def pretraining_commands(jobs: Sequence[Job], place: Place, *, gpus: int, folder: Path) -> list[str]:
-    """A command for each pretraining, for several GPUs each; the settings go into ``folder``."""
-    commands = []
-    for job in jobs:
-        if job.kind == "pretrained":
-            path = folder / f"{job.name}.json"
-            write_text(path, json.dumps(config_io.to_dict(place.located(job)), indent=1) + "\n")
-            words = ["torchrun", "--standalone", "--nproc-per-node", str(gpus), "-m", "dssl", "train"]
-            commands.append(shlex.join([*words, "--config", str(path), "--out", str(place.runs / job.name)]))
-    return commands
 
 
 def in_own_process(job: Job, place: Place, *, threads: int, gpu: str | None) -> None:
@@ -306,7 +270,7 @@ def _measure(benchmark: Benchmark, job: Job) -> dict[str, Any]:
 
 def _corrupted(benchmark: Benchmark) -> dict[str, Corrupted]:
     """Seen are the kinds of the policy ``corrupt``, whatever the run's own policies: the sets are the same for every run."""
-    found = robustness(benchmark, familiarity=kinds_seen("corrupt"))
+    found = robustness(benchmark, familiarity=kinds_seen(["corrupt"]))
     rows = {name: found.sets()[name] for name in CORRUPTIONS}
     return {
         name.split()[0]: Corrupted(  # "linear probe", "knn k=20"

@@ -257,10 +257,3 @@ SCALES: dict[str, Scale] = {
         ),
     )
 }  # fmt: skip
-
-
-def named_scale(name: str) -> Scale:
-    """The scale of this name."""
-    if name not in SCALES:
-        raise choices("scale", name, SCALES)
-    return SCALES[name]

@@ -1,11 +1,11 @@
-"""The paper's table with our numbers beside its own, and the same as Markdown, columns for a terminal, JSON and pictures."""
+"""The paper's table with our numbers beside its own, and the same as Markdown, JSON and a picture."""
 
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev, variance
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from dssl.training.health import COLLAPSED, PARTIAL
 from dssl_reproduce import BASELINES, OURS, PaperCell, Target
 from dssl_reproduce.outcome import Outcome, Score, mean_error
 from dssl_reproduce.scales import Scale, job_of, with_our_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Agreement = Literal["agrees", "disagrees", "higher", "lower", "inconclusive", "not measured"]
 Place = tuple[str, str]
@@ -329,9 +326,7 @@ def document(table: ResultTable, *, command: str, drawn: bool = False) -> str:
         neighbours = {str(run.accuracies["knn"].protocol.get("k")) for run in outcomes if "knn" in run.accuracies}
         lines += ["", f"kNN accuracy (k = {' or '.join(sorted(neighbours))}, temperature 0.1), % of the same runs:", ""]
         lines += _grid(table, lambda cell: "" if cell.knn is None else f"{cell.knn:.1f}", target.columns)
-    if drawn and target.name == "steps":
-        lines += ["", f"![gain against steps, with 95 % intervals]({target.name}.png)"]
-    elif drawn:
+    if drawn:
         lines += ["", f"![kNN accuracy and spread of each run by epoch]({target.name}.png)", "", _SPREAD]
     if table.comparisons and list(target.grids) == [""]:
         lines += ["", f"## {'What agrees with the paper, and what does not' if target.label else 'Differences'}", ""]
@@ -400,36 +395,6 @@ def _escape(words: str) -> str:
     return words.replace("^", "\\^")
 
 
-def terminal(table: ResultTable) -> str:
-    """Rows and columns for a terminal; one line per entry where a row does not fit on a line."""
-    target = table.target
-    body: list[str] = []
-    for heading, columns in target.grids.items():
-        if heading and set(columns) <= set(_open_columns(table)):
-            continue
-        grid: list[Sequence[str]] = [(heading, *map(_within, columns))]
-        for row in target.rows:
-            cells = [table.cells.get((row, column)) for column in columns]
-            if not heading or any(cell is not None and cell.state != "open" for cell in cells):
-                entries = [cell and (cell.ours if heading else f"{cell.paper} -> {cell.ours}") for cell in cells]
-                grid.append((row, *(entry or "" for entry in entries)))
-        body += text.columns(grid)
-        if heading:
-            body += [*text.columns(_differences(table, columns)), ""]
-    if list(target.grids) != [""]:
-        return "\n".join([f"{target.title} ({target.name}, {target.measure}, scale {table.scale})", *body])
-    if max(map(len, body)) > 118:
-        lines = [(", ".join(place), f"{cell.paper:>9} -> {cell.ours}") for place, cell in table.cells.items()]
-        body = text.columns(lines)
-    compared = [
-        f"  {one.verdict}: {one.where}: paper {one.paper}, ours {one.ours}"
-        for one in table.comparisons
-        if one.verdict != "not measured"
-    ]
-    head = f"{target.title} ({target.name}, {target.measure}, scale {table.scale}): the paper's -> ours"
-    return "\n".join([head, *body, *(["compared:", *compared] if compared else [])])
-
-
 def plain(table: ResultTable) -> dict[str, object]:
     """As JSON holds it."""
     return {
@@ -443,20 +408,7 @@ def plain(table: ResultTable) -> dict[str, object]:
 
 
 def picture(table: ResultTable) -> bytes | None:
-    """A PNG of the table's runs, or of its gains against steps; None where there is nothing to draw."""
-    if list(table.target.grids) != [""]:
-        return None  # its columns are the same runs, measured differently
-    with page.styled():
-        figure = _gains(table) if table.target.name == "steps" else _curves(table)
-        if figure is None:
-            return None
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def _curves(table: ResultTable) -> "Figure | None":
-    """kNN accuracy and spread by epoch, as in the paper's first figure.
+    """kNN accuracy and spread by epoch, as in the paper's first figure, as a PNG; None where there is nothing to draw.
 
     There is a column of panels for each column of the table, and a line for each of its rows.
     """
@@ -465,71 +417,34 @@ def _curves(table: ResultTable) -> "Figure | None":
     drawn = {place: runs for place, runs in table.runs.items() if any(run.curves.get("knn") for run in runs)}
     columns = [column for column in table.target.columns if any(place[1] == column for place in drawn)]
     rows = [row for row in table.target.rows if any(place[0] == row for place in drawn)]
-    if not columns:
-        return None
-    size = (max(7.0, 1.0 + 4.6 * len(columns)), 6.4 + 0.3 * -(-len(rows) // 4))
-    figure = Figure(figsize=size, layout="constrained", facecolor=COLORS["surface"])
-    grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
-    grid[1, 0].set_ylim(0, 1.1)
-    for number, column in enumerate(columns):
-        grid[0, number].set_title(page.label(column), loc="left", fontsize=14, color=COLORS["ink"])
-        grid[1, number].set_xlabel("epoch")
-        for level in (PARTIAL, COLLAPSED):
-            grid[1, number].axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
-        for axes, (name, title) in zip(grid[:, number], _PANELS.items(), strict=True):
-            _rule(axes)
-            axes.margins(x=0.02)
-            if number == 0:
-                axes.set_ylabel(title)
-            for place, row in enumerate(rows):
-                color, style = series(place)
-                line = {"color": color, "linestyle": style, "marker": "o" if name == "knn" else ""}
-                for run in drawn.get((row, column), ()):
-                    if points := run.curves.get(name):
-                        axes.plot(*np.array(points).T, linewidth=2, markersize=4, **line)
-    looks = [series(place) for place in range(len(rows))]
-    handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
-    labels = [page.label(row) for row in rows]
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
-    return figure
-
-
-def _gains(table: ResultTable) -> "Figure | None":
-    """The difference between two columns against steps, with its 95 % interval; None without two points."""
-    from matplotlib.figure import Figure
-
-    pairs = dict(table.target.compare_columns)
-    error_of = {one.where: one.error for one in table.comparisons}
-    lines: dict[str, list[tuple[int, float, float]]] = {}
-    for first, second in pairs.items():
-        for row in table.target.rows:
-            ours, theirs = table.cells[row, first].mean, table.cells[row, second].mean
-            error = error_of.get(f"{row}: {first} over {second}")
-            if ours is not None and theirs is not None and error is not None:  # run, and not diverged
-                lines.setdefault(first, []).append((table.runs[row, first][0].steps, ours - theirs, error))
-    if max(map(len, lines.values()), default=0) < 2:
-        return None
-    figure = Figure(figsize=(7.6, 4.4), layout="constrained", facecolor=COLORS["surface"])
-    axes = figure.subplots()
-    axes.axhline(0, color=COLORS["muted"], linewidth=1, zorder=1)
-    for place, (name, points) in enumerate(lines.items()):
-        color, style = series(place)
-        steps, values, errors = zip(*sorted(points), strict=True)
-        axes.errorbar(
-            steps, values, yerr=errors, color=color, linestyle=style, marker="o", markersize=5, linewidth=2, capsize=3,
-            label=page.label(f"{name} over {pairs[name].rpartition(', ')[2]}"),
-        )  # fmt: skip
-    axes.set_xscale("log")
-    ticks = sorted({step for points in lines.values() for step, _, _ in points})
-    axes.set_xticks(ticks, [f"{step:,}" for step in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("steps")
-    axes.set_ylabel(f"difference in {table.target.measure.partition(',')[0]}, points")
-    _rule(axes)
-    figure.legend(loc="outside upper left", ncols=1)
-    return figure
-
-
-def _rule(axes: Any) -> None:
-    axes.grid(axis="y", linewidth=0.8)
-    axes.set_axisbelow(True)
+    if not columns or list(table.target.grids) != [""]:
+        return None  # the columns of several grids are the same runs, measured differently
+    buffer = io.BytesIO()
+    with page.styled():
+        size = (max(7.0, 1.0 + 4.6 * len(columns)), 6.4 + 0.3 * -(-len(rows) // 4))
+        figure = Figure(figsize=size, layout="constrained", facecolor=COLORS["surface"])
+        grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
+        grid[1, 0].set_ylim(0, 1.1)
+        for number, column in enumerate(columns):
+            grid[0, number].set_title(page.label(column), loc="left", fontsize=14, color=COLORS["ink"])
+            grid[1, number].set_xlabel("epoch")
+            for level in (PARTIAL, COLLAPSED):
+                grid[1, number].axhline(level, color=COLORS["bad"], linewidth=1, linestyle=(0, (5, 4)), zorder=1)
+            for axes, (name, title) in zip(grid[:, number], _PANELS.items(), strict=True):
+                axes.grid(axis="y", linewidth=0.8)
+                axes.set_axisbelow(True)
+                axes.margins(x=0.02)
+                if number == 0:
+                    axes.set_ylabel(title)
+                for place, row in enumerate(rows):
+                    color, style = series(place)
+                    line = {"color": color, "linestyle": style, "marker": "o" if name == "knn" else ""}
+                    for run in drawn.get((row, column), ()):
+                        if points := run.curves.get(name):
+                            axes.plot(*np.array(points).T, linewidth=2, markersize=4, **line)
+        looks = [series(place) for place in range(len(rows))]
+        handles = [grid[0, 0].plot([], [], color=color, linestyle=style, linewidth=2.2)[0] for color, style in looks]
+        labels = [page.label(row) for row in rows]
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(rows)), handlelength=2.2)
+        figure.savefig(buffer, format="png", dpi=90, metadata={"Software": None})
+    return buffer.getvalue()

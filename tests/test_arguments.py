@@ -96,7 +96,7 @@ def test_the_home_folder_is_expanded_by_the_command_line(
         "explore run --label 20",
         "explore run photos --query a.jpg 'b c.jpg' --duplicates 0.97 --split test",
         "demo --out 'my runs' --seed 3",
-        "reproduce table2 --scale hour --seeds 0 1 --plan --gpus 4",
+        "reproduce table2 --scale hour --seeds 0 1 --jobs 4 --plan",
         "evaluate-coco scratch coco --steps 12 --out runs/x",
     ],
 )

@@ -155,15 +155,14 @@ def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
     copy = tmp_path / "copy" / "dssl"
     shutil.copytree(README.parent / "dssl", copy, ignore=shutil.ignore_patterns("__pycache__"))
     begin, end = snippet.index("@dataclass"), snippet.index("class Uniformity(")
-    with (copy / "methods" / "settings.py").open("a") as file:
-        file.write("\n\n" + snippet[begin:end])
     imported = "from dssl.methods import UniformityConfig\n\n\n"
     (copy / "methods" / "uniformity.py").write_text(snippet[:begin] + imported + snippet[end:])
-    listing = copy / "methods" / "__init__.py"
-    text = listing.read_text().replace("import (\n", "import (\n    UniformityConfig,\n")
-    last = "        MatchConfig,\n"
-    assert text.count(last) == 1
-    listing.write_text(text.replace(last, f"{last}        UniformityConfig,\n"))
+    settings = copy / "methods" / "__init__.py"
+    before, after = settings.read_text().split("METHODS: ")
+    last = " MatchConfig,\n"
+    assert after.count(last) == 1
+    listed = after.replace(last, f"{last}        UniformityConfig,\n")
+    settings.write_text(f"{before}{snippet[begin:end]}METHODS: {listed}")
     words = [sys.executable, "-m", "dssl", "graph", "dssl"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     printed = subprocess.run(words, cwd=copy.parent, env=environment, capture_output=True, text=True)

@@ -8,24 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.augment.maker import ViewMaker
-from dssl.augment.policy import (
+from dssl.augment.policy import Chain, Policy, parse, parts, show
+from dssl.augment.primitives import (
+    KINDS,
     AtMagnitude,
     Blur,
-    Chain,
+    Corruption,
     Jitter,
-    Policy,
     RandAugment,
     Resize,
     Single,
     TrivialAugment,
     UniformAugment,
     named_table,
-    parse,
-    parts,
-    show,
 )
-from dssl.augment.primitives import KINDS, Corruption
-from dssl.errors import DsslError
 
 Familiarity: TypeAlias = Literal["seen", "similar", "unseen"]
 
@@ -55,16 +51,6 @@ def corrupt_images(
     """
     from dssl.graph import View
 
-    if (
-        images.dtype != np.uint8
-        or images.ndim != 4
-        or images.shape[1] != images.shape[2]
-        or len(images) != len(indices)
-    ):
-        raise DsslError(
-            f"images to corrupt are {images.dtype} of shape {images.shape}, with {len(indices)} indices: expected uint8 of "
-            "N x side x side x channels, and N indices; convert, crop or resize them first"
-        )
     policy = show(Chain((Resize(), Corruption(kind, severity))))
     name = kind.replace("-", "_")
     maker = ViewMaker([View(name=name, policy=policy)], size=images.shape[1], seed=seed, channels=images.shape[3])
@@ -79,10 +65,9 @@ def corrupt_images(
     return out[name]
 
 
-def kinds_seen(policies: Sequence[str] | str) -> dict[str, Familiarity]:
+def kinds_seen(policies: Sequence[str]) -> dict[str, Familiarity]:
     """For each kind of corruption: is the same operation in one of the policies, another of its family, or neither?"""
-    texts = [policies] if isinstance(policies, str) else policies
-    kinds = {kind for text in texts for part in parts(parse(text)) for kind in _kinds_of(part)}
+    kinds = {kind for text in policies for part in parts(parse(text)) for kind in _kinds_of(part)}
     families = {KINDS[kind].family for kind in kinds}
     return {
         name: "seen" if name in kinds else "similar" if kind.family in families else "unseen"

@@ -2,9 +2,9 @@
 
 import threading
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from dssl import rng
 from dssl.augment.operations import Floats
 from dssl.augment.policy import Chain, Policy, check_channels, meanings_of, parse, run_custom, show, sizing
 from dssl.augment.primitives import Script
-from dssl.errors import DsslError, choices
+from dssl.errors import DsslError
 
 if TYPE_CHECKING:
     from dssl.augment.kernels.program import Kernels
@@ -116,8 +116,8 @@ class Program:
 class Buffers(dict[str, NDArray[Any]]):
     """One array N x H x W x C per view; all of them are parts of one block, which a kernel fills in one call."""
 
-    def __init__(self, order: Sequence[str], names: Sequence[str], block: NDArray[Any]) -> None:
-        super().__init__({name: block[order.index(name)] for name in names})
+    def __init__(self, names: Sequence[str], block: NDArray[Any]) -> None:
+        super().__init__(zip(names, block, strict=True))
         self.block = block
 
 
@@ -160,15 +160,9 @@ class ViewMaker(BaseViewMaker):
     ) -> None:  # fmt: skip
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
-        if channels < 1:
-            raise DsslError(f"images with {channels} channels: expected at least 1")
         if normalization is not None and len(normalization.mean) != channels:
             raise DsslError(f"the normalization has {len(normalization.mean)} channels, but the images have {channels}")
         self.names = tuple(view.name for view in views)
-        if len(set(self.names)) != len(self.names) or not self.names:
-            raise DsslError(
-                f"view names: expected at least one and no duplicates, got {', '.join(self.names) or 'none'}"
-            )
         for view in views:
             if view.size not in (None, size):
                 raise DsslError(
@@ -176,18 +170,21 @@ class ViewMaker(BaseViewMaker):
                 )
         self.size, self.seed, self.channels, self.normalization = size, seed, channels, normalization
         meanings = meanings_of({**DEFAULT_POLICIES, **(policies or {})})
-        ordered = _in_order(views)
-        position = {view.name: index for index, view in enumerate(ordered)}
         self.policies: Mapping[str, Policy] = {
-            view.name: _complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in ordered
+            view.name: _complete(parse(view.policy, names=meanings), view, meanings["standard"]) for view in views
         }
-        origins = [-1 if view.source is None else position[view.source] for view in ordered]
-        self._program = Program([*self.policies], [*self.policies.values()], origins, size=size)
+        for number, view in enumerate(views):
+            if view.source not in (None, *self.names[:number]):
+                raise DsslError(
+                    f"view {view.name} is derived from {view.source}, which is no view before it: put that first"
+                )
+        origins = [-1 if view.source is None else self.names.index(view.source) for view in views]
+        self._program = Program(self.names, [*self.policies.values()], origins, size=size)
         for policy in self.policies.values():
             check_channels(policy, channels)
         usual = normalization or Normalization((0.0,) * channels, (1.0,) * channels)
         self._scale, self._offset = (np.tile(numbers, _LINE) for numbers in usual.scale_and_offset())
-        self._scratch = _Scratch(len(ordered), channels, size)
+        self._scratch = _Scratch(len(views), channels, size)
         self._no_bytes = np.empty((1, 1, 1, 1, channels), np.uint8)
         self._no_floats = np.empty((1, 1, 1, 1, channels), np.float32)
 
@@ -199,19 +196,16 @@ class ViewMaker(BaseViewMaker):
             import torch
 
             block = torch.from_numpy(block).pin_memory().numpy()
-        return Buffers(self._program.names, self.names, block)
+        return Buffers(self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:
         return self._program.plan(np.ascontiguousarray(indices, np.int64), seed=self.seed, epoch=epoch)
 
     def apply_many(self, plan: Plan, row: int, images: RawImages, out: Buffers, out_row: int) -> None:
-        if isinstance(images, np.ndarray) and images.ndim != 4:
-            raise DsslError(f"images must be N x height x width x channels, not of shape {images.shape}")
-        if len(images) == 0:
-            raise DsslError("no images: expected at least one")
-        if not 0 <= row <= row + len(images) <= len(plan):
-            rows = f"row {row} is" if len(images) == 1 else f"rows {row} to {row + len(images) - 1} are"
-            raise DsslError(f"{rows} not in the plan, which has {len(plan)} rows")
+        if not 0 <= row < row + len(images) <= len(plan):
+            raise DsslError(
+                f"{len(images)} images from row {row} on: expected at least one, within the {len(plan)} of the plan"
+            )
         if isinstance(images, np.ndarray):
             self._check(images[0])
             whole = np.ascontiguousarray(images)
@@ -275,15 +269,6 @@ class ViewMaker(BaseViewMaker):
         scratch.slots[view], scratch.slots[-1] = spare, source
 
 
-class SizedBuffers(dict[str, NDArray[Any]]):
-    """One array per view, as ``Buffers``, where views have different sizes; ``parts`` has the buffers of each size."""
-
-    def __init__(self, parts: Sequence[Buffers], names: Sequence[str]) -> None:
-        arrays = {name: array for part in parts for name, array in part.items()}
-        super().__init__({name: arrays[name] for name in names})
-        self.parts = parts
-
-
 class SizedViewMaker(BaseViewMaker):
     """Makes views of several sizes: a ``ViewMaker`` for each size, behind the same methods.
 
@@ -292,16 +277,15 @@ class SizedViewMaker(BaseViewMaker):
 
     def __init__(self, makers: Sequence[ViewMaker], names: Sequence[str]) -> None:
         self.makers, self.names = tuple(makers), tuple(names)
-        self.policies = {name: policy for maker in makers for name, policy in maker.policies.items()}
 
-    def allocate(self, count: int, *, pinned: bool = False) -> SizedBuffers:
-        return SizedBuffers([maker.allocate(count, pinned=pinned) for maker in self.makers], self.names)
+    def allocate(self, count: int, *, pinned: bool = False) -> ChainMap[str, NDArray[Any]]:
+        return ChainMap(*(maker.allocate(count, pinned=pinned) for maker in self.makers))
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> list[Plan]:
         return [maker.plan(indices, epoch=epoch) for maker in self.makers]
 
-    def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: SizedBuffers, out_row: int) -> None:
-        for maker, part, buffers in zip(self.makers, plan, out.parts, strict=True):
+    def apply_many(self, plan: Sequence[Plan], row: int, images: RawImages, out: Any, out_row: int) -> None:
+        for maker, part, buffers in zip(self.makers, plan, out.maps, strict=True):
             maker.apply_many(part, row, images, buffers, out_row)
 
 
@@ -309,20 +293,6 @@ def _kernels() -> "Kernels":
     from dssl.augment.kernels.program import load_kernels  # imports numba, which reading policies does not need
 
     return load_kernels()
-
-
-def _in_order(views: Sequence["View"]) -> list["View"]:
-    """The views in an order in which each follows the one it is derived from."""
-    names = {view.name for view in views}
-    for view in views:
-        if view.source is not None and view.source not in names:
-            raise choices(f"source of view {view.name}", view.source, names)
-    sources = {view.name: () if view.source is None else (view.source,) for view in views}
-    try:
-        order = [*TopologicalSorter(sources).static_order()]
-    except CycleError as error:
-        raise DsslError(f"views {', '.join(error.args[1][1:])} are derived from each other in a circle") from None
-    return sorted(views, key=lambda view: order.index(view.name))
 
 
 def _complete(policy: Policy, view: "View", standard: Policy) -> Policy:

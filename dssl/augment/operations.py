@@ -87,10 +87,6 @@ class Row:
     high: float
     sign: Sign = "none"
 
-    def value(self, magnitude: float) -> float:
-        """The value at a magnitude, before a sign is drawn."""
-        return magnitude / code.MAGNITUDES * (self.high - self.low) + self.low
-
 
 Table = tuple[Row, ...]
 

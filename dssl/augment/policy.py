@@ -36,16 +36,9 @@ from dssl.augment.primitives import (
     TrivialAugment,
     UniformAugment,
     check_number,
-    named_table,
 )
 from dssl.errors import DsslError, choices
 from dssl.text import number
-
-__all__ = [
-    "NAMED", "RESERVED", "AtMagnitude", "Blur", "Chain", "Choose", "Corruption", "Crop", "Flip", "Jigsaw", "Jitter", "Maybe",
-    "Policy", "RandAugment", "Resize", "Single", "TrivialAugment", "UniformAugment", "check_channels", "meanings_of",
-    "named_table", "parse", "parts", "show", "sizing", "without_colour",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +148,8 @@ def sizing(policy: Policy) -> Sizing:
 _COLOUR = (Crop(0.2, 1.0), Flip(0.5), Maybe(Jitter(0.4, 0.4, 0.4, 0.1), 0.8))
 _GRAY = Maybe(Single("gray", 0), 0.2)
 NAMED: dict[str, Policy] = {
+    "resize": Resize(),
+    "center": Resize(square=True),
     "standard": Chain((*_COLOUR, _GRAY, Maybe(Blur(0.1, 2.0), 0.5))),
     "standard-cifar": Chain((*_COLOUR, _GRAY)),
     "standard-ablation": Chain(_COLOUR),
@@ -172,31 +167,11 @@ _TOKEN = re.compile(
 )
 
 Argument = float | str
-_MAKERS: dict[str, tuple[int, int, Callable[..., Policy]]] = {
-    # name: fewest and most arguments, and what makes the policy
-    "crop": (0, 2, Crop),
-    "resize": (0, 0, lambda: Resize(False)),
-    "center": (0, 0, lambda: Resize(True)),
-    "flip": (0, 1, Flip),
-    "jitter": (0, 4, Jitter),
-    "blur": (0, 2, Blur),
-    "jigsaw": (1, 1, lambda tiles: Jigsaw(_whole("jigsaw", tiles))),
-    "ra": (2, 3, lambda count, *rest: RandAugment(_whole("ra", count), *rest)),
-    "ua": (0, 2, lambda count=2.0, *rest: UniformAugment(_whole("ua", count), *rest)),
-    "ta": (0, 1, TrivialAugment),
-    "op": (2, 3, AtMagnitude),
-    "corruption": (2, 2, lambda kind, severity: Corruption(kind, _whole("corruption", severity))),
-}
-RESERVED = frozenset({*_MAKERS, *NAMED, "heavy"})
-"""Names that a custom operation cannot have."""
-
-_TEXT_ARGUMENTS = {("ra", 2), ("ua", 1), ("ta", 0), ("op", 0), ("op", 2), ("corruption", 0)}
-
-
-def _whole(name: str, number: float) -> int:
-    if not number.is_integer():  # NaN and infinity are none
-        raise DsslError(f"the number of {name} is {number:g}; it must be a whole number")
-    return int(number)
+_STEPS: dict[str, type[Any]] = {
+    "crop": Crop, "flip": Flip, "jitter": Jitter, "blur": Blur, "jigsaw": Jigsaw, "ra": RandAugment, "ua": UniformAugment,
+    "ta": TrivialAugment, "op": AtMagnitude, "corruption": Corruption,
+}  # fmt: skip
+"""Steps by the name that they have in a text, with the fields of their class as arguments."""
 
 
 class _Reader:
@@ -281,12 +256,14 @@ class _Reader:
         name = self.next("name")
         if name is None:
             raise self.wrong(f"expected a policy, found {self.here!r}")
-        if name not in self.names and name not in _MAKERS and name not in OPERATIONS:
-            raise choices("policy", name, [*self.names, *_MAKERS, *OPERATIONS])
+        if name not in self.names and name not in _STEPS and name not in OPERATIONS:
+            raise choices("policy", name, [*self.names, *_STEPS, *OPERATIONS])
+        fields = dataclasses.fields(_STEPS[name]) if name in _STEPS else ()
+        types = (field.type for field in fields)
         arguments: list[Argument] = []
         if self.next("mark", "(") is not None and self.next("mark", ")") is None:
             while True:
-                arguments.append(self.argument(name, len(arguments)))
+                arguments.append(self.argument(name, len(arguments) + 1, next(types, float)))
                 if self.next("mark", ",") is None:
                     break
             self.expect(")")
@@ -294,24 +271,28 @@ class _Reader:
             if arguments:
                 raise self.wrong(f"{name} takes no arguments")
             return self.names[name]
+        make: Callable[..., Policy] = _STEPS.get(name, partial(Single, name))
+        fewest, most = sum(field.default is dataclasses.MISSING for field in fields), len(fields)
         default: list[Argument] = []
-        if name in _MAKERS:
-            fewest, most, make = _MAKERS[name]
-        else:
+        if name not in _STEPS:
             operation = OPERATIONS[name]
-            fewest, most, make = int(operation.default is None), 2 * int(operation.unit != ""), partial(Single, name)
+            fewest, most = int(operation.default is None), 2 * int(operation.unit != "")
             default = [] if operation.default is None else [operation.default]
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
             raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
         return make(*(arguments or default))
 
-    def argument(self, name: str, position: int) -> Argument:
-        kind = "name" if (name, position) in _TEXT_ARGUMENTS else "number"
+    def argument(self, name: str, number: int, type_: Any) -> Argument:
+        kind = "name" if type_ is str else "number"
         value = self.next(kind)
         if value is None:
-            raise self.wrong(f"argument {position + 1} of {name} must be a {kind}, not {self.here!r}")
-        return value if kind == "name" else float(value)
+            raise self.wrong(f"argument {number} of {name} must be a {kind}, not {self.here!r}")
+        if type_ is str:
+            return value
+        if type_ is int and not float(value).is_integer():  # NaN and infinity are none
+            raise self.wrong(f"argument {number} of {name} must be a whole number, not {value}")
+        return int(float(value)) if type_ is int else float(value)
 
 
 def parse(text: str, *, names: Mapping[str, Policy] | None = None) -> Policy:
@@ -331,9 +312,6 @@ def meanings_of(policies: Mapping[str, str]) -> dict[str, Policy]:
     return {name: parse(text, names=standard) for name, text in policies.items()} | standard
 
 
-_ALIASES = {"RandAugment": "ra", "UniformAugment": "ua", "TrivialAugment": "ta", "AtMagnitude": "op"}
-
-
 def show(policy: Policy) -> str:
     """The shortest text that parses to this policy."""
     for name, named in NAMED.items():
@@ -347,14 +325,12 @@ def show(policy: Policy) -> str:
             return " > ".join(_wrapped(step, Choose, Chain) for step in policy.steps)
         case Maybe():
             return f"{_wrapped(policy.policy, Choose, Chain)}?{number(policy.probability)}"
-        case Resize():
-            return "center" if policy.square else "resize"
         case Single():
             name = policy.operation
             arguments: list[float | str] = [policy.value] if policy.high is None else [policy.value, policy.high]
             defaults: list[object] = [OPERATIONS[name].default, None]
         case _:
-            name = _ALIASES.get(type(policy).__name__, type(policy).__name__.lower())
+            name = next(name for name, kind in _STEPS.items() if kind is type(policy))
             arguments = [*dataclasses.astuple(policy)]
             in_full = isinstance(policy, Crop | Jitter | Blur)  # numbers that readers should not have to know
             defaults = [None if in_full else field.default for field in dataclasses.fields(policy)]
@@ -415,17 +391,17 @@ Runner = Callable[[Planes, Planes, float, float, float], None]
 _runners: list[Runner] = []
 
 
-def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None, unit: str) -> None:
+def _add(name: str, runner: Runner, *, low: float, high: float, default: float | None) -> None:
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise DsslError(f"operation name {name!r}: expected letters, digits, '-' and '_', starting with a letter")
-    if name in OPERATIONS or name in RESERVED:
+    if name in {*OPERATIONS, *_STEPS, *NAMED, "heavy"}:
         raise DsslError(f"an operation or policy named {name!r} already exists; choose another name")
-    number = len(_runners)
+    unit, number = "value" if default is None else "", len(_runners)
     OPERATIONS[name] = Operation(name, code.CUSTOM, code.NUMBERED, unit, low, high, default=default, number=number)
     _runners.append(runner)
 
 
-def add_kernel(name: str, kernel: Any, *, low: float, high: float, unit: str = "value") -> None:
+def add_kernel(name: str, kernel: Any, *, low: float, high: float) -> None:
     """Makes ``kernel(source, target, value, draw, other_draw)`` a policy: ``name(value)``.
 
     ``source`` and ``target`` are uint8, channels x height x width, C-contiguous; the kernel fills the target. The draws
@@ -434,7 +410,7 @@ def add_kernel(name: str, kernel: Any, *, low: float, high: float, unit: str = "
     """
     if not low <= high:
         raise DsslError(f"the values of operation {name!r} run from {low:g} to {high:g}; the first must be the smaller")
-    _add(name, kernel, low=low, high=high, default=None, unit=unit)
+    _add(name, kernel, low=low, high=high, default=None)
 
 
 def add_function(name: str, function: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> None:
@@ -453,7 +429,7 @@ def add_function(name: str, function: Callable[[NDArray[np.uint8]], NDArray[np.u
             )
         target[:] = result.transpose(2, 0, 1)
 
-    _add(name, runner, low=0, high=0, default=0, unit="")
+    _add(name, runner, low=0, high=0, default=0)
 
 
 def run_custom(numbers: Floats, source: Planes, target: Planes) -> None:

@@ -69,7 +69,7 @@ def run(arguments: Arguments) -> int:
     _check(arguments)
     begun = time.perf_counter()
     from dssl.augment import DEFAULT_POLICIES, parse, show, without_colour
-    from dssl.augment.policy import named_table
+    from dssl.augment.primitives import named_table
     from dssl.data import open_source
     from dssl.recipes import recipe
     from dssl.report import views

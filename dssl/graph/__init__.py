@@ -23,9 +23,10 @@ with s, and h1 is ``heavy(s1)``.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from graphlib import CycleError, TopologicalSorter
+from typing import Literal, cast
 
 from dssl.errors import LARGEST, DsslError, choices
 from dssl.text import number
@@ -245,25 +246,25 @@ class ViewGraph:
     @property
     def predictors(self) -> tuple[str, ...]:
         """The views whose prediction must be computed, in the order of the views."""
-        needed = {edge.predictor for edge in self.active_edges}
-        return tuple(view.name for view in self.views if view.name in needed)
+        return self._in_order(edge.predictor for edge in self.active_edges)
 
     @property
     def targets(self) -> tuple[str, ...]:
         """The views whose target must be computed, in the order of the views."""
-        needed = {name for edge in self.active_edges if not edge.is_taught for name in edge.target_views}
-        return tuple(view.name for view in self.views if view.name in needed)
+        return self._in_order(name for edge in self.active_edges if not edge.is_taught for name in edge.target_views)
 
     @property
     def taught(self) -> tuple[str, ...]:
         """The views that the teacher sees, in the order of the views."""
-        needed = {name for edge in self.active_edges if edge.is_taught for name in edge.target_views}
-        return tuple(view.name for view in self.views if view.name in needed)
+        return self._in_order(name for edge in self.active_edges if edge.is_taught for name in edge.target_views)
 
     @property
     def encoded(self) -> tuple[str, ...]:
         """The views that the encoder sees."""
-        needed = {*self.predictors, *self.targets}
+        return self._in_order((*self.predictors, *self.targets))
+
+    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        needed = set(names)
         return tuple(view.name for view in self.views if view.name in needed)
 
     @property
@@ -315,15 +316,13 @@ def _check_views(graph: ViewGraph) -> None:
     for view in graph.views:
         if view.source is not None and view.source not in names:
             raise DsslError(f"view {view.name} is derived from {view.source}, which is not a view of this graph")
-    for view in graph.views:
-        chain = [view.name]
-        while (source := graph.view(chain[-1]).source) is not None:
-            if source in chain:
-                circle = " -> ".join([*chain[chain.index(source) :], source])
-                raise DsslError(
-                    f"views are derived from each other in a circle: {circle}; one must come from the image"
-                )
-            chain.append(source)
+    try:
+        TopologicalSorter({view.name: [view.source] for view in graph.views if view.source is not None}).prepare()
+    except CycleError as error:
+        circle = " -> ".join(reversed(error.args[1]))
+        raise DsslError(
+            f"views are derived from each other in a circle: {circle}; one must come from the image"
+        ) from None
 
 
 def _check_edges(graph: ViewGraph) -> None:
@@ -353,24 +352,22 @@ def _check_edges(graph: ViewGraph) -> None:
 
 def _parse(text: str) -> ViewGraph:
     """Read a graph, or say in one sentence which part could not be read."""
-    declared: dict[str, View] = {}
+    declared: list[View] = []
     edges: list[Edge] = []
-    normalize: Normalize = "similarity"
+    normalize = "similarity"
     for item in _items(text):
         if match := _SETTING.fullmatch(item):
-            normalize = _normalization(match["value"].strip())
+            normalize = match["value"].strip()
         elif match := _EDGE.fullmatch(item):
             edges += _edges(match)
         elif match := _DECLARATION.fullmatch(item):
-            if match["name"] in declared:
-                raise DsslError(f"view {match['name']} is declared twice; give the second one another name")
-            declared[match["name"]] = _view(match)
+            declared.append(_view(match))
         else:
             raise DsslError(
                 f"cannot read {item!r} in the graph: expected an edge such as 'h1->s1:0.5' or 's1<->s2', "
                 "a view such as 'h1 = ra(2,5)(image)', or 'normalize=all'"
             )
-    return ViewGraph(_complete(declared, edges), tuple(edges), normalize)
+    return ViewGraph((*declared, *_undeclared(declared, edges)), tuple(edges), cast(Normalize, normalize))
 
 
 def _write(graph: ViewGraph) -> str:
@@ -418,13 +415,6 @@ def _view(match: re.Match[str]) -> View:
     )
 
 
-def _normalization(value: str) -> Normalize:
-    for name in NORMALIZATIONS:
-        if value == name:
-            return name
-    raise choices("normalization", value, NORMALIZATIONS)
-
-
 def _edges(match: re.Match[str]) -> list[Edge]:
     left, arrow, right = match["left"], match["arrow"], match["right"]
     first, moves, last = (match["weight"] or "1").partition("..")
@@ -465,8 +455,6 @@ def _targets(start: str, end: str) -> tuple[Vertex, ...]:
         raise DsslError(
             f"edge {start}->{end}: target is {end!r}, expected a view, a mean such as mean(s1,s2), or teacher(s1)"
         )
-    if mean and len(set(vertices)) < max(2, len(vertices)):
-        raise DsslError(f"edge {start}->{end}: a mean needs two or more different views")
     return vertices
 
 
@@ -478,22 +466,24 @@ def _default_view(name: str) -> View | None:
     return None
 
 
-def _complete(declared: dict[str, View], edges: list[Edge]) -> tuple[View, ...]:
-    """Views in the order of declaration, then of first mention; each mention is followed to the views it is derived from."""
-    views = dict(declared)
-    mentions: list[tuple[str | None, str]] = [(view.source, f"view {view.name}") for view in declared.values()]
+def _undeclared(declared: list[View], edges: list[Edge]) -> list[View]:
+    """The other views in the order of first mention; each mention is followed to the views it is derived from."""
+    views: list[View] = []
+    names = {view.name for view in declared}
+    mentions: list[tuple[str | None, str]] = [(view.source, f"view {view.name}") for view in declared]
     mentions += [(name, f"edge {edge.name}") for edge in edges for name in (edge.predictor, *edge.target_views)]
     for name, mentioned_by in mentions:
-        while name is not None and name not in views:
+        while name is not None and name not in names:
             view = _default_view(name)
             if view is None:
                 raise DsslError(
                     f"{mentioned_by} names the view {name!r}, which is unknown: s… is standard(image) and h1 is heavy(s1); "
                     f"declare any other, as in '{name} = ra(2,5)(image)'"
                 )
-            views[name] = view
+            views.append(view)
+            names.add(name)
             name, mentioned_by = view.source, f"view {name}"
-    return tuple(views.values())
+    return views
 
 
 def _edge_texts(edges: tuple[Edge, ...]) -> Iterator[str]:
@@ -634,18 +624,14 @@ def named_graph(text: str) -> ViewGraph:
 
 
 def _call(text: str, name: str, words: list[str]) -> ViewGraph:
-    derived = "independent" not in words
+    independent = name == "equation6" and words[-1] == "independent"
     try:
-        values = [float(word) for word in words if word not in ("independent", "derived")]
+        values = [float(word) for word in (words[:-1] if independent else words)]
     except ValueError:
-        problem = "expected numbers, and at the end 'independent' for heavy views made from the image"
-        raise DsslError(f"{text}: {problem}") from None
-    if name == "equation6":
-        if len(values) > 4:
-            raise DsslError(f"{text}: equation6 takes at most 4 numbers")
-        return equation6(*values, derived=derived)
-    if len(values) != 1:
-        raise DsslError(f"{text}: soft takes one number")
-    if not derived:
-        raise DsslError(f"{text}: 'independent' goes with equation6 only")
-    return soft(*values)
+        values = []
+    if not 1 <= len(values) <= (4 if name == "equation6" else 1):
+        raise DsslError(
+            f"{text}: expected one number for soft, or one to four for equation6, with 'independent' at the end for heavy views "
+            "made from the image"
+        )
+    return equation6(*values, derived=not independent) if name == "equation6" else soft(*values)

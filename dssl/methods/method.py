@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from dssl.errors import DsslError
-from dssl.graph import ViewGraph
-from dssl.graph.schedule import Cost
 from dssl.methods import METHODS, BYOLConfig, MethodSettings, MoCoConfig, SimSiamConfig
 from dssl.methods.losses import negative_cosine
 from dssl.methods.relation import Relation
@@ -229,14 +227,6 @@ class Method(nn.Module):
             step: Its number.
             total: The number of steps in the run.
         """
-
-    def cost(self, graph: ViewGraph) -> Cost:
-        """What a training step costs.
-
-        Args:
-            graph: Of the views.
-        """
-        return self.settings.cost(graph)
 
     @property
     def taught_by(self) -> Teacher | None:

@@ -13,7 +13,8 @@ from PIL import Image as Pillow
 
 from dssl import rng
 from dssl.augment import KINDS, SEVERITIES, Policy, ViewMaker, parse, show
-from dssl.augment.policy import AtMagnitude, Corruption, RandAugment, TrivialAugment, UniformAugment, named_table, parts
+from dssl.augment.policy import parts
+from dssl.augment.primitives import AtMagnitude, Corruption, RandAugment, TrivialAugment, UniformAugment, named_table
 from dssl.data import Source, UnreadableImage
 from dssl.data.decode import resize
 from dssl.data.scale import Range

@@ -8,8 +8,8 @@ from dssl.augment import ViewMaker
 from dssl.graph import View
 
 FOUR = (
-    View(name="h1", policy="0.9*ra(2,9) | 0.1*jigsaw(4)", source="s1"),
     View(name="s1", policy="standard"),
+    View(name="h1", policy="0.9*ra(2,9) | 0.1*jigsaw(4)", source="s1"),
     View(name="s2", policy="standard"),
     View(name="h2", policy="ua", source="s2"),
 )

