@@ -23,7 +23,7 @@ from dssl.errors import DsslError
 from dssl.files import write_text
 from dssl.loop import Ending
 from dssl.report import page
-from dssl.report.page import SERIES, Plot, styled, to_svg
+from dssl.report.page import SERIES, Plot, styled
 from dssl.report.pictures import Picture, embedded
 from dssl.run import EVALUATION_PAGE
 from dssl.text import columns
@@ -212,8 +212,7 @@ def loss_plot(losses: Losses) -> Plot:
         axes.set_ylim(bottom=0)
         axes.grid(axis="y")
         axes.legend(ncols=3, fontsize=11)
-        svg = to_svg(figure, name="loss", description=description)
-    return Plot(svg=svg, description=description, caption=f"{description}.")
+        return page.plot(figure, name="loss", description=description)
 
 
 def _sheet(data: CocoData, image: CocoImage, results: Sequence[Detection]) -> Picture:

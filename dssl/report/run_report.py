@@ -371,7 +371,7 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
         rank.set_ylim(bottom=0)
         for level in (PARTIAL, COLLAPSED):
             spread.axhline(level, color=COLORS["bad"], **_DASHED)
-        return Plot(svg=page.to_svg(figure, name="curves", description=description), description=description)
+        return page.plot(figure, name="curves", description=description)
 
 
 def start_plot(runs: Sequence[RunData]) -> Plot:
@@ -389,7 +389,7 @@ def start_plot(runs: Sequence[RunData]) -> Plot:
         for axes, lines in zip(figure.axes, panels.values(), strict=True):
             for number, points in enumerate(lines):
                 _mark_start(axes, number, points)
-        return Plot(svg=page.to_svg(figure, name="starts", description=description), description=description)
+        return page.plot(figure, name="starts", description=description)
 
 
 def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
@@ -422,8 +422,7 @@ def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
             names.append(f"{len(classes) - len(names)} other classes")
         figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
         description = "Test images of each run in the plane of the two main axes of their features"
-        svg = page.to_svg(figure, name="maps", description=description)
-    return Plot(svg=svg, description=description)
+        return page.plot(figure, name="maps", description=description)
 
 
 def _mark_start(axes: "Axes", number: int, points: _Curve) -> None:

@@ -382,7 +382,7 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", linewidth=0.8)
         axes.set_xlabel("mean absolute difference from the standard view, levels of 255")
-        return Plot(svg=page.to_svg(figure, name="strength", description=description), description=description)
+        return page.plot(figure, name="strength", description=description)
 
 
 def _values(survey: Survey) -> list[tuple[str, str]]:

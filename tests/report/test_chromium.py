@@ -139,7 +139,7 @@ def test_text_and_figures_follow_the_scheme_and_print_on_white(
 ) -> None:
     browser.open(views_page, scheme=scheme, media=media)
     ink = browser.run("return getComputedStyle(document.querySelector('h1')).color")
-    label = browser.run("return getComputedStyle(document.querySelector('svg.plot text.fill-ink')).fill")
+    label = browser.run("return getComputedStyle(document.querySelector('svg.plot text[fill=\"var(--ink)\"]')).fill")
     assert (_luminance(ink) > 0.6) == dark
     assert ink == label
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")
