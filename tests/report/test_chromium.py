@@ -39,7 +39,6 @@ def _survey(*, channels: int) -> Survey:
         PolicyStrength(
             policy=text,
             change=np.linspace(1 + 10 * k, 60 + 30 * k, 50),
-            farther=0.4 + 0.1 * k,
             flat=flat_share,
             far=0.2 * k,
         )
@@ -48,7 +47,7 @@ def _survey(*, channels: int) -> Survey:
     return Survey(
         name=f"folder {HOSTILE}", total=50_000, measured=1_000, size=32, channels=channels, seed=3, standard="standard-cifar",
         standard_flat=0.004, examples=examples, probes=(examples[0].standard,), policies=policies,
-        encoder=None, unreadable=tuple([f"{HOSTILE}: cut off"] * 7), value_range=None,
+        unreadable=tuple([f"{HOSTILE}: cut off"] * 7), value_range=None,
     )  # fmt: skip
 
 
