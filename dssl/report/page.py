@@ -53,16 +53,8 @@ def percent(share: float) -> str:
 
 
 def rate(number: float) -> str:
-    """A rate with three significant digits and a space between thousands: 124 000."""
-    if abs(number) < 100:
-        return f"{number:.3g}"
-    digits = max(0, len(str(int(abs(number)))) - 3)
-    return exact(round(number / 10**digits) * 10**digits)
-
-
-def exact(number: int) -> str:
-    """A count with a space between thousands: 12 345."""
-    return f"{number:,}".replace(",", "\N{NO-BREAK SPACE}")
+    """A rate with three significant digits, or to the next whole number: 12.3, 124,567."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 @cache
@@ -72,7 +64,7 @@ def _environment() -> jinja2.Environment:
         loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
     as_json = partial(json.dumps, indent=1, sort_keys=True, default=str)
-    environment.filters |= {"exact": exact, "json": as_json, "percent": percent, "rate": rate}
+    environment.filters |= {"thousands": "{:,}".format, "json": as_json, "percent": percent, "rate": rate}
     return environment
 
 

@@ -66,19 +66,11 @@ def html(
     measured: Robustness, others: Others, benchmark: Benchmark, corrupted: CorruptedImages, *, command: str
 ) -> str:
     """The whole page."""
-    about, measures = benchmark.encoder.protocol(), _measures(measured)
+    measures = _measures(measured)
     context = {
-        "name": benchmark.test.name,
-        "facts": [
-            ("encoder", f"{about['encoder']}, {about['image_size']} px"),
-            ("train images, clean", f"{measured.protocol['train_images']:,}"),
-            ("of these for kNN", f"{measured.protocol['knn_images']:,}"),
-            ("test images", f"{len(measured.images):,}"),
-            ("conditions", str(len(SEVERITIES) * len(measured.kinds))),
-            ("random guess", f"{100 / measured.classes:.1f} %"),
-        ],
-        "weights": about["weights"],
+        "benchmark": benchmark,
         "measured": measured,
+        "severities": SEVERITIES,
         "heads": _heads(measured),
         "rows": [(name, _about(measured, name), measures[name]) for name in _sets(measured)],
         "others": others,

@@ -3,6 +3,7 @@
 import io
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -211,7 +212,7 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
-    """The runs of the folders: each is a run, or holds runs. Runs of the same name are distinguished by their parents' names."""
+    """The runs of the folders: each is a run, or holds runs; they are called by their path below the folder that holds all."""
     paths: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
@@ -224,7 +225,8 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
             raise DsslError(f"{folder} contains no run (no {file} in it or one level below)")
         earlier = {path.resolve() for path in paths}
         paths += [path for path in inside if path.resolve() not in earlier]
-    return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
+    shared = os.path.commonpath([path.resolve().parent for path in paths])
+    return [read_run(path, name=path.resolve().relative_to(shared).as_posix()) for path in paths]
 
 
 def _is_readable(path: Path) -> bool:
@@ -237,15 +239,6 @@ def _is_readable(path: Path) -> bool:
     except (DsslError, KeyError) as error:
         logger.warning(f"{folder.config_file} is left out: {error}")
     return False
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    absolute = [path.resolve() for path in paths]
-    for depth in range(1, max((len(path.parts) for path in absolute), default=1) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in absolute]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in absolute]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

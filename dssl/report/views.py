@@ -273,26 +273,14 @@ def judge(policy: PolicyStrength) -> tuple[Colour, str]:
 
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
     """The whole page; ``command`` makes it again."""
-    rows = gallery(survey)
-    more = len(survey.unreadable) - 5
-    unreadable = [*survey.unreadable[:5], *([f"and {more} more"] if more > 0 else [])]
-    settings = [
-        ("standard policy", survey.standard),
-        ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
-        *_values(survey),
-        ("seed", str(survey.seed)),
-    ]
     context = {
         "survey": survey,
-        "settings": settings,
-        "unreadable": unreadable,
+        "values": _values(survey),
         "policies": [(policy, *judge(policy)) for policy in survey.policies],
-        "gallery": rows,
-        "flagged": any(cell.flag for _, _, cells in rows for cell in cells),
+        "gallery": gallery(survey),
         "strength": strength_plot(survey.policies),
-        "tables": [
-            (table, [(strip, _strip(strip, table.magnitudes)) for strip in table.operations]) for table in tables
-        ],
+        "tables": tables,
+        "strip_pictures": _strip,
         "flat_below": FLAT_BELOW,
         "far_warn": FAR_WARN,
         "command": command,
