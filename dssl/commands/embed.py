@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dssl.commands.arguments import WeightsArguments, check_counts, open_encoder, show_progress
+from dssl.commands.arguments import EncoderArguments, check_counts, open_on_device
 from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(WeightsArguments):
+class Arguments(EncoderArguments):
     """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
     If it writes shards, the same command resumes where it stopped.
@@ -40,12 +40,6 @@ class Arguments(WeightsArguments):
     """Write the last feature map of each image (channels x height x width) instead of a vector, for segmentation."""
     batch_size: int = 256
     """Images that go through the encoder at a time."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the encoder."""
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """auto: CUDA, else Apple's GPU, else the CPU."""
-    threads: int | None = None
-    """Threads that decode images; by default one per core."""
 
     def __post_init__(self) -> None:
         check_counts(self, "shard", "image_size", "batch_size", "threads")
@@ -55,10 +49,8 @@ def run(arguments: Arguments) -> int:
     from dssl.data import open_source
     from dssl.data.folder import splits_of
     from dssl.data.source import expanded
-    from dssl.distributed import pick_device
     from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
     from dssl.models.blocks import DenseEncoder
-    from dssl.precision import half_type
 
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
@@ -69,14 +61,10 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"--shard is {arguments.shard}: {arguments.out} has none; expected a folder, or a .parquet")
     shard = arguments.shard or 10_000
     begun = time.perf_counter()
-    encoder = open_encoder(arguments)
-    network = encoder.network.to(pick_device(arguments.device))
+    encoder = dataclasses.replace(open_on_device(arguments), batch_size=arguments.batch_size)
     if arguments.dense:
-        network = DenseEncoder(network, image_size=encoder.image_size, channels=encoder.channels)
-    encoder = dataclasses.replace(
-        encoder, network=network, batch_size=arguments.batch_size, autocast=half_type(arguments.precision),
-        threads=arguments.threads, progress=show_progress,
-    )  # fmt: skip
+        network = DenseEncoder(encoder.network, image_size=encoder.image_size, channels=encoder.channels)
+        encoder = dataclasses.replace(encoder, network=network)
     values = encoder.value_range
     source = open_source(arguments.data, split=arguments.split, channels=encoder.channels, value_range=values)
     place = Path(expanded(arguments.data))
