@@ -66,38 +66,6 @@ def from_dict(plain: Mapping[str, Any], *, where: str = "configuration") -> RunC
     return build(RunConfig, plain, where=where)
 
 
-_LEFT_UNCHECKED = (
-    "method", "graph", "standard", "heavy", "teacher", "teacher_encoder", "channels", "range", "normalization",
-)  # fmt: skip
-"""What cannot be checked without a plugin that has the method or an operation, and what is checked together with it."""
-
-
-def recorded(plain: Mapping[str, Any], *, where: str) -> RunConfig:
-    """As ``from_dict``, but of a run whose method or operations may not be here: they are then as recorded, to be shown."""
-    try:
-        return from_dict(plain, where=where)
-    except DsslError:
-        checked = {key: value for key, value in plain.items() if key not in _LEFT_UNCHECKED}
-        config = from_dict(checked, where=where)
-    for name in _LEFT_UNCHECKED:
-        if name in plain:
-            value = _recorded_method(plain[name], where) if name == "method" else plain[name]
-            object.__setattr__(config, name, value)
-    return config
-
-
-def _recorded_method(plain: Any, where: str) -> MethodSettings:
-    try:
-        settings: MethodSettings = _method(plain, None, where)
-    except DsslError:
-        table = plain if isinstance(plain, Mapping) else {"name": plain}
-        fields = [key for key in table if key.isidentifier() and key != "name"]
-        about = {"name": str(table.get("name"))}
-        made = dataclasses.make_dataclass("Recorded", fields, bases=(MethodSettings,), namespace=about, frozen=True)
-        settings = made(**{key: table[key] for key in fields})
-    return settings
-
-
 def build(kind: type[T], plain: Mapping[str, Any], *, base: Mapping[str, Any] | None = None, where: str) -> T:
     """Settings of this kind from plain data; what they do not say is as in ``base``, or has its default."""
     if not isinstance(plain, Mapping):

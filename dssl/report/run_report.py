@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -198,11 +198,15 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     about = folder.read_config()
     if about.get("task") is not None:
         raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
-    config = config_io.recorded(about["config"], where=str(folder.config_file))
     try:
-        images, precision = int(about["images"]), str(about["precision"])
+        plain, images, precision = about["config"], int(about["images"]), str(about["precision"])
     except (KeyError, TypeError, ValueError) as error:
         raise DsslError(f"{folder.config_file} is not the configuration of a dssl run ({error})") from None
+    try:
+        config = config_io.from_dict(plain, where=str(folder.config_file))
+    except DsslError as error:
+        files = "".join(f" --plugin {plugin['path']}" for plugin in about.get("plugins", []))
+        raise DsslError(f"{error}; the run was started with{files}" if files else str(error)) from None
     records = [record for record in folder.metrics() if "epoch" in record]
     checks, knns, starts = (
         tuple(record for record in records if keys <= record.keys())
@@ -213,32 +217,26 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
     """The runs of the folders: each is a run, or holds runs; they are called by their path below the folder that holds all."""
-    paths: list[Path] = []
+    runs: dict[Path, RunData] = {}
     for folder in folders:
         if not folder.is_dir():
             raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that contains runs")
         file = RunFolder(folder).config_file.name
-        inside = [folder]
-        if not RunFolder(folder).has_run:  # a glob, because it skips folders that may not be read
-            inside = [path for path in sorted(path.parent for path in folder.glob(f"*/{file}")) if _is_readable(path)]
+        # a glob, because it skips folders that may not be read
+        places = [folder] if RunFolder(folder).has_run else sorted(path.parent for path in folder.glob(f"*/{file}"))
+        inside = {}
+        for path in places:
+            try:
+                inside[path.resolve()] = read_run(path)
+            except DsslError as error:
+                if path == folder:
+                    raise
+                logger.warning(f"{path} is left out: {error}")
         if not inside:
             raise DsslError(f"{folder} contains no run (no {file} in it or one level below)")
-        earlier = {path.resolve() for path in paths}
-        paths += [path for path in inside if path.resolve() not in earlier]
-    shared = os.path.commonpath([path.resolve().parent for path in paths])
-    return [read_run(path, name=path.resolve().relative_to(shared).as_posix()) for path in paths]
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether a folder beside runs is one, too: searches and detectors have pages of their own, and others are named."""
-    folder = RunFolder(path)
-    try:
-        if "task" not in (about := folder.read_config()):
-            config_io.recorded(about["config"], where=str(folder.config_file))
-            return True
-    except (DsslError, KeyError) as error:
-        logger.warning(f"{folder.config_file} is left out: {error}")
-    return False
+        runs |= {path: run for path, run in inside.items() if path not in runs}
+    shared = os.path.commonpath([path.parent for path in runs])
+    return [replace(run, name=path.relative_to(shared).as_posix()) for path, run in runs.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
