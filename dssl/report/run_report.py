@@ -132,11 +132,6 @@ class RunData:
         return median(rates) if rates else None
 
     @property
-    def views_per_second(self) -> float | None:
-        rate = self.images_per_second
-        return None if rate is None else rate * len(named_graph(self.config.graph).made)
-
-    @property
     def data_share(self) -> float | None:
         """The share of the time in which steps waited for images."""
         shares = [float(check["data_share"]) for check in self.checks[1:] or self.checks]
@@ -388,6 +383,7 @@ def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     from matplotlib.figure import Figure
 
     rows = -(-len(maps) // 3)
+    dots: dict[str, Any] = {"markersize": 4.6, "markeredgewidth": 0}
     reach = max(1e-6, max(float(np.quantile(np.abs(mapped.points), 0.995)) for mapped in maps)) * 1.06
     with page.styled():
         figure = Figure(figsize=(14.5, 0.5 + 14.2 / 3 * rows), layout="constrained")
@@ -396,22 +392,22 @@ def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
             axes.axis("off")
         for mapped, axes in zip(maps, grid.flat, strict=False):
             axes.axis("on")
-            # classes beyond the palette are drawn first, in gray
-            for label in sorted(set(mapped.labels.tolist()), key=lambda label: label < len(SERIES)):
-                x, y = mapped.points[mapped.labels == label, :2].T
-                color, alpha = (SERIES[label], 0.9) if label < len(SERIES) else (COLORS["muted"], 0.3)
-                axes.plot(x, y, "o", color=color, alpha=alpha, markersize=4.6, markeredgewidth=0)
+            if len(classes) > len(SERIES):  # drawn first, in gray
+                x, y = mapped.points[mapped.labels >= len(SERIES), :2].T
+                rest = f"{len(classes) - len(SERIES)} other classes"
+                axes.plot(x, y, "o", color=COLORS["muted"], alpha=0.3, label=rest, **dots)
+            for number, name in enumerate(classes[: len(SERIES)]):
+                x, y = mapped.points[mapped.labels == number, :2].T
+                axes.plot(x, y, "o", color=SERIES[number], alpha=0.9, label=page.label(name), **dots)
             axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
             axes.set_title(page.label(_short(mapped.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
             axes.set_xlabel(f"the plane shows {mapped.variance:.0%} of the variance", fontsize=12)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(True)
-        names = [page.label(name) for name in classes[: len(SERIES)]]
-        dots = [grid[0, 0].plot([], [], "o", color=color)[0] for color in SERIES[: len(names)]]
-        if len(classes) > len(names):
-            dots.append(grid[0, 0].plot([], [], "o", color=COLORS["muted"], alpha=0.3)[0])
-            names.append(f"{len(classes) - len(names)} other classes")
-        figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
+        handles, names = grid[0, 0].get_legend_handles_labels()
+        figure.legend(
+            handles, names, loc="outside upper left", ncols=min(7, len(names)), fontsize=12, handletextpad=0.1
+        )
         description = "Test images of each run in the plane of the two main axes of their features"
         return page.plot(figure, name="maps", description=description)
 

@@ -22,7 +22,6 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert [epoch for epoch, _ in run.curve("knn")] == [2, 4, 6, 8, 10, 12]
     assert run.knn == run.curve("knn")[-1][1]
     assert run.images_per_second == 640
-    assert run.views_per_second == 4 * 640
     # 92 steps of 128 images at 640 a second, and the first four at 80
     assert run.seconds == pytest.approx(92 * 128 / 640 + 4 * 128 / 80)
     thinned = run.thinned("loss", 7)
