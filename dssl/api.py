@@ -17,9 +17,9 @@ from dssl.commands import evaluate as evaluate_command
 from dssl.commands import export as export_command
 from dssl.commands import train as train_command
 from dssl.commands import views as views_command
-from dssl.commands.arguments import with_home
 from dssl.commands.options import parse
 from dssl.config import AdaptConfig, CheckpointConfig, HealthConfig, OptimizerConfig, Precision, RunConfig
+from dssl.config_io import flat, path_of
 from dssl.data import Quarantine, open_source
 from dssl.data.objects import Data, named
 from dssl.data.source import Split
@@ -176,7 +176,7 @@ def train(
         for name, value in {"data": held.enter_context(named(data)), "out": out}.items():
             words += [] if value is None else [f"--{name}={value}"]
         words += [*_words(given), *([] if log is None else ["--log", *log])]
-        arguments = with_home(parse(train_command.Arguments, words, base=train_command.base))
+        arguments = parse(train_command.Arguments, words, base=train_command.base)
         if isinstance(module, nn.Module) and "adapt.evaluation_size" not in arguments.typed:
             arguments = replace(arguments, settings=_at_its_size(arguments.settings))
         try:
@@ -233,9 +233,9 @@ def evaluate(
             weights=_path(weights), data=held.enter_context(named(data)), test=held.enter_context(named(test)),
             against=None if others is None else tuple(str(_path(other)) for other in others), corruptions=corruptions,
             protocols=tuple(protocols), encoder=held.enter_context(named_encoder(encoder)), image_size=image_size,
-            out=None if out is None else Path(out), seed=seed, device=device, threads=threads,
+            out=None if out is None else path_of(out), seed=seed, device=device, threads=threads,
         )  # fmt: skip
-        evaluate_command.run(with_home(arguments))
+        evaluate_command.run(arguments)
     name = "robustness.json" if corruptions else "comparison.json" if others is not None else EVALUATION_FILE
     content: dict[str, Any] = json.loads((evaluate_command.folder_of(arguments) / name).read_text(encoding="utf-8"))
     return content
@@ -307,10 +307,9 @@ def export(
     """
     with named_encoder(encoder) as name:
         arguments = export_command.Arguments(
-            weights=_path(weights), formats=tuple(formats), out=None if out is None else Path(out), encoder=name,
+            weights=_path(weights), formats=tuple(formats), out=None if out is None else path_of(out), encoder=name,
             image_size=image_size,
         )  # fmt: skip
-        arguments = with_home(arguments)
         export_command.run(arguments)
     return export_command.folder_of(arguments)
 
@@ -337,9 +336,8 @@ def views(
     with named(data) as text:
         assert text is not None
         arguments = views_command.Arguments(
-            data=text, heavy=tuple(policies), out=Path(out), standard=standard, image_size=size, seed=seed
+            data=text, heavy=tuple(policies), out=path_of(out), standard=standard, image_size=size, seed=seed
         )
-        arguments = with_home(arguments)
         views_command.run(arguments)
     return arguments.out
 
@@ -356,26 +354,19 @@ def _at_its_size(config: RunConfig) -> RunConfig:
 
 
 def _path(weights: Weights) -> Path:
-    return weights.path if isinstance(weights, Run) else Path(weights)
+    return weights.path if isinstance(weights, Run) else path_of(weights)
 
 
-def _words(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _words(settings: Mapping[str, Any]) -> Iterator[str]:
     """The settings as the words of a command line, so that they are checked where flags are."""
     names = [field.name for field in fields(RunConfig)]
+    plain: dict[str, Any] = {}
     for name, value in settings.items():
-        if not prefix and name not in names:
+        if name not in names:
             raise DsslError(f"dssl.train: {choices('setting', name, names)}")
         if isinstance(value, MethodSettings):
             value = {"name": value.name, **vars(value)}
-        elif is_dataclass(value) and not isinstance(value, type):
-            value = vars(value)
-        flag = f"--{prefix}{name}".replace("_", "-")
-        if isinstance(value, Mapping):
-            given = dict(value)
-            if name == "method" and "name" in given:
-                yield f"--method={given.pop('name')}"
-            yield from _words(given, f"{prefix}{name}.")
-        elif isinstance(value, bool):
-            yield flag if value else f"--{prefix}no-{name}".replace("_", "-")
-        else:
-            yield f"{flag}={value}"
+        plain[name] = vars(value) if is_dataclass(value) and not isinstance(value, type) else value
+    for name, value in flat(plain).items():
+        flag = name.replace("_", "-")
+        yield f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag}={value}"

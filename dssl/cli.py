@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
         raise choices("command", name, COMMANDS)
-    from dssl.commands.arguments import with_home
     from dssl.commands.options import build, help_text, options_of, scan
 
     takes_plugins = name in TAKE_PLUGINS
@@ -67,7 +66,7 @@ def _run(name: str, words: list[str]) -> int:
         if help_wanted:
             print(help_text(kind, f"dssl {name}", base=base, plugins=takes_plugins))
             return 0
-        code: int = command.run(with_home(build(kind, given, base)))
+        code: int = command.run(build(kind, given, base))
     except InvalidSetting as mistake:
         flags = {option.name: option.flag for option in options_of(kind)}
         flags |= {option: typed.flag for option, typed in given.items()}

@@ -6,6 +6,7 @@ It reads and writes any frozen dataclass of settings: ``RunConfig``, and COCO's.
 import dataclasses
 import hashlib
 import json
+import os
 import tomllib
 import types
 import typing
@@ -19,7 +20,7 @@ from dssl.errors import DsslError, choices
 from dssl.methods import METHODS, MethodSettings
 
 Plain = dict[str, Any]
-_RENAMED = {
+RENAMED = {
     "adapt.most_drift": "adapt.max_drift",
     "method.regularise": "method.regularize",
     "look_every": "health_every",
@@ -65,38 +66,6 @@ def from_dict(plain: Mapping[str, Any], *, where: str = "configuration") -> RunC
     return build(RunConfig, plain, where=where)
 
 
-_LEFT_UNCHECKED = (
-    "method", "graph", "standard", "heavy", "teacher", "teacher_encoder", "channels", "range", "normalization",
-)  # fmt: skip
-"""What cannot be checked without a plugin that has the method or an operation, and what is checked together with it."""
-
-
-def recorded(plain: Mapping[str, Any], *, where: str) -> RunConfig:
-    """As ``from_dict``, but of a run whose method or operations may not be here: they are then as recorded, to be shown."""
-    try:
-        return from_dict(plain, where=where)
-    except DsslError:
-        checked = {key: value for key, value in plain.items() if key not in _LEFT_UNCHECKED}
-        config = from_dict(checked, where=where)
-    for name in _LEFT_UNCHECKED:
-        if name in plain:
-            value = _recorded_method(plain[name], where) if name == "method" else plain[name]
-            object.__setattr__(config, name, value)
-    return config
-
-
-def _recorded_method(plain: Any, where: str) -> MethodSettings:
-    try:
-        settings: MethodSettings = _method(plain, None, where)
-    except DsslError:
-        table = plain if isinstance(plain, Mapping) else {"name": plain}
-        fields = [key for key in table if key.isidentifier() and key != "name"]
-        about = {"name": str(table.get("name"))}
-        made = dataclasses.make_dataclass("Recorded", fields, bases=(MethodSettings,), namespace=about, frozen=True)
-        settings = made(**{key: table[key] for key in fields})
-    return settings
-
-
 def build(kind: type[T], plain: Mapping[str, Any], *, base: Mapping[str, Any] | None = None, where: str) -> T:
     """Settings of this kind from plain data; what they do not say is as in ``base``, or has its default."""
     if not isinstance(plain, Mapping):
@@ -134,7 +103,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> Plain:
 
 def fingerprint(config: Settings) -> str:
     """A short hash of everything that can change a result."""
-    earlier = {new: old for old, new in _RENAMED.items()}  # results keep their names
+    earlier = {new: old for old, new in RENAMED.items()}  # results keep their names
     values = {
         earlier.get(key, key): value
         for key, value in flat(to_dict(config)).items()
@@ -148,7 +117,7 @@ def difference(old: Mapping[str, Any], new: Settings, *, ignoring: Sequence[str]
 
     A setting that it does not have, since it came later, had its default then.
     """
-    before = {_RENAMED.get(key, key): value for key, value in flat(old).items()}
+    before = {RENAMED.get(key, key): value for key, value in flat(old).items()}
     after = flat(to_dict(new))
     if any(key not in before for key in after):
         came_later = {key: value for key, value in _ADDED.items() if key in after}
@@ -204,7 +173,7 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
     names = {field.name for field in dataclasses.fields(kind)}
     changes: dict[str, Any] = {}
     for given, value in values.items():
-        name = _RENAMED.get(prefix + given, prefix + given).removeprefix(prefix)
+        name = RENAMED.get(prefix + given, prefix + given).removeprefix(prefix)
         if name not in names:
             raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in names))}")
         if hints[name] is MethodSettings:
@@ -215,6 +184,11 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
     return kind(**({name: value for name, value in base.items() if name in names} | changes))
+
+
+def path_of(text: str | Path) -> Path:
+    """A path with a leading ~ expanded: a shell does it only at the beginning of a word, a file of settings never."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (an unknown user is left as it is, not an error)
 
 
 def table_in(hint: Any) -> type | None:
@@ -236,8 +210,8 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         return _convert(value, next(kind for kind in inside if kind is not type(None)), name)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is Path and isinstance(value, str):
-        return Path(value)
+    if hint is Path and isinstance(value, str | Path):
+        return path_of(value)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(entry, inside[0], name) for entry in value)
     if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):

@@ -127,7 +127,7 @@ class Log:
             self.summary({"verdict": status, "reason": verdict.reason}, step)
         self.status = status
 
-    def round(self, step: int, status: str, *, progress: str = "") -> None:
+    def round(self, status: str, *, progress: str = "") -> None:
         """One line per round; beside a progress bar only if something was measured."""
         if (self._bar.disable or self._measured) and self._last_check is not None:
             verdict = f"{status}, {progress.partition(' (')[0]}" if progress else status

@@ -196,7 +196,7 @@ def run(
                     break
             if round_ends:
                 stopped = not _measure(hooks, log, stop, lambda hook: hook.after_round(state.step, log))
-                log.round(step + 1, monitor.verdict.status, progress=monitor.progress)
+                log.round(monitor.verdict.status, progress=monitor.progress)
                 if stopped and last and any(hook.sets_weights for hook in hooks):
                     break  # what these weights would have become is not known: the last epoch is repeated
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 
 from dssl.cli import main
-from dssl.commands import module_name, train
-from dssl.commands.arguments import Progress, command_line, with_home
+from dssl.commands import module_name, report
+from dssl.commands.arguments import Progress, command_line
 from dssl.commands.options import Usage, parse
 from dssl.recipes import recipe
 
@@ -52,22 +52,6 @@ def test_a_number_that_means_nothing_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@dataclass(frozen=True)
-class Given:
-    one: Path
-    several: tuple[Path, ...]
-    none: Path | None
-    text: str
-
-
-def test_the_home_folder_is_expanded_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/of/mine")
-    given = Given(Path("~/a"), (Path("b"), Path("~")), None, "~/c")
-    assert with_home(given) == Given(Path("/home/of/mine/a"), (Path("b"), Path("/home/of/mine")), None, "~/c")
-    same = Given(Path("a~"), (), Path("~nobody-of-this-name"), "")
-    assert with_home(same) is same
-
-
 def test_the_home_folder_is_expanded_by_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +76,7 @@ def test_the_home_folder_is_expanded_by_the_command_line(
         "views shapes:40",
         "views 'my photos' --heavy 'ra(2,5)' '0.9*ra(2,5) | 0.1*ua' --out 'a b.html' --image-size 32",
         "report runs/a 'runs/b c' --out page.html --images 0",
-        "evaluate run --stem padding2 --image-size 64 --protocols knn probe --threads 2 --no-page",
+        "evaluate run --stem padding2 --image-size 64 --threads 2 --protocols knn probe --no-page",
         "explore run --label 20",
         "explore run photos --query a.jpg 'b c.jpg' --duplicates 0.97 --split test",
         "demo --out 'my runs' --seed 3",
@@ -139,7 +123,11 @@ def test_flags_of_nested_arguments_and_those_that_are_written_always_or_never() 
     assert told == "dssl x --inner.many 1 2 --on"
 
 
-def test_the_home_folder_is_expanded_in_nested_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_folder_is_expanded_in_paths_of_words_and_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/of/mine")
-    arguments = train.Arguments(settings=recipe("adapt", data="shapes", init=Path("~/w.pth")))
-    assert with_home(arguments).settings.init == Path("/home/of/mine/w.pth")
+    assert parse(report.Arguments, ["a~", "~nobody-of-this-name", "~"]).runs == (
+        Path("a~"), Path("~nobody-of-this-name"), Path("/home/of/mine"),
+    )  # fmt: skip
+    assert parse(Outer, ["--place=~/a"]).place == Path("/home/of/mine/a")
+    for given in (Path("~/w.pth"), "~/w.pth"):
+        assert recipe("adapt", data="shapes", init=given).init == Path("/home/of/mine/w.pth")

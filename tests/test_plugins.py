@@ -106,21 +106,16 @@ def test_what_a_plugin_registered_is_there_for_other_commands(
     assert f"--plugin {trained / 'more.py'}" in out.read_text()  # of the command that makes the page again
 
 
-def test_a_report_needs_no_plugin(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "report.html"
-    assert main(["report", str(trained / "run"), "--out", str(out)]) == 0
-    said, page = capsys.readouterr().out, out.read_text()
-    assert "no map" in said
-    assert "tiny" in said
-    assert "ramps:48" in page
-    # beside another run its settings are shown as recorded
-    other = tmp_path / "other"
-    words = ["train", "shapes", "--data", "shapes:32", "--batch-size", "16", "--epochs", "1", "--knn-every", "0"]
-    assert main([*words, "--precision", "fp32", "--threads", "1", "--out", str(other)]) == 0
-    assert main(["report", str(trained / "run"), str(other), "--images", "0", "--out", str(out)]) == 0
-    page = out.read_text()
-    for value in ("uniformity", "ra(2,5) &gt; upside-down", "24"):
-        assert value in page
+def test_a_report_names_the_plugins_that_it_needs(
+    trained: Path, own: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, files = tmp_path / "report.html", [trained / "uniformity.py", trained / "more.py"]
+    words = ["report", str(trained / "run"), "--out", str(out)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert all(f"--plugin {file}" in said for file in files)
+    assert main([*words, *(f"--plugin={file}" for file in files)]) == 0
+    assert "uniformity" in out.read_text()
 
 
 def test_an_error_of_a_plugin_is_one_line_with_its_place(

@@ -1,4 +1,4 @@
-"""What commands do with their arguments: check counts, expand paths, open weights, and turn them back into a command line."""
+"""What commands do with their arguments: check counts, open weights, and turn them back into a command line."""
 
 import dataclasses
 import functools
@@ -11,16 +11,14 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from dssl import plugins
 from dssl.commands.options import options_of
-from dssl.errors import LARGEST, LEAST, within
+from dssl.errors import LARGEST, LEAST, DsslError, within
 
 if TYPE_CHECKING:
     from dssl.weights.encoder import Encoder
-
-T = TypeVar("T")
 
 
 def check_counts(arguments: object, *names: str) -> None:
@@ -28,14 +26,6 @@ def check_counts(arguments: object, *names: str) -> None:
     for name in names:
         least, most = LEAST.get(name, 1), LARGEST.get(name, math.inf)
         within(name, vars(arguments)[name], f"[{least}, {most}{']' if name in LARGEST else ')'}")
-
-
-def with_home(arguments: T) -> T:
-    """The arguments with a leading ~ of every path expanded; a shell expands it only at the beginning of a word."""
-    assert dataclasses.is_dataclass(arguments)
-    values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
-    changes = {name: expanded for name, value in values.items() if (expanded := _expanded(value)) != value}
-    return dataclasses.replace(arguments, **changes) if changes else arguments  # type: ignore[type-var]  # T is one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +44,18 @@ class WeightsArguments:
     """Pixel normalization, if the file does not state it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderArguments(WeightsArguments):
+    """And how the encoder is run."""
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the encoder."""
+    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
+    """auto: CUDA, else Apple's GPU, else the CPU."""
+    threads: int | None = None
+    """Threads that decode images; by default one per core."""
+
+
 def open_encoder(arguments: WeightsArguments) -> "Encoder":
     """The encoder; what was loaded and what was not is printed."""
     from dssl.augment import CIFAR10, IMAGENET
@@ -68,6 +70,31 @@ def open_encoder(arguments: WeightsArguments) -> "Encoder":
     )
     print(loaded.report)
     return loaded
+
+
+def open_on_device(arguments: EncoderArguments) -> "Encoder":
+    """The encoder, ready to compute features."""
+    from dssl.distributed import pick_device
+    from dssl.precision import half_type
+
+    encoder = open_encoder(arguments)
+    return dataclasses.replace(
+        encoder,
+        network=encoder.network.to(pick_device(arguments.device)),
+        autocast=half_type(arguments.precision),
+        threads=arguments.threads,
+        progress=show_progress,
+    )
+
+
+def images_of(given: str | None, encoder: "Encoder") -> str:
+    """The images that were named, or else those of the encoder's run."""
+    data: str | None = given or (encoder.header.get("config") or {}).get("data")
+    if data is None:
+        raise DsslError(
+            "no images given: expected --data, such as a folder that contains train and val, or cifar10:FOLDER"
+        )
+    return data
 
 
 def recipe_of(source: str) -> str:
@@ -129,11 +156,3 @@ def command_line(command: str, arguments: Any, *, always: Container[str] = (), l
 
 def _words(value: Any) -> list[str]:
     return [str(entry) for entry in value] if isinstance(value, tuple) else [str(value)]
-
-
-def _expanded(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_expanded(entry) for entry in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return with_home(value)
-    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value  # noqa: PTH111 (unknown users stay)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from dssl.commands.arguments import WeightsArguments, check_counts, open_encoder, show_progress
+from dssl.commands.arguments import EncoderArguments, check_counts, open_on_device
 from dssl.commands.options import Usage
 from dssl.errors import DsslError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(WeightsArguments):
+class Arguments(EncoderArguments):
     """Write the embeddings of images: shards in a folder, or one .npz, .csv or .parquet.
 
     If it writes shards, the same command resumes where it stopped.
@@ -38,12 +38,6 @@ class Arguments(WeightsArguments):
     """The split to embed."""
     batch_size: int = 256
     """Images that go through the encoder at a time."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the encoder."""
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """auto: CUDA, else Apple's GPU, else the CPU."""
-    threads: int | None = None
-    """Threads that decode images; by default one per core."""
 
     def __post_init__(self) -> None:
         check_counts(self, "shard", "image_size", "batch_size", "threads")
@@ -53,9 +47,7 @@ def run(arguments: Arguments) -> int:
     from dssl.data import open_source
     from dssl.data.folder import splits_of
     from dssl.data.source import expanded
-    from dssl.distributed import pick_device
     from dssl.evaluation.embed import embed_file, embed_parquet, embed_shards
-    from dssl.precision import half_type
 
     if arguments.out.suffix not in ("", ".npz", ".csv", ".parquet"):
         raise DsslError(f"--out is {arguments.out}: expected a folder, or a name that ends in .npz, .csv or .parquet")
@@ -63,11 +55,7 @@ def run(arguments: Arguments) -> int:
         raise DsslError(f"--shard is {arguments.shard}: {arguments.out} has none; expected a folder, or a .parquet")
     shard = arguments.shard or 10_000
     begun = time.perf_counter()
-    encoder = open_encoder(arguments)
-    encoder = dataclasses.replace(
-        encoder, network=encoder.network.to(pick_device(arguments.device)), batch_size=arguments.batch_size,
-        autocast=half_type(arguments.precision), threads=arguments.threads, progress=show_progress,
-    )  # fmt: skip
+    encoder = dataclasses.replace(open_on_device(arguments), batch_size=arguments.batch_size)
     values = encoder.value_range
     source = open_source(arguments.data, split=arguments.split, channels=encoder.channels, value_range=values)
     place = Path(expanded(arguments.data))

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from dssl.commands.arguments import (
-    WeightsArguments,
+    EncoderArguments,
     check_counts,
     command_line,
     default_folder,
-    open_encoder,
-    show_progress,
+    images_of,
+    open_on_device,
 )
 from dssl.commands.options import Usage
 from dssl.errors import DsslError
@@ -35,7 +35,7 @@ TEST_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(WeightsArguments):
+class Arguments(EncoderArguments):
     """Measure an encoder on labeled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
 
     Protocols: knn, probe, probe-1 and probe-10 (1% and 10% of the labels) need one pass over the images; together they are
@@ -75,12 +75,6 @@ class Arguments(WeightsArguments):
     """Test images for --corruptions, at most; which ones does not depend on the encoder or the seed."""
     epochs: int | None = None
     """Override the epochs of the trained protocols, for quick trials; recorded with the result."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the encoder."""
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """auto: CUDA, else Apple's GPU, else the CPU."""
-    threads: int | None = None
-    """Threads that decode images; by default one per core."""
     references: bool = True
     """Also show what the same images give without learning: the largest class, raw pixels and the untrained encoder."""
     page: bool = True
@@ -99,20 +93,11 @@ def run(arguments: Arguments) -> int:
             "--against is empty: expected imagenet, start, untrained, supervised, a run or a file of weights"
         )
     begun = time.perf_counter()
-    from dssl.distributed import pick_device
     from dssl.evaluation.protocols import Benchmark
-    from dssl.precision import half_type
     from dssl.weights.encoder import FeatureStore
 
-    encoder = open_encoder(arguments)
-    encoder = dataclasses.replace(
-        encoder,
-        network=encoder.network.to(pick_device(arguments.device)),
-        autocast=half_type(arguments.precision),
-        threads=arguments.threads,
-        progress=show_progress,
-    )
-    data = _data(arguments, encoder)
+    encoder = open_on_device(arguments)
+    data = images_of(arguments.data, encoder)
     out = folder_of(arguments)
     store = FeatureStore(encoder, folder=out / "features")
     train, test = _opened(arguments, data, encoder)
@@ -237,15 +222,6 @@ def _others(arguments: Arguments, benchmark: "Benchmark") -> "list[tuple[str, En
 
 def _say(protocol: str) -> None:
     print(f"{protocol} ...", file=sys.stderr, flush=True)
-
-
-def _data(arguments: Arguments, encoder: "Encoder") -> str:
-    data: str | None = arguments.data or (encoder.header.get("config") or {}).get("data")
-    if data is None:
-        raise DsslError(
-            "no images given: expected --data, such as cifar10:FOLDER or a folder that contains train and val"
-        )
-    return data
 
 
 def _opened(arguments: Arguments, data: str, encoder: "Encoder") -> "tuple[Source, Source]":

@@ -1,17 +1,17 @@
 """``dssl explore``: what an encoder shows of images without labels."""
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from dssl.commands.arguments import (
-    WeightsArguments,
+    EncoderArguments,
     check_counts,
     command_line,
     default_folder,
-    open_encoder,
+    images_of,
+    open_on_device,
     show_progress,
 )
 from dssl.commands.options import Usage
@@ -27,7 +27,7 @@ _QUERIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(WeightsArguments):
+class Arguments(EncoderArguments):
     """Look at images without labels: what to label first, a map, neighbors, near-duplicates and outliers.
 
     It writes a page that opens from disk and a CSV file for each question. It keeps the features: a second call is fast.
@@ -57,10 +57,6 @@ class Arguments(WeightsArguments):
     """The folder for explore.html, the CSV files and the features; by default explore in the run's folder."""
     seed: int = 0
     """Seed of the clusters and the map."""
-    device: Literal["auto", "cuda", "mps", "cpu"] = "auto"
-    """auto: CUDA, else Apple's GPU, else the CPU."""
-    threads: int | None = None
-    """Threads that decode images; by default one per core."""
 
     def __post_init__(self) -> None:
         check_counts(self, "label", "image_size", "threads")
@@ -94,7 +90,6 @@ def run(arguments: Arguments) -> int:
 def _features(arguments: Arguments, out: Path) -> "tuple[Source, Features, FeatureStore | None]":
     """The images, their features, and what gives those of further images (nothing, for a file of embeddings)."""
     from dssl.data import open_source
-    from dssl.distributed import pick_device
     from dssl.evaluation.embed import read_embeddings
     from dssl.weights.encoder import FeatureStore
 
@@ -105,14 +100,8 @@ def _features(arguments: Arguments, out: Path) -> "tuple[Source, Features, Featu
             )
         source = open_source(arguments.data, split=arguments.split)
         return source, read_embeddings(arguments.weights, source), None
-    encoder = open_encoder(arguments)
-    network = encoder.network.to(pick_device(arguments.device))
-    encoder = dataclasses.replace(encoder, network=network, threads=arguments.threads, progress=show_progress)
-    data = arguments.data or (encoder.header.get("config") or {}).get("data")
-    if data is None:
-        raise DsslError(
-            f"no images given: expected a folder or another source, as in dssl explore {encoder.place} FOLDER"
-        )
+    encoder = open_on_device(arguments)
+    data = images_of(arguments.data, encoder)
     source = open_source(data, split=arguments.split, channels=encoder.channels, value_range=encoder.value_range)
     store = FeatureStore(encoder, folder=out / "features")
     return source, store.of(source, allow_unreadable=True), store

@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from dssl.config_io import table_in
+from dssl.config_io import RENAMED, path_of, table_in
 from dssl.errors import DsslError, nearest
 from dssl.methods import METHODS, MethodSettings
 
 NO_OPTION = {"option": False}
 """Metadata of a field that the command line does not set."""
-ALIASES = {
+ALIASES = RENAMED | {
     "size": "image_size", "side": "image_size", "max_bad": "bad_share", "policies": "heavy", "every": "all",
-    "lr": "rate", "rate": "optimizer.rate", "look_every": "health_every", "guard": "method.guard",
-    "adapt.most_drift": "adapt.max_drift", "method.regularise": "method.regularize",
+    "lr": "rate", "rate": "optimizer.rate", "guard": "method.guard", "method.name": "method",
 }  # fmt: skip
-"""Earlier and shorter names of options, which the help leaves out."""
+"""Earlier and other names of options, which the help leaves out."""
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"} | {
     "data": "IMAGES", "encoder": "NAME", "method": "NAME", "graph": "GRAPH", "standard": "POLICY",
     "heavy": "POLICY", "init": "WEIGHTS", "teacher": "WEIGHTS", "teacher_encoder": "NAME", "resume": "RUN",
@@ -33,7 +32,7 @@ _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"} | 
 }  # fmt: skip
 _LEFT = 26
 """Columns of a help that the names of options have."""
-_EXPECTED = {int: "a whole number", float: "a number", str: "a value", Path: "a path"}
+_EXPECTED = {int: "a whole number", float: "a number", str: "a value"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +87,8 @@ class Typed:
         word = self.words[-1]
         if hint is bool:
             return word == "yes"
+        if hint is Path:
+            return path_of(word)
         if origin is Literal:
             known = {str(choice): choice for choice in inside}
             if word not in known:
@@ -261,7 +262,7 @@ def _metavar(option: Option) -> str:
     for hint in hints:
         if typing.get_origin(hint) is Literal:
             return "|".join(map(str, typing.get_args(hint))) + several
-    kinds = [kind for hint in hints for kind in (hint, *typing.get_args(hint)) if kind in _EXPECTED]
+    kinds = [kind for hint in hints for kind in (hint, *typing.get_args(hint)) if kind in _METAVARS]
     return _METAVARS.get(option.name, _METAVARS[kinds[0]]) + several
 
 

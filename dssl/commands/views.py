@@ -3,18 +3,12 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from dssl.commands.arguments import check_counts, command_line, recipe_of, show_progress
 from dssl.commands.options import Usage
 from dssl.errors import DsslError
 from dssl.files import write_atomically, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dssl.report.views import FeatureRows, Pixels
-    from dssl.weights.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +20,7 @@ class Arguments:
         examples=(
             "dssl views photos",
             'dssl views photos --heavy "ra(2,9)" "jigsaw(4)"',
-            "dssl views photos --weights runs/photos",
+            "dssl views microscope --channels 5 --image-size 64",
         ),
     )
 
@@ -39,13 +33,12 @@ class Arguments:
     standard: str | None = None
     """The standard policy; by default the one of dssl train for these images."""
     image_size: int | None = None
-    """Width and height of a view, in pixels; by default as --weights has it, or dssl train for these images."""
-    channels: int | None = None
-    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels; by default
-    as --weights has it, or 3."""
+    """Width and height of a view, in pixels; by default that of dssl train for these images."""
+    channels: int = 3
+    """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
-    such as 1%,99%; by default as --weights has it, or 1%,99% if channels is neither 1 nor 3."""
+    such as 1%,99%, which is the default if channels is neither 1 nor 3."""
     split: Literal["train", "test"] = "train"
     """The split to show."""
     show: int = 8
@@ -56,10 +49,6 @@ class Arguments:
     """Show the operations of this table one by one over their magnitudes; by default the tables that the policies use."""
     seed: int = 0
     """Selects the images and their views."""
-    weights: Path | None = None
-    """A run, a checkpoint or other weights: its features measure the distances, and the views take its size and channels."""
-    encoder: str | None = None
-    """With --weights: the encoder, if the file does not name it."""
 
     def __post_init__(self) -> None:
         check_counts(self, "show", "sample", "image_size", "channels")
@@ -76,24 +65,19 @@ def run(arguments: Arguments) -> int:
 
     # a page must say what "heavy" means
     policies = [DEFAULT_POLICIES["heavy"] if text == "heavy" else text for text in arguments.heavy]
-    loaded = None if arguments.weights is None else _encoder(arguments.weights, arguments)
-    channels = arguments.channels or (3 if loaded is None else loaded.channels)
+    channels = arguments.channels
     if arguments.heavy == Arguments.heavy and channels not in (1, 3):
         policies = [show(without_colour(parse(text))) for text in policies]
     names = views.tables_of(policies)
     if arguments.table is not None:
         named_table(arguments.table)  # an unknown name is an error before anything is measured
         names = (arguments.table,)
-    values = arguments.range or (None if loaded is None else loaded.value_range)
-    source = open_source(arguments.data, split=arguments.split, channels=channels, value_range=values)
+    source = open_source(arguments.data, split=arguments.split, channels=channels, value_range=arguments.range)
     usual = recipe(recipe_of(arguments.data), channels=channels)
-    size = arguments.image_size or (usual.image_size if loaded is None else loaded.image_size)
     survey = views.survey(
-        source, policies=policies, standard=arguments.standard or usual.standard, size=size, channels=channels,
-        seed=arguments.seed, examples=arguments.show, sample=arguments.sample,
-        progress=show_progress,
-        encoder=None if loaded is None else f"{loaded.name} in {Path(loaded.place).name}",
-        features=None if loaded is None else _features(loaded),
+        source, policies=policies, standard=arguments.standard or usual.standard, channels=channels,
+        size=arguments.image_size or usual.image_size, seed=arguments.seed, examples=arguments.show,
+        sample=arguments.sample, progress=show_progress,
     )  # fmt: skip
     tables = [views.operation_table(name, survey.probes, seed=arguments.seed) for name in names]
     write_text(arguments.out, views.html(survey, tables, command=command_line("views", arguments)))
@@ -101,35 +85,6 @@ def run(arguments: Arguments) -> int:
     write_atomically(sheet, [views.sheet(survey)])
     print(f"{views.summary(survey)}\n\n{arguments.out}\n{sheet}\n{time.perf_counter() - begun:.1f} s")
     return 0
-
-
-def _encoder(weights: Path, arguments: Arguments) -> "Encoder":
-    from dssl.weights.load import open_weights
-
-    loaded = open_weights(weights, encoder=arguments.encoder, image_size=arguments.image_size)
-    if arguments.channels not in (None, loaded.channels):
-        expected = f"was trained with {loaded.channels}: expected --channels {loaded.channels}"
-        raise DsslError(f"--channels is {arguments.channels}, but {weights} {expected}")
-    print(loaded.report)
-    return loaded
-
-
-def _features(loaded: "Encoder") -> "Callable[[Pixels], FeatureRows]":
-    """The encoder's features of uint8 images, normalised as in its training."""
-    import torch
-
-    from dssl.models import evaluating, forward
-
-    about = loaded.normalization
-    mean, deviation = (torch.tensor(values).view(1, -1, 1, 1) for values in (about.mean, about.std))
-
-    def embed(images: "Pixels") -> "FeatureRows":
-        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-        with evaluating(loaded.network):
-            features: FeatureRows = forward(loaded.network, (pixels - mean) / deviation).numpy()
-        return features
-
-    return embed
 
 
 def _check(arguments: Arguments) -> None:
@@ -143,8 +98,6 @@ def _check(arguments: Arguments) -> None:
     if holds(arguments.data, arguments.out):
         reason = "the contact sheet would become part of them; choose a file outside them"
         raise DsslError(f"--out is {arguments.out}, inside the images of {arguments.data}: {reason}")
-    if arguments.encoder is not None and arguments.weights is None:
-        raise DsslError(f"--encoder {arguments.encoder} without --weights: expected the file with its weights")
     if arguments.show > arguments.sample:
         reason = "the images shown are among those measured"
         raise DsslError(f"--show {arguments.show} is more than --sample {arguments.sample}: {reason}")

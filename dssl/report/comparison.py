@@ -29,16 +29,8 @@ def summary(comparisons: Sequence[Against]) -> str:
 
 def html(comparisons: Sequence[Against], benchmark: Benchmark, *, command: str) -> str:
     """The whole page."""
-    about = benchmark.encoder.protocol()
     context = {
-        "name": benchmark.test.name,
-        "facts": [
-            ("encoder", f"{about['encoder']}, {about['image_size']} px"),
-            ("train images", f"{len(benchmark.train):,}"),
-            ("test images", f"{len(benchmark.test):,}"),
-            ("seed", str(benchmark.seed)),
-        ],
-        "weights": about["weights"],
+        "benchmark": benchmark,
         "comparisons": comparisons,
         "called": called,
         "run_as": run_as,

@@ -2,45 +2,33 @@
 
 import json
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from PIL import Image as Pillow
-
-from dssl import rng
 from dssl.evaluation import Result
 from dssl.evaluation.protocols import Benchmark, Evaluation
 from dssl.report import page
-from dssl.report.pictures import Picture, embedded, layouts, map_picture, map_thumbnail, picture, retrieve
+from dssl.report.pictures import Picture, embedded, layout, map_picture, picture, retrieve
 from dssl.run import EVALUATION_FILE
 from dssl.text import columns
 
-MAPPED, QUERIES, NEAREST = 1_500, 10, 8
+QUERIES, NEAREST = 10, 8
 
 
 def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
     """The whole page."""
     features = benchmark.store.of(benchmark.test, allow_unreadable=False)
     retrievals = retrieve(features.values, features.rows, queries=QUERIES, count=NEAREST, seed=benchmark.seed)
-    checkpoint = evaluation.checkpoint
-    epoch = checkpoint.get("epoch")
+    kind, rows, points = layout(features.values, seed=benchmark.seed)
+    drawn = map_picture(points, lambda place: benchmark.test.image(int(features.rows[rows[place]])))
     context = {
-        "name": benchmark.test.name,
-        "facts": [
-            ("encoder", f"{checkpoint['encoder']}, {checkpoint['image_size']} px"),
-            ("epoch", f"{epoch:g}" if isinstance(epoch, int | float) else "unknown"),
-            ("checkpoint", str(checkpoint["sha256"])[:16]),
-            ("train images", f"{len(benchmark.train):,}"),
-            ("test images", f"{len(benchmark.test):,}"),
-            ("seed", str(benchmark.seed)),
-        ],
-        "weights": checkpoint["weights"],
+        "benchmark": benchmark,
         "evaluation": evaluation,
         "numbers": _numbers,
         "quality": [*_quality(evaluation), ("views", evaluation.quality.policy)],
-        "maps": _maps(benchmark),
+        "map": embedded(drawn, description=f"Map of the embedding by {kind}"),
+        "kind": kind,
+        "mapped": len(rows),
         "sheets": [_sheet(query, nearest, benchmark) for query, nearest in retrievals.items()],
         "command": command,
     }
@@ -106,25 +94,6 @@ def _quality(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("alignment", alignment),
         ("uniformity", uniformity),
         ("spread", f"{measured.spread:.2f}"),
-    ]
-
-
-def _maps(benchmark: Benchmark) -> list[Picture]:
-    features = benchmark.store.of(benchmark.test, allow_unreadable=False)
-    chosen = rng.sample(rng.key(benchmark.seed, "map"), len(features.rows), MAPPED)
-
-    @cache
-    def thumbnail(place: int) -> Pillow.Image:
-        return map_thumbnail(benchmark.test.image(int(features.rows[chosen[place]])))
-
-    return [
-        embedded(
-            map_picture(points, thumbnail),
-            description=f"Map of the embedding by {name}",
-            caption=f"{name} of {len(chosen):,} test images: images with similar features are close together. "
-            "Where several share a place, the first is shown.",
-        )
-        for name, points in layouts(features.values[torch.from_numpy(chosen)], seed=benchmark.seed).items()
     ]
 
 

@@ -8,21 +8,20 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from dssl import rng
 from dssl.data import Source
 from dssl.evaluation.embed import harmless
 from dssl.evaluation.explore import Exploration
 from dssl.files import write_text
 from dssl.report import page
 from dssl.report.page import percent
-from dssl.report.pictures import Picture, Positions, embedded, layouts, map_picture, map_thumbnail, picture
+from dssl.report.pictures import Picture, Positions, embedded, layout, map_picture, picture
 from dssl.text import columns
+from dssl.types import Image
 from dssl.weights.encoder import Features
 
-MAPPED, COLUMNS, MEDOIDS, CLUSTERS, QUERIES, GROUPS, OUTLIERS = 1_500, 8, 200, 16, 20, 24, 24
+COLUMNS, MEDOIDS, CLUSTERS, QUERIES, GROUPS, OUTLIERS = 8, 200, 16, 20, 24, 24
 """How many are on the page at most, which is so bounded to a few megabytes; the CSV files have all."""
 
 
@@ -53,6 +52,9 @@ class Report:
         """Of the image that a row of the features is of."""
         return self.source.label_of(int(self.features.rows[row]))
 
+    def image(self, row: int) -> Image:
+        return self.source.image(int(self.features.rows[row]))
+
     @cached_property
     def outliers(self) -> NDArray[np.int64]:
         """All rows, the farthest from their neighbours first."""
@@ -60,11 +62,8 @@ class Report:
 
     @cached_property
     def map(self) -> tuple[str, NDArray[np.int64], Positions]:
-        """How rows were laid out (t-SNE if there is one), which rows, and where each is."""
-        rows = rng.sample(rng.key(self.seed, "map"), len(self.features.rows), MAPPED)
-        layout = layouts(self.features.values[torch.from_numpy(rows)], seed=self.seed)
-        kind = "t-SNE" if "t-SNE" in layout else "PCA"
-        return kind, rows, layout[kind]
+        """How rows were laid out, which rows, and where each is."""
+        return layout(self.features.values, seed=self.seed)
 
     @property
     def redundant(self) -> int:
@@ -129,8 +128,7 @@ def html(report: Report, *, command: str) -> str:
     found, isolation = report.exploration, report.exploration.isolation
 
     def thumbnail(row: int, caption: str = "") -> Picture:
-        image = report.source.image(int(report.features.rows[row]))
-        return picture(image, description=report.name(row), caption=caption, photo=True)
+        return picture(report.image(row), description=report.name(row), caption=caption, photo=True)
 
     def query(asked: Query) -> tuple[Picture, list[Picture]]:
         image = asked.source.image(asked.index)
@@ -152,27 +150,17 @@ def html(report: Report, *, command: str) -> str:
         return len(rows), [thumbnail(row, f"{found.similarity[row, 0]:.3f}") for row in rows[:COLUMNS]]
 
     kind, rows, points = report.map
-    drawn = map_picture(
-        points, lambda place: map_thumbnail(report.source.image(int(report.features.rows[rows[place]])))
-    )
+    drawn = map_picture(points, lambda place: report.image(rows[place]))
     shown = report.outliers[:OUTLIERS].tolist()
     context = {
         "report": report,
         "found": found,
-        "facts": [
-            ("images", page.exact(len(found.cluster))),
-            ("unreadable", page.exact(report.features.unreadable)),
-            ("features", f"{report.features.values.shape[1]} numbers each"),
-            ("seed", str(report.seed)),
-        ],
         "median": f"{np.median(found.similarity[:, 0]):.3f}",
         "threshold": f"{found.threshold:.4f}",
         "map": embedded(drawn, description=f"Map of the images by {kind}", photo=True),
         "kind": kind,
         "mapped": len(rows),
-        "medoids": lines(
-            found.medoids[:MEDOIDS].tolist(), [f"for {page.exact(len(rows))}" for rows in found.members[:MEDOIDS]]
-        ),
+        "medoids": lines(found.medoids[:MEDOIDS].tolist(), [f"for {len(rows):,}" for rows in found.members[:MEDOIDS]]),
         "clusters": [cluster(members) for members in found.members[:CLUSTERS]],
         "queries": [query(asked) for asked in report.queries[:QUERIES]],
         "groups": [group(rows) for rows in found.duplicates[:GROUPS]],

@@ -1,6 +1,6 @@
 """The base of every HTML page: one template and one stylesheet, no script, nothing loaded from elsewhere; and its figures.
 
-A figure is drawn with Matplotlib inside ``styled()`` in the colours of ``COLORS``: ``to_svg`` turns each into a class of the
+A figure is drawn with Matplotlib inside ``styled()`` in the colours of ``COLORS``: ``plot`` turns each into the variable of the
 stylesheet, so that it follows light and dark, and style attributes, which the page's content security policy forbids, into
 presentation attributes. The same data gives the same bytes.
 """
@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from dssl.version import VERSION
 
@@ -32,12 +31,11 @@ Colour: TypeAlias = Literal["good", "warn", "bad", "neutral"]
 TEMPLATES = Path(__file__).parent / "templates"
 STYLESHEET = (TEMPLATES / "style.css").read_text(encoding="utf-8")
 """Of all pages, as it is written between the style tags."""
-_DECLARED = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLESHEET.partition("@media")[0]))
-COLORS = {name: _DECLARED[name] for name in re.findall(r"\.fill-([\w-]+) ", STYLESHEET)}
-"""The light colours of the stylesheet that have a class for figures, by name."""
+COLORS = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLESHEET.partition("@media")[0]))
+"""The light colours of the stylesheet by the names of its variables."""
 SERIES = tuple(COLORS[f"series-{number}"] for number in range(1, 7))
 
-_TOKENS = {value: name for name, value in COLORS.items()}
+_VARIABLES = {value: f"var(--{name})" for name, value in COLORS.items()}
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -55,16 +53,8 @@ def percent(share: float) -> str:
 
 
 def rate(number: float) -> str:
-    """A rate with three significant digits and a space between thousands: 124 000."""
-    if abs(number) < 100:
-        return f"{number:.3g}"
-    digits = max(0, len(str(int(abs(number)))) - 3)
-    return exact(round(number / 10**digits) * 10**digits)
-
-
-def exact(number: int) -> str:
-    """A count with a space between thousands: 12 345."""
-    return f"{number:,}".replace(",", "\N{NO-BREAK SPACE}")
+    """A rate with three significant digits, or to the next whole number: 12.3, 124,567."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 @cache
@@ -74,7 +64,7 @@ def _environment() -> jinja2.Environment:
         loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True
     )
     as_json = partial(json.dumps, indent=1, sort_keys=True, default=str)
-    environment.filters |= {"exact": exact, "json": as_json, "percent": percent, "rate": rate}
+    environment.filters |= {"thousands": "{:,}".format, "json": as_json, "percent": percent, "rate": rate}
     return environment
 
 
@@ -91,13 +81,12 @@ def render(template: str, *, title: str, context: Mapping[str, object]) -> str:
     return _environment().get_template(template).render(context, **common)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plot:
     """A figure as a page holds it."""
 
     svg: Markup
     description: str
-    caption: str = ""
 
 
 def label(text: str) -> str:
@@ -106,7 +95,7 @@ def label(text: str) -> str:
 
 
 def styled() -> AbstractContextManager[None]:
-    """The settings under which a figure is drawn and passed to ``to_svg``."""
+    """The settings under which a figure is drawn and passed to ``plot``."""
     import matplotlib
 
     ink, muted, line = (COLORS[name] for name in ("ink", "muted", "line"))
@@ -119,48 +108,26 @@ def styled() -> AbstractContextManager[None]:
     })  # fmt: skip
 
 
-def to_svg(figure: "Figure", *, name: str, description: str) -> Markup:
-    """The figure as an SVG element for a page; ``name`` keeps its ids apart from those of the page's other figures."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    root = ElementTree.fromstring(buffer.getvalue())
-    for element in list(root.iter()):
-        element[:] = [child for child in element if _local(child.tag) not in {"metadata", "style"}]
-        element.tag = _local(element.tag)
-        element.attrib = _presentation({_local(key): value for key, value in element.attrib.items()}, name)
-    width, height = (float(root.attrib[key].removesuffix("pt")) for key in ("width", "height"))
-    root.attrib.update(width=f"{width:g}", height=f"{height:g}", role="img", **{"aria-label": description})
-    root.attrib["class"] = "plot"
-    return Markup(ElementTree.tostring(root, encoding="unicode"))
+def plot(figure: "Figure", *, name: str, description: str) -> Plot:
+    """The figure for a page; ``name`` keeps its ids apart from those of the page's other figures."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = re.sub(r"^.*?(?=<svg)|<style.*?</style>", "", buffer.getvalue(), flags=re.DOTALL)
+    svg = re.sub(r"<\w[^>]*>", partial(_presentation, name=name), svg)
+    about = f'<svg class="plot" role="img" aria-label="{escape(description)}"'
+    return Plot(Markup(svg.replace("<svg", about, 1)), description)
 
 
-def _local(tag: str) -> str:
-    return tag.rpartition("}")[2]
+def _presentation(tag: re.Match[str], name: str) -> str:
+    """A tag with attributes in place of ``style``, colours of the page, and ids with the figure's name."""
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"|xlink:|pt(?=")', "", tag[0])
+    text = re.sub(r"#[0-9a-f]{6}\b", lambda color: _VARIABLES.get(color[0], color[0]), text)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", text)
+    return re.sub(r' style="([^"]*)"', _attributes, text)
 
 
-def _presentation(attributes: dict[str, str], name: str) -> dict[str, str]:
-    """Attributes without ``style``: its colours as classes, the rest as attributes, and ids with the figure's name."""
-    declared = [part.partition(":") for part in attributes.pop("style", "").split(";") if part.strip()]
-    properties = {key.strip(): value.strip() for key, _, value in declared}
-    font = properties.pop("font", "")
-    if size := re.search(r"([\d.]+)px", font):
-        attributes["font-size"] = size[1]
-        if weight := re.search(r"\b(bold|[5-9]00)\b", font):
-            attributes["font-weight"] = weight[1]
-    classes = []
-    for key, value in (properties | {k: attributes[k] for k in ("fill", "stroke") if k in attributes}).items():
-        if token := _TOKENS.get(value):
-            classes.append(f"{key}-{token}")
-            attributes.pop(key, None)
-        else:
-            attributes[key] = value
-    if classes:
-        attributes["class"] = " ".join(sorted(classes))
-    if "id" in attributes:
-        attributes["id"] = f"{name}-{attributes['id']}"
-    for key, value in attributes.items():
-        if key == "href" and value.startswith("#"):
-            attributes[key] = f"#{name}-{value[1:]}"
-        elif value.startswith("url(#"):
-            attributes[key] = f"url(#{name}-{value[5:]}"
-    return attributes
+def _attributes(style: re.Match[str]) -> str:
+    declared = dict(re.findall(r"([\w-]+): ([^;]+)", style[1]))
+    if font := re.match(r"(?:(bold|\d00) )?([\d.]+)px", declared.pop("font", "")):
+        declared |= {"font-weight": font[1] or "normal", "font-size": font[2]}
+    return "".join(f' {key}="{value}"' for key, value in declared.items())

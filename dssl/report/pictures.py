@@ -35,7 +35,10 @@ PICTURE_SIDE = 144
 _ENLARGE_UP_TO = 64
 """Images up to this many pixels a side are kept whole and enlarged with hard edges: each pixel is what the model sees."""
 
-CELL = 36
+MAPPED = 1_500
+"""Images on a map, at most."""
+
+_CELL = 36
 """Pixels of a side of a cell of the map."""
 
 _MARGIN, _GAP, _TEXT, _WIDEST = 28, 8, 15, 300
@@ -182,38 +185,30 @@ def pca(features: Tensor, *, dimensions: int = 2) -> Positions:
     return points.numpy() if points.shape[1] >= 2 else np.pad(points.numpy(), ((0, 0), (0, 1)))
 
 
-def layouts(features: Tensor, *, seed: int) -> dict[str, Positions]:
-    """Positions in the plane: by PCA always; by t-SNE where scikit-learn is installed and there are enough images for it."""
-    flat = {"PCA": pca(features)}
-    if len(features) < 50:
-        return flat
-    reduced = pca(features, dimensions=50)
-    if not np.isfinite(reduced).all() or np.ptp(reduced, axis=0).max() == 0:
-        return flat  # one point for all images: scikit-learn's t-SNE would take the process with it
-    state = rng.key(seed, "map") % 2**31
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of other libraries
-        try:
+def layout(features: Tensor, *, seed: int) -> tuple[str, NDArray[np.int64], Positions]:
+    """How images lie in the plane, which of them, and where: by t-SNE, or by PCA without scikit-learn or with few images."""
+    rows = rng.sample(rng.key(seed, "map"), len(features), MAPPED)
+    chosen = features[torch.from_numpy(rows)]
+    reduced = pca(chosen, dimensions=50)
+    # of one point for all images scikit-learn's t-SNE would take the process with it
+    if len(rows) >= 50 and np.isfinite(reduced).all() and np.ptp(reduced, axis=0).max() > 0:
+        with suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of other libraries
             from sklearn.manifold import TSNE
-        except ImportError:
-            return flat
-        points = TSNE(random_state=state, init="pca", perplexity=min(30, len(features) // 4)).fit_transform(reduced)
-        return flat | {"t-SNE": np.asarray(points, np.float64)}
+
+            state = rng.key(seed, "map") % 2**31
+            points = TSNE(random_state=state, init="pca", perplexity=min(30, len(rows) // 4)).fit_transform(reduced)
+            return "t-SNE", rows, np.asarray(points, np.float64)
+    return "PCA", rows, pca(chosen)
 
 
-def map_picture(
-    points: Positions,
-    thumbnail: Callable[[int], Pillow.Image],
-    *,
-    cells: tuple[int, int] = (29, 20),
-    side: int = CELL,
-) -> Pillow.Image:
-    """Thumbnails of ``map_thumbnail`` at their positions, on a grid so that none hides another; the first in a cell wins.
+def map_picture(points: Positions, image: Callable[[int], Image], *, cells: tuple[int, int] = (29, 20)) -> Pillow.Image:
+    """The images at their positions, on a grid so that none hides another; the first in a cell wins.
 
     Only those that win are asked for: decoding a photo takes longer than everything else here.
     """
     columns, rows = cells
-    canvas = Pillow.new("RGB", (columns * side, rows * side), COLORS["sunken"])
+    canvas = Pillow.new("RGB", (columns * _CELL, rows * _CELL), COLORS["sunken"])
     # outliers would squeeze the rest into a corner: the outermost hundredth is moved to the rim
     low, high = np.quantile(points, (0.01, 0.99), axis=0)
     place = np.clip((points - low) / np.where(high > low, high - low, 1.0), 0, 1)
@@ -222,13 +217,9 @@ def map_picture(
         cell = round(x * (columns - 1)), round((1 - y) * (rows - 1))
         if cell not in taken:
             taken.add(cell)
-            canvas.paste(thumbnail(number), (cell[0] * side + 1, cell[1] * side + 1))
+            thumbnail = _fitted(image(number), _CELL - 2, Pillow.Resampling.BILINEAR)
+            canvas.paste(thumbnail, (cell[0] * _CELL + 1, cell[1] * _CELL + 1))
     return canvas
-
-
-def map_thumbnail(image: Image, *, side: int = CELL) -> Pillow.Image:
-    """An image that fits into a cell of the map: of 1,500 decoded photos only this can be kept in memory."""
-    return _fitted(image, side - 2, Pillow.Resampling.BILINEAR).convert("RGB")
 
 
 def retrieve(

@@ -66,22 +66,15 @@ def html(
     measured: Robustness, others: Others, benchmark: Benchmark, corrupted: CorruptedImages, *, command: str
 ) -> str:
     """The whole page."""
-    about, measures = benchmark.encoder.protocol(), _measures(measured)
+    measures = _measures(measured)
     context = {
-        "name": benchmark.test.name,
-        "facts": [
-            ("encoder", f"{about['encoder']}, {about['image_size']} px"),
-            ("train images, clean", f"{measured.protocol['train_images']:,}"),
-            ("of these for kNN", f"{measured.protocol['knn_images']:,}"),
-            ("test images", f"{len(measured.images):,}"),
-            ("conditions", str(len(SEVERITIES) * len(measured.kinds))),
-            ("random guess", f"{100 / measured.classes:.1f} %"),
-        ],
-        "weights": about["weights"],
+        "benchmark": benchmark,
         "measured": measured,
+        "severities": SEVERITIES,
         "heads": _heads(measured),
         "rows": [(name, _about(measured, name), measures[name]) for name in _sets(measured)],
-        "others": [(called(word), other) for word, other in others.items()],
+        "others": others,
+        "called": called,
         "difference": _difference,
         "names": (*_sets(measured), *measured.kinds),
         "colours": COLOURS,
@@ -161,11 +154,7 @@ def _curves(measured: Robustness, others: Others) -> Plot:
             axes.grid(axis="y", linewidth=0.8)
             axes.set_axisbelow(True)
         panels[0].legend(fontsize=13, ncols=len(groups) // 2)
-        description = "Accuracy over severity by group of corruptions"
-        svg = page.to_svg(figure, name="severity", description=description)
-    dashed = f" Dashed: {next(iter(others))}." if others else ""
-    caption = f"Mean over the kinds of each group.{dashed} The dotted line is a random guess."
-    return Plot(svg=svg, description=description, caption=caption)
+        return page.plot(figure, name="severity", description="Accuracy over severity by group of corruptions")
 
 
 def _examples(

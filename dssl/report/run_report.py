@@ -3,9 +3,10 @@
 import io
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -131,11 +132,6 @@ class RunData:
         return median(rates) if rates else None
 
     @property
-    def views_per_second(self) -> float | None:
-        rate = self.images_per_second
-        return None if rate is None else rate * len(named_graph(self.config.graph).made)
-
-    @property
     def data_share(self) -> float | None:
         """The share of the time in which steps waited for images."""
         shares = [float(check["data_share"]) for check in self.checks[1:] or self.checks]
@@ -197,11 +193,15 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     about = folder.read_config()
     if about.get("task") is not None:
         raise DsslError(f"{path} is a run of dssl evaluate-coco: its page is {path / EVALUATION_PAGE}")
-    config = config_io.recorded(about["config"], where=str(folder.config_file))
     try:
-        images, precision = int(about["images"]), str(about["precision"])
+        plain, images, precision = about["config"], int(about["images"]), str(about["precision"])
     except (KeyError, TypeError, ValueError) as error:
         raise DsslError(f"{folder.config_file} is not the configuration of a dssl run ({error})") from None
+    try:
+        config = config_io.from_dict(plain, where=str(folder.config_file))
+    except DsslError as error:
+        files = "".join(f" --plugin {plugin['path']}" for plugin in about.get("plugins", []))
+        raise DsslError(f"{error}; the run was started with{files}" if files else str(error)) from None
     records = [record for record in folder.metrics() if "epoch" in record]
     checks, knns, starts = (
         tuple(record for record in records if keys <= record.keys())
@@ -211,41 +211,27 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
-    """The runs of the folders: each is a run, or holds runs. Runs of the same name are distinguished by their parents' names."""
-    paths: list[Path] = []
+    """The runs of the folders: each is a run, or holds runs; they are called by their path below the folder that holds all."""
+    runs: dict[Path, RunData] = {}
     for folder in folders:
         if not folder.is_dir():
             raise DsslError(f"{folder} is not a folder: expected the folder of a run, or one that contains runs")
         file = RunFolder(folder).config_file.name
-        inside = [folder]
-        if not RunFolder(folder).has_run:  # a glob, because it skips folders that may not be read
-            inside = [path for path in sorted(path.parent for path in folder.glob(f"*/{file}")) if _is_readable(path)]
+        # a glob, because it skips folders that may not be read
+        places = [folder] if RunFolder(folder).has_run else sorted(path.parent for path in folder.glob(f"*/{file}"))
+        inside = {}
+        for path in places:
+            try:
+                inside[path.resolve()] = read_run(path)
+            except DsslError as error:
+                if path == folder:
+                    raise
+                logger.warning(f"{path} is left out: {error}")
         if not inside:
             raise DsslError(f"{folder} contains no run (no {file} in it or one level below)")
-        earlier = {path.resolve() for path in paths}
-        paths += [path for path in inside if path.resolve() not in earlier]
-    return [read_run(path, name=name) for path, name in zip(paths, _names(paths), strict=True)]
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether a folder beside runs is one, too: searches and detectors have pages of their own, and others are named."""
-    folder = RunFolder(path)
-    try:
-        if "task" not in (about := folder.read_config()):
-            config_io.recorded(about["config"], where=str(folder.config_file))
-            return True
-    except (DsslError, KeyError) as error:
-        logger.warning(f"{folder.config_file} is left out: {error}")
-    return False
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    absolute = [path.resolve() for path in paths]
-    for depth in range(1, max((len(path.parts) for path in absolute), default=1) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in absolute]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in absolute]
+        runs |= {path: run for path, run in inside.items() if path not in runs}
+    shared = os.path.commonpath([path.parent for path in runs])
+    return [replace(run, name=path.relative_to(shared).as_posix()) for path, run in runs.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,7 +357,7 @@ def curves_plot(runs: Sequence[RunData]) -> Plot:
         rank.set_ylim(bottom=0)
         for level in (PARTIAL, COLLAPSED):
             spread.axhline(level, color=COLORS["bad"], **_DASHED)
-        return Plot(svg=page.to_svg(figure, name="curves", description=description), description=description)
+        return page.plot(figure, name="curves", description=description)
 
 
 def start_plot(runs: Sequence[RunData]) -> Plot:
@@ -389,7 +375,7 @@ def start_plot(runs: Sequence[RunData]) -> Plot:
         for axes, lines in zip(figure.axes, panels.values(), strict=True):
             for number, points in enumerate(lines):
                 _mark_start(axes, number, points)
-        return Plot(svg=page.to_svg(figure, name="starts", description=description), description=description)
+        return page.plot(figure, name="starts", description=description)
 
 
 def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
@@ -397,6 +383,7 @@ def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
     from matplotlib.figure import Figure
 
     rows = -(-len(maps) // 3)
+    dots: dict[str, Any] = {"markersize": 4.6, "markeredgewidth": 0}
     reach = max(1e-6, max(float(np.quantile(np.abs(mapped.points), 0.995)) for mapped in maps)) * 1.06
     with page.styled():
         figure = Figure(figsize=(14.5, 0.5 + 14.2 / 3 * rows), layout="constrained")
@@ -405,25 +392,24 @@ def maps_plot(maps: Sequence[EmbeddingMap], *, classes: Sequence[str]) -> Plot:
             axes.axis("off")
         for mapped, axes in zip(maps, grid.flat, strict=False):
             axes.axis("on")
-            # classes beyond the palette are drawn first, in gray
-            for label in sorted(set(mapped.labels.tolist()), key=lambda label: label < len(SERIES)):
-                x, y = mapped.points[mapped.labels == label, :2].T
-                color, alpha = (SERIES[label], 0.9) if label < len(SERIES) else (COLORS["muted"], 0.3)
-                axes.plot(x, y, "o", color=color, alpha=alpha, markersize=4.6, markeredgewidth=0)
+            if len(classes) > len(SERIES):  # drawn first, in gray
+                x, y = mapped.points[mapped.labels >= len(SERIES), :2].T
+                rest = f"{len(classes) - len(SERIES)} other classes"
+                axes.plot(x, y, "o", color=COLORS["muted"], alpha=0.3, label=rest, **dots)
+            for number, name in enumerate(classes[: len(SERIES)]):
+                x, y = mapped.points[mapped.labels == number, :2].T
+                axes.plot(x, y, "o", color=SERIES[number], alpha=0.9, label=page.label(name), **dots)
             axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
             axes.set_title(page.label(_short(mapped.run)), fontsize=13, color=COLORS["ink"], loc="left", pad=10)
             axes.set_xlabel(f"the plane shows {mapped.variance:.0%} of the variance", fontsize=12)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(True)
-        names = [page.label(name) for name in classes[: len(SERIES)]]
-        dots = [grid[0, 0].plot([], [], "o", color=color)[0] for color in SERIES[: len(names)]]
-        if len(classes) > len(names):
-            dots.append(grid[0, 0].plot([], [], "o", color=COLORS["muted"], alpha=0.3)[0])
-            names.append(f"{len(classes) - len(names)} other classes")
-        figure.legend(dots, names, loc="outside upper left", ncols=min(7, len(dots)), fontsize=12, handletextpad=0.1)
+        handles, names = grid[0, 0].get_legend_handles_labels()
+        figure.legend(
+            handles, names, loc="outside upper left", ncols=min(7, len(names)), fontsize=12, handletextpad=0.1
+        )
         description = "Test images of each run in the plane of the two main axes of their features"
-        svg = page.to_svg(figure, name="maps", description=description)
-    return Plot(svg=svg, description=description)
+        return page.plot(figure, name="maps", description=description)
 
 
 def _mark_start(axes: "Axes", number: int, points: _Curve) -> None:

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
@@ -28,9 +25,6 @@ from dssl.types import Image
 
 Pixels: TypeAlias = NDArray[np.uint8]
 """N x H x W x C."""
-
-FeatureRows: TypeAlias = NDArray[np.floating]
-"""N x D."""
 
 FLAT_BELOW = 3.0
 """An image whose ``contrast_of_pixels`` is below this many of 255 levels is called nearly flat, or blank.
@@ -55,9 +49,6 @@ FLAT_WARN, FLAT_BAD = 0.05, 0.2
 FAR_WARN = 0.6
 """From this share of views on that are as far from their image as other images are, the verdict on a policy is a warning."""
 
-FARTHER_WARN = 0.5
-"""A policy that is farther from the original than the standard view on fewer images than this is not heavier."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
@@ -76,15 +67,14 @@ class PolicyStrength:
 
     policy: str
     change: NDArray[np.float64]
-    farther: float
     flat: float
     far: float
     """The share of views that differ more from their standard view than the standard view of another image does."""
 
     @property
-    def quartiles(self) -> list[float]:
+    def median(self) -> float:
         """Of the change."""
-        return [float(value) for value in np.quantile(self.change, (0.25, 0.5, 0.75))]
+        return float(np.median(self.change))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +95,6 @@ class Survey:
     probes: tuple[Image, ...]
     """The first originals at the views' size, on which single operations are tried."""
     policies: tuple[PolicyStrength, ...]
-    encoder: str | None
-    """The encoder whose features decide what is farther; None: pixels decide."""
     unreadable: tuple[str, ...]
 
 
@@ -120,14 +108,12 @@ def survey(
     seed: int,
     examples: int,
     sample: int,
-    encoder: str | None = None,
-    features: Callable[[Pixels], FeatureRows] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Make every policy's view of ``sample`` images, keep the first ``examples``, and measure them all.
 
     The images of the source have ``channels`` channels. The seed draws them without replacement; unreadable ones are skipped
-    and named. With the ``features`` of an encoder, distances from the original are measured by them instead of by pixels.
+    and named.
     """
     heavy = tuple(f"h{number}" for number in range(1, len(policies) + 1))
     views = [View(name="s1", policy="standard")]
@@ -137,40 +123,37 @@ def survey(
     unreadable: list[str] = []
     shown: list[Example] = []
     probes: list[Image] = []
-    # of every view the change, and whether it is farther, nearly flat and far, block by block
+    # of every view the change, and whether it is nearly flat and far, block by block
     measures: dict[str, list[tuple[NDArray[Any], ...]]] = {view.name: [] for view in views}
     for start in range(0, len(order), _BLOCK):
         if progress is not None:
             progress(start + _BLOCK, len(order))
         block = order[start : start + _BLOCK]
         plan, out = maker.plan(block, epoch=0), maker.allocate(len(block))
-        small: list[Image] = []
         thumbnails: list[tuple[str, Image]] = []
+        count = 0
         for row, index in enumerate(block.tolist()):
             try:
                 image = source.image(index)
             except UnreadableImage as problem:
                 unreadable.append(str(problem))
                 continue
-            maker.apply_many(plan, row, [image], out, len(small))
-            # the whole image squeezed to the size of its views, for comparison with them
-            small.append(resize(image, (size, size), Pillow.Resampling.BILINEAR))
+            maker.apply_many(plan, row, [image], out, count)
+            count += 1
             # nothing else of a decoded image is kept
+            if len(probes) < _PROBES:
+                probes.append(resize(image, (size, size), Pillow.Resampling.BILINEAR))
             if len(shown) + len(thumbnails) < examples:
                 thumbnails.append((source.label_of(index), shrunk(image, side=2 * PICTURE_SIDE)))
-        if not small:
+        if not count:
             continue
-        views_of = {name: batch[: len(small)] for name, batch in out.items()}
-        originals, standard_views = np.stack(small), views_of["s1"]
-        probes += small[: _PROBES - len(probes)]
-        distance = _distance(originals, features)
-        near = distance(standard_views)
+        views_of = {name: batch[:count] for name, batch in out.items()}
+        standard_views = views_of["s1"]
         # two images at random; an image alone has no other to compare with
-        apart = change(standard_views, np.roll(standard_views, 1, axis=0)) if len(small) > 1 else np.inf
+        apart = change(standard_views, np.roll(standard_views, 1, axis=0)) if count > 1 else np.inf
         for name, images in views_of.items():
-            far = near if name == "s1" else distance(images)
             moved = change(images, standard_views)
-            measures[name].append((moved, far > near, nearly_flat(images), moved > apart))
+            measures[name].append((moved, nearly_flat(images), moved > apart))
         for row, (title, original) in enumerate(thumbnails):
             heavy_views = tuple(views_of[name][row] for name in heavy)
             shown.append(Example(name=title, original=original, standard=standard_views[row], heavy=heavy_views))
@@ -181,14 +164,13 @@ def survey(
         name: [np.concatenate(column) for column in zip(*rows, strict=True)] for name, rows in measures.items()
     }
     for view in views[1:]:
-        moved, *rest = summaries[view.name]
-        farther, flat, as_far = (float(values.mean()) for values in rest)
-        strengths.append(PolicyStrength(view.policy, moved, farther=farther, flat=flat, far=as_far))
+        moved, flat, far = summaries[view.name]
+        strengths.append(PolicyStrength(view.policy, moved, flat=float(flat.mean()), far=float(far.mean())))
     return Survey(
         name=source.name, total=len(source), measured=len(order) - len(unreadable), size=size, channels=channels,
         value_range=source.value_range, seed=seed, standard=standard, examples=tuple(shown),
-        standard_flat=float(summaries["s1"][2].mean()), probes=tuple(probes), policies=tuple(strengths),
-        encoder=encoder, unreadable=tuple(unreadable),
+        standard_flat=float(summaries["s1"][1].mean()), probes=tuple(probes), policies=tuple(strengths),
+        unreadable=tuple(unreadable),
     )  # fmt: skip
 
 
@@ -218,22 +200,6 @@ def change(first: Pixels, second: Pixels) -> NDArray[np.float64]:
     """
     difference = np.abs(first.astype(np.int16) - second.astype(np.int16))
     return np.asarray(difference.reshape(len(first), -1).mean(axis=1))
-
-
-def angle(first: FeatureRows, second: FeatureRows) -> NDArray[np.float64]:
-    """For each pair of rows one minus the cosine between them."""
-    rows, others = (torch.as_tensor(values, dtype=torch.float64) for values in (first, second))
-    return 1 - F.cosine_similarity(rows, others).numpy()
-
-
-def _distance(
-    originals: Pixels, features: Callable[[Pixels], FeatureRows] | None
-) -> Callable[[Pixels], NDArray[np.float64]]:
-    """How far views are from their originals: in pixels, or by the angle between features."""
-    if features is None:
-        return partial(change, originals)
-    encoded = features(originals)
-    return lambda images: angle(encoded, features(images))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,34 +269,19 @@ def judge(policy: PolicyStrength) -> tuple[Colour, str]:
         return ("bad", "destroys images") if policy.flat >= FLAT_BAD else ("warn", "some blank")
     if policy.far >= FAR_WARN:
         return "warn", "as far as other images"
-    if policy.farther < FARTHER_WARN:
-        return "warn", "not heavier"
     return "good", "few blank" if policy.flat else "none blank"
 
 
 def html(survey: Survey, tables: Sequence[OperationTable], *, command: str) -> str:
     """The whole page; ``command`` makes it again."""
-    rows = gallery(survey)
-    more = len(survey.unreadable) - 5
-    unreadable = [*survey.unreadable[:5], *([f"and {more} more"] if more > 0 else [])]
-    settings = [
-        ("standard policy", survey.standard),
-        ("size", f"{survey.size} x {survey.size} x {survey.channels}"),
-        *_values(survey),
-        ("seed", str(survey.seed)),
-        ("distances", "pixels" if survey.encoder is None else f"features of {survey.encoder}"),
-    ]
     context = {
         "survey": survey,
-        "settings": settings,
-        "unreadable": unreadable,
+        "values": _values(survey),
         "policies": [(policy, *judge(policy)) for policy in survey.policies],
-        "gallery": rows,
-        "flagged": any(cell.flag for _, _, cells in rows for cell in cells),
+        "gallery": gallery(survey),
         "strength": strength_plot(survey.policies),
-        "tables": [
-            (table, [(strip, _strip(strip, table.magnitudes)) for strip in table.operations]) for table in tables
-        ],
+        "tables": tables,
+        "strip_pictures": _strip,
         "flat_below": FLAT_BELOW,
         "far_warn": FAR_WARN,
         "command": command,
@@ -353,11 +304,11 @@ def sheet(survey: Survey) -> bytes:
 
 def summary(survey: Survey) -> str:
     """The page's numbers for a terminal."""
-    rows = [("policy", "nearly flat", "farther", "far", "change", "")]
+    rows = [("policy", "nearly flat", "far", "change", "")]
     for policy in survey.policies:
-        shares = percent(policy.flat), percent(policy.farther), percent(policy.far)
-        rows.append((policy.policy, *shares, f"{np.median(policy.change):.1f}", judge(policy)[1]))
-    lines = columns(rows, align="<>>>>")
+        shares = percent(policy.flat), percent(policy.far)
+        rows.append((policy.policy, *shares, f"{policy.median:.1f}", judge(policy)[1]))
+    lines = columns(rows, align="<>>>")
     if survey.unreadable:
         lines += ["", f"{len(survey.unreadable)} images could not be read, the first: {survey.unreadable[0]}"]
     return "\n".join(lines)
@@ -383,7 +334,7 @@ def strength_plot(policies: Sequence[PolicyStrength]) -> Plot:
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x", linewidth=0.8)
         axes.set_xlabel("mean absolute difference from the standard view, levels of 255")
-        return Plot(svg=page.to_svg(figure, name="strength", description=description), description=description)
+        return page.plot(figure, name="strength", description=description)
 
 
 def _values(survey: Survey) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ def test_the_command_writes_numbers_with_their_protocol(
     monkeypatch: pytest.MonkeyPatch,
     few_test_images: int,
 ) -> None:
-    monkeypatch.setattr(page, "MAPPED", 100)  # t-SNE of more takes long
+    monkeypatch.setattr("dssl.report.pictures.MAPPED", 100)  # t-SNE of more takes long
     folder = run_folder()
     assert run(Arguments(weights=folder, threads=1)) == 0
     output = capsys.readouterr().out
@@ -156,7 +156,6 @@ def test_of_large_images_only_thumbnails_are_kept(
     html = page.html(found, benchmark, command="")
     assert photos.most <= 4  # one in use and one in the making in each of two loaders
     assert html.count("data:image/png") == 1 + page.QUERIES * (1 + page.NEAREST)
-    assert page.MAPPED > 40, "all of them are on the map"
 
 
 # --- clear sentences ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 
 from dssl.evaluation.quality import alignment, retrieval, uniformity
 from dssl.methods.losses import effective_rank, spread
-from dssl.report.pictures import layouts, map_picture, map_thumbnail, pca, retrieve
+from dssl.report.pictures import layout, map_picture, pca, retrieve
 
 
 def test_effective_rank_is_that_of_the_singular_values(real: Any) -> None:
@@ -52,15 +52,18 @@ def test_map_axes_are_those_of_scikit_learn(real: Any) -> None:
 
 
 def test_layouts_and_picture(real: Any) -> None:
-    found = layouts(real.test[:80], seed=0)
-    assert [*found] == ["PCA", "t-SNE"]  # scikit-learn is there, so t-SNE is
-    assert [*layouts(real.test[:10], seed=0)] == ["PCA"]
+    kind, rows, points = layout(real.test[:80], seed=0)
+    assert kind == "t-SNE"  # scikit-learn is there
+    assert sorted(rows) == list(range(80))
+    assert points.shape == (80, 2)
+    kind, rows, points = layout(real.test[:10], seed=0)
+    assert kind == "PCA"
+    assert np.array_equal(points, pca(real.test[:10][torch.from_numpy(rows)]))
     # a dead encoder has one point for all images, on which scikit-learn's t-SNE crashes
-    assert [*layouts(torch.ones(80, 16), seed=0)] == ["PCA"]
-    images = [map_thumbnail(np.full((8, 6, 3), number, np.uint8), side=20) for number in range(80)]
-    assert images[0].size == (14, 18)
-    drawn = map_picture(found["PCA"], images.__getitem__, cells=(10, 5), side=20)
-    assert drawn.size == (200, 100)
+    assert layout(torch.ones(80, 16), seed=0)[0] == "PCA"
+    spread = np.random.default_rng(0).random((80, 2))
+    drawn = map_picture(spread, lambda number: np.full((8, 6, 3), number, np.uint8), cells=(10, 5))
+    assert drawn.size == (360, 180)
     assert len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 10
 
 

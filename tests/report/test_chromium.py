@@ -39,7 +39,6 @@ def _survey(*, channels: int) -> Survey:
         PolicyStrength(
             policy=text,
             change=np.linspace(1 + 10 * k, 60 + 30 * k, 50),
-            farther=0.4 + 0.1 * k,
             flat=flat_share,
             far=0.2 * k,
         )
@@ -48,7 +47,7 @@ def _survey(*, channels: int) -> Survey:
     return Survey(
         name=f"folder {HOSTILE}", total=50_000, measured=1_000, size=32, channels=channels, seed=3, standard="standard-cifar",
         standard_flat=0.004, examples=examples, probes=(examples[0].standard,), policies=policies,
-        encoder=None, unreadable=tuple([f"{HOSTILE}: cut off"] * 7), value_range=None,
+        unreadable=tuple([f"{HOSTILE}: cut off"] * 7), value_range=None,
     )  # fmt: skip
 
 
@@ -139,7 +138,7 @@ def test_text_and_figures_follow_the_scheme_and_print_on_white(
 ) -> None:
     browser.open(views_page, scheme=scheme, media=media)
     ink = browser.run("return getComputedStyle(document.querySelector('h1')).color")
-    label = browser.run("return getComputedStyle(document.querySelector('svg.plot text.fill-ink')).fill")
+    label = browser.run("return getComputedStyle(document.querySelector('svg.plot text[fill=\"var(--ink)\"]')).fill")
     assert (_luminance(ink) > 0.6) == dark
     assert ink == label
     paper = browser.run("return getComputedStyle(document.body).backgroundColor")

@@ -16,7 +16,6 @@ from dssl.report.views import (
     FLAT_BELOW,
     SHOWN_MAGNITUDES,
     PolicyStrength,
-    angle,
     change,
     contrast_of_pixels,
     nearly_flat,
@@ -64,9 +63,7 @@ def test_known_policies_have_the_numbers_they_must_have(channels: int) -> None:
     same, inverted, black = found.policies
     assert (found.measured, found.total, found.unreadable) == (11, 12, ("file 4: cut off",))
     assert same.change.max() == 0
-    assert (same.farther, same.flat) == (0.0, 0.0)
-    assert (black.flat, black.farther) == (1.0, 1.0)
-    assert inverted.farther == 1.0
+    assert (same.flat, same.far, black.flat) == (0.0, 0.0, 1.0)
     resized = {}
     for index in set(range(12)) - {4}:
         pixels = Memory(channels=channels).image(index)
@@ -128,18 +125,11 @@ def test_of_large_images_only_thumbnails_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flat", "farther", "far", "colour"),
-    [
-        (0.498, 0.9, 0.9, "bad"),
-        (0.07, 0.9, 0.1, "warn"),
-        (0.01, 0.3, 0.1, "warn"),
-        (0.01, 0.9, 0.73, "warn"),
-        (0.01, 0.9, 0.5, "good"),
-    ],
+    ("flat", "far", "colour"), [(0.498, 0.9, "bad"), (0.07, 0.1, "warn"), (0.01, 0.73, "warn"), (0.01, 0.5, "good")]
 )
-def test_verdicts(flat: float, farther: float, far: float, colour: str) -> None:
-    change = np.arange(1.0, 101.0)
-    strength = PolicyStrength(policy="ra(8,16)", change=change, farther=farther, flat=flat, far=far)
+def test_verdicts(flat: float, far: float, colour: str) -> None:
+    strength = PolicyStrength(policy="ra(8,16)", change=np.arange(1.0, 101.0), flat=flat, far=far)
+    assert strength.median == 50.5
     assert views.judge(strength)[0] == colour
 
 
@@ -177,24 +167,6 @@ def test_a_policy_that_destroys_photos_is_not_called_good(test_data: Path) -> No
     assert colours == dict.fromkeys(harmless, "good") | {"ra(8,16)": "warn"}
 
 
-def test_with_an_encoder_its_features_say_what_is_farther() -> None:
-    def features(images: np.ndarray) -> np.ndarray:
-        """The direction says which half is the brighter: an inverted image turns round, a darkened one does not."""
-        halves = images.reshape(len(images), 2, -1).mean(axis=2)
-        return halves[:, :1] - halves[:, 1:]
-
-    found = survey(
-        Memory(channels=1), policies=("invert", "brightness(0.5)"), standard="resize", size=24, channels=1, seed=5, examples=3,
-        sample=12, encoder="halves", features=features,
-    )  # fmt: skip
-    inverted, darkened = found.policies
-    assert found.encoder == "halves"
-    assert inverted.farther == 1.0
-    assert darkened.farther == 0.0
-    in_pixels = _survey("brightness(0.5)", channels=1).policies[0]
-    assert in_pixels.farther == 1.0
-
-
 def test_change_is_the_mean_absolute_difference() -> None:
     first = np.array([[[[0, 10, 255]]], [[[5, 5, 5]]]], dtype=np.uint8)
     second = np.array([[[[255, 7, 0]]], [[[5, 5, 6]]]], dtype=np.uint8)
@@ -229,19 +201,6 @@ def test_the_threshold_divides() -> None:
     above[0, 0, 1] = math.ceil(2 * FLAT_BELOW)
     assert nearly_flat(below).tolist() == [True]
     assert nearly_flat(above).tolist() == [False]
-
-
-def test_farther_in_pixels() -> None:
-    original = np.full((3, 4, 4, 3), 100, dtype=np.uint8)
-    standard = np.full_like(original, 110)
-    heavy = np.stack([np.full((4, 4, 3), level, dtype=np.uint8) for level in (80, 105, 90)])
-    assert (change(original, heavy) > change(original, standard)).tolist() == [True, False, False]
-
-
-def test_farther_in_features_is_by_angle_and_not_by_length() -> None:
-    originals, standard = np.float32([[1, 0]] * 3), np.float32([[5, 1]] * 3)
-    heavy = np.float32([[1, 1], [100, 1], [0, 0]])
-    assert (angle(originals, heavy) > angle(originals, standard)).tolist() == [True, False, True]
 
 
 def _probes() -> list[np.ndarray]:

@@ -1,24 +1,14 @@
 """``dssl views`` from the files to the page."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image as Pillow
-from safetensors.torch import save_file
 
-from dssl.augment import CIFAR10
 from dssl.commands.views import Arguments, run
-from dssl.config import RunConfig
-from dssl.config_io import to_dict
-from dssl.data import open_source
 from dssl.errors import DsslError
-from dssl.models import build_encoder
 from dssl.recipes import recipe
-from dssl.report.views import survey
-from dssl.weights import checkpoint
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
 
@@ -82,49 +72,6 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
     assert "dssl views shapes:40 --heavy &#39;ra(2,5)&#39; --out OUT --show 2 --sample 20" in made[0][0]
 
 
-def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, capsys) -> None:
-    torch.manual_seed(0)
-    encoder = build_encoder("small", image_size=32, channels=3)
-    weights = tmp_path / "weights.safetensors"
-    save_file(encoder.state_dict(), weights)
-    out = tmp_path / "page.html"
-    asked = Arguments(
-        data="shapes:40", heavy=("ra(2,5)", "ra(8,16)"), out=out, sample=20, show=20, weights=weights,
-        encoder="small",
-    )  # fmt: skip
-    run(asked)
-    said = capsys.readouterr().out
-
-    def features(images: np.ndarray) -> np.ndarray:
-        mean, deviation = (np.float32(values) for values in (CIFAR10.mean, CIFAR10.std))
-        pixels = ((images / np.float32(255) - mean) / deviation).transpose(0, 3, 1, 2)
-        with torch.no_grad():
-            return encoder.eval()(torch.from_numpy(np.ascontiguousarray(pixels))).numpy()
-
-    expected = survey(
-        open_source("shapes:40"), policies=asked.heavy, standard="standard-cifar", size=32, channels=3, seed=0, examples=1,
-        sample=20, features=features,
-    )  # fmt: skip
-    for policy in expected.policies:
-        line = next(line for line in said.splitlines() if line.startswith(policy.policy))
-        assert line.split()[3:5] == f"{100 * policy.farther:.0f} %".split()
-    page = out.read_text()
-    assert "features of small in weights.safetensors" in page
-    assert f"--weights {weights} --encoder small" in page
-    with pytest.raises(DsslError, match="--channels 3"):
-        run(dataclasses.replace(asked, channels=1))
-    # of a run of gray images the channels are known
-    gray = build_encoder("small", image_size=32, channels=1).state_dict()
-    header = {
-        "config": to_dict(RunConfig(encoder="small", image_size=32, channels=1)), "normalization": CIFAR10.gray().plain(),
-        "step": 1, "epoch": 1,
-    }  # fmt: skip
-    tensors = {f"method.encoder.{name}": value for name, value in gray.items()}
-    checkpoint.write(tmp_path / "gray.safetensors", header, tensors)
-    run(dataclasses.replace(asked, data=str(folder), weights=tmp_path / "gray.safetensors", encoder=None))
-    assert "gray.safetensors" in capsys.readouterr().out
-
-
 def test_the_contact_sheet_does_not_become_one_of_the_images(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,8 +91,6 @@ def test_the_contact_sheet_does_not_become_one_of_the_images(
         ({"table": "dssl61"}, "dssl16"),
         ({"out": Path("page.pdf")}, "ending in .html"),
         ({"image_size": 0}, "image_size is 0"),
-        ({"encoder": "small"}, "--encoder small without --weights"),
-        ({"weights": Path("missing.pth")}, "missing.pth"),
         ({"sample": -1}, "sample is -1"),
         ({"show": 30, "sample": 20}, "--show 30 is more than --sample 20"),
     ],
