@@ -334,7 +334,7 @@ class CocoBatches(Piped):
         choices = Choices(len(images), config)
         Content = tuple[list[Shown], list[Sample | None]]
 
-        def begin(step: int) -> tuple[Content, int]:  # the pipeline calls it under its lock
+        def begin(step: int) -> tuple[Content, int]:
             return (choices.at(step, range(rank * count, (rank + 1) * count)), [None] * count), count
 
         def fill(content: Content, rows: range, is_stopped: Callable[[], bool]) -> None:

@@ -193,12 +193,14 @@ class ViewMaker(BaseViewMaker):
 
     def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
         """As the base class says: float32 where a normalisation is set, else uint8."""
-        kind = np.uint8 if self.normalization is None else np.float32
-        block = np.zeros((len(self.names), count, self.size, self.size, self.channels), kind)
+        kind = "uint8" if self.normalization is None else "float32"
+        shape = (len(self.names), count, self.size, self.size, self.channels)
         if pinned:
             import torch
 
-            block = torch.from_numpy(block).pin_memory().numpy()
+            block = torch.empty(shape, dtype=getattr(torch, kind), pin_memory=True).numpy()
+        else:
+            block = np.zeros(shape, kind)
         return Buffers(self._program.names, self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:

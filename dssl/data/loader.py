@@ -5,11 +5,8 @@ bytes as far as possible, copied during the computation, normalised where they a
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,80 +30,20 @@ CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
 
 
 class Event(Protocol):
-    """Something that happens on a device, such as the end of a copy: a `torch.cuda.Event`, whose methods torch has not typed."""
+    """The end of a copy: a `torch.cuda.Event`, whose methods torch has not typed."""
 
     def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: trainers move batches to a device by setting their fields
 class Batch:
-    """One rank's part of a global batch; it stays untouched as long as anything holds one of its tensors."""
+    """One rank's part of a global batch."""
 
     step: int
     epoch: int
     indices: NDArray[np.int64]
     views: dict[str, Tensor]
     """N x C x H x W, in channels_last memory."""
-    readers: list[Event] = field(default_factory=list)
-    """Code that lets a device read the tensors asynchronously adds the event of its end: they stay untouched until then, too."""
-
-
-_Free = deque[tuple[Any, list[Event]]]
-
-
-def _settle(free: _Free) -> None:
-    """Wait until no device reads the buffers any more, so that their memory can be freed."""
-    while free:
-        for event in free.pop()[1]:
-            event.synchronize()
-
-
-class Pool:
-    """Buffers that are reused once every tensor on them is gone and no device reads them any more."""
-
-    def __init__(self, names: Sequence[str], allocate: Callable[[], Any], *, keep: int) -> None:
-        self._names, self._allocate, self._keep = names, allocate, keep
-        self._free: _Free = deque()
-        self._finalizer = weakref.finalize(self, _settle, self._free)
-
-    def take(self) -> Any:
-        """Free buffers, or new ones."""
-        free, reused = self._free, None
-        for _ in range(len(free)):
-            buffers, readers = free.popleft()
-            if not all(event.query() for event in readers):
-                free.append((buffers, readers))  # no waiting: the consumer may be asking for a batch right now
-            elif reused is None:
-                reused = buffers
-            elif len(free) < self._keep:
-                free.append((buffers, []))
-        return self._allocate() if reused is None else reused
-
-    def lend(self, buffers: Any) -> tuple[dict[str, Tensor], list[Event]]:
-        """The buffers as tensors, without a copy, and the list for the events of their readers."""
-        tokens = deque(range(len(buffers) - 1))
-        free, finalizer = self._free, self._finalizer
-        readers: list[Event] = []
-
-        def gone() -> None:
-            try:
-                tokens.pop()  # atomic, since the last two tensors may die in two threads at once
-            except IndexError:
-                free.append((buffers, readers))
-                if not finalizer.alive:  # the loader is closed or forgotten: free the memory now
-                    _settle(free)
-
-        tensors = {}
-        for name in self._names:
-            array = buffers[name].view()  # an object of its own, which lives as long as the tensor's memory is in use
-            weakref.finalize(array, gone).atexit = False
-            tensors[name] = torch.from_numpy(array).permute(0, 3, 1, 2)
-        return tensors, readers
-
-    def close(self) -> None:
-        """Wait for the devices that still read free buffers."""
-        self._finalizer()
 
 
 class CudaCopies:
@@ -147,6 +84,8 @@ class DeviceTransfer:
         self._copies = copies or (CudaCopies(device) if device.type == "cuda" else None)
         self.as_bytes = self._copies is not None
         """Whether batches have to come as bytes in pinned memory."""
+        self._under_way: list[tuple[Event, Mapping[str, Tensor]]] = []
+        """Copies that may not have ended, and what they read, whose memory must not be used again until then."""
         self._scale, self._offset = (
             torch.from_numpy(numbers).view(1, -1, 1, 1).to(device) for numbers in normalization.scale_and_offset()
         )
@@ -156,7 +95,8 @@ class DeviceTransfer:
         if self._copies is None:
             return {name: view.to(self._device, self._dtype) for name, view in batch.views.items()}
         copies, done = self._copies.copy(batch.views)
-        batch.readers.append(done)
+        self._under_way = [(event, views) for event, views in self._under_way if not event.query()]
+        self._under_way.append((done, batch.views))
         return {name: self._normalised(copied) for name, copied in copies.items()}
 
     def plain(self, images: Tensor) -> Tensor:
@@ -227,16 +167,14 @@ class Batches(Piped):
         if not 0 <= start_step <= self.steps:
             raise DsslError(f"start step {start_step}: the run has {self.steps} steps")
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
-        self._next = start_step
+        self._next, self._names = start_step, maker.names
         count = batch_size // world_size
-        self._pool = pool = Pool(maker.names, partial(maker.allocate, count, pinned=pinned), keep=ahead + 2)
         reader = Reader(source, seed=seed, quarantine=self.quarantine, labels=labels)
 
         def start(step: int) -> tuple[_Content, int]:
             position = order.at(step)
-            return _Content(
-                step, position.epoch, position.indices[rank * count : (rank + 1) * count], pool.take()
-            ), count
+            mine = position.indices[rank * count : (rank + 1) * count]
+            return _Content(step, position.epoch, mine, maker.allocate(count, pinned=pinned)), count
 
         self._pipeline = Pipeline(
             start,
@@ -256,8 +194,8 @@ class Batches(Piped):
             raise DsslError(f"step {step}: expected 0 to {self.steps - 1}")
         content = self._pipeline.take(step)
         self._next = step + 1
-        views, readers = self._pool.lend(content.buffers)
-        return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views, readers=readers)
+        views = {name: torch.from_numpy(content.buffers[name]).permute(0, 3, 1, 2) for name in self._names}
+        return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views)
 
     def __len__(self) -> int:
         """How many batches are left."""
@@ -267,11 +205,6 @@ class Batches(Piped):
         """From the next step to the last."""
         while self._next < self.steps:
             yield self.at(self._next)
-
-    def close(self) -> None:
-        """Stop the threads."""
-        super().close()
-        self._pool.close()
 
 
 def _fill(reader: Reader, maker: BaseViewMaker, content: _Content, rows: range, is_stopped: Callable[[], bool]) -> None:
