@@ -82,24 +82,20 @@ class Tracker:
 
 
 class Board(Tracker):
-    """TensorBoard's event file: scalars and pictures by step. Without a folder or TensorBoard it does nothing.
+    """TensorBoard's event file: scalars and pictures by step.
 
     torch's SummaryWriter writes in a thread that dies with a traceback when the disk is full or gone, and raises from then on.
     This one writes in the caller's thread: a failing disk is reported once and costs the curves, never the run.
     """
 
-    def __init__(self, folder: Path | None, *, purge_step: int) -> None:
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
         """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
-        self._file: BinaryIO | None = None
-        if folder is None:
-            return
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            return
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._summary, self._writer = Event, Summary, RecordWriter
+        self._file: BinaryIO | None = None
         with self._reporting():
             folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
@@ -108,15 +104,13 @@ class Board(Tracker):
         self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        if self._file is not None:
-            entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._write(step=step, summary=self._summary(value=entries))
+        entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=self._summary(value=entries))
 
     def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
-        if self._file is not None:
-            from torch.utils.tensorboard.summary import image
+        from torch.utils.tensorboard.summary import image
 
-            self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
+        self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
 
     def close(self) -> None:
         if self._file is not None:
