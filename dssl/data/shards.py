@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.folder import TEST, Splits, visible
-from dssl.data.index import Container, Index, build_index, classes_of, kept_index, missing_line, warn_missing
+from dssl.data.index import Container, Index, build_index, classes_of, kept_index
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, stamp_of
@@ -233,8 +233,6 @@ class Shards(Source):
         self.classes, self.labels = classes_of(self.index, train, shards.name, "is not in the training split")
         self.fingerprint = self.index.fingerprint
         self.skipped = self.index.skipped_paths()
-        if value_range is None:
-            warn_missing(shards.name, self.index)
         self._channels, self.value_range = channels, value_range
 
     def __len__(self) -> int:
@@ -333,8 +331,6 @@ def _why_empty(shards: Found, index: Index) -> str:
     if index.skipped:
         path, reason = index.skipped[0]
         return f"{shards.name}: no readable image; {printable(path)}: {printable(reason)}"
-    if index.missing:
-        return f"{shards.name}: no readable image; {missing_line(index)}"
     if shards.kind == ".parquet":
         return f"{shards.name}: no rows; expected a column of images with at least one"
     held = f"none of the {index.ignored:,} files in its shards is an image" if index.ignored else "its shards are empty"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, open_regular
-from dssl.data.index import Container, endings_of, kind_option, missing_ending
+from dssl.data.index import Container, endings_of, kind_option
 from dssl.data.scale import Range
 from dssl.data.shards import COMPRESSED, Found, Recent, Shards, check_unchanged
 from dssl.errors import DsslError
@@ -125,7 +125,6 @@ def _scan(path: bytes, *, endings: frozenset[bytes]) -> Container:
                     stems.append(stem)
                 else:
                     shard.ignored += 1
-                    shard.missing.update({missing_ending(name)} - {""})
     except OSError as error:
         raise DsslError(f"{printable(path)}: {error.strerror}; expected a tar file") from error
     shard.labels = _labels_of(stems, labels[b"cls"] | labels[b"json"], path)
