@@ -18,7 +18,7 @@ from torch import Tensor
 from dssl.augment import BaseViewMaker, Normalization
 from dssl.data.decode import GROUP, UnreadableImage, resize
 from dssl.data.order import order_of
-from dssl.data.pipeline import Piped, Pipeline, thread_count
+from dssl.data.pipeline import Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
 from dssl.data.source import Shuffle, Source
 from dssl.errors import DsslError
@@ -122,7 +122,7 @@ class _Content:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Batches(Piped):
+class Batches(Pipeline[_Content]):
     """The batches of a training run, from any step on: `for batch in batches`, or `batches.at(step)`.
 
     Order and views depend on seed, epoch and step alone, so that neither the number of threads, nor the start step, nor the
@@ -137,8 +137,7 @@ class Batches(Piped):
         *,
         batch_size: int,
         seed: int,
-        epochs: int | None = None,
-        steps: int | None = None,
+        steps: int,
         start_step: int = 0,
         threads: int | None = None,
         rank: int = 0,
@@ -155,17 +154,8 @@ class Batches(Piped):
                 f"{source.name}: one image is not enough: self-supervised training compares images with each other"
             )
         order = order_of(source, batch_size=batch_size, seed=seed, shuffle=shuffle, window=window)
-        if batch_size % world_size:
-            raise DsslError(f"batch size {batch_size}: expected a multiple of the {world_size} processes that share it")
-        if (epochs is None) == (steps is None):
-            raise DsslError("expected either epochs or steps for the length of a run")
         threads = thread_count(threads)
-        if ahead < 0:
-            raise DsslError(f"ahead {ahead}: expected at least 0 batches")
         self.steps_per_epoch = order.steps_per_epoch
-        self.steps = steps if steps is not None else (epochs or 0) * order.steps_per_epoch
-        if not 0 <= start_step <= self.steps:
-            raise DsslError(f"start step {start_step}: the run has {self.steps} steps")
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
         self._next, self._names = start_step, maker.names
         count = batch_size // world_size
@@ -176,11 +166,11 @@ class Batches(Piped):
             mine = position.indices[rank * count : (rank + 1) * count]
             return _Content(step, position.epoch, mine, maker.allocate(count, pinned=pinned)), count
 
-        self._pipeline = Pipeline(
+        super().__init__(
             start,
             lambda content, rows, is_stopped: _fill(reader, maker, content, rows, is_stopped),
             first=start_step,
-            steps=self.steps,
+            steps=steps,
             threads=threads,
             ahead=ahead,
             # small enough that all threads work on the batch that is needed next, but no smaller: each claim, like each call
@@ -192,7 +182,7 @@ class Batches(Piped):
         """The batch of a step; the threads prepare the steps that follow it, so that asking for the next one hardly waits."""
         if not 0 <= step < self.steps:
             raise DsslError(f"step {step}: expected 0 to {self.steps - 1}")
-        content = self._pipeline.take(step)
+        content = self.take(step)
         self._next = step + 1
         views = {name: torch.from_numpy(content.buffers[name]).permute(0, 3, 1, 2) for name in self._names}
         return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views)
@@ -260,7 +250,7 @@ class _Plain:
     cropped: NDArray[np.bool_]
 
 
-class EvaluationBatches(Piped):
+class EvaluationBatches(Pipeline[_Plain]):
     """Every image of a source, or those of `indices`, once and in order: `for batch in batches`; the last batch may be smaller.
 
     An unreadable file is an error that names it; with a `quarantine` it is recorded and left out of its batch.
@@ -278,15 +268,10 @@ class EvaluationBatches(Piped):
         threads: int | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise DsslError(f"batch size {batch_size}: expected at least 1")
         chosen = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(source):
-            raise DsslError(f"indices from {chosen.min()} to {chosen.max()}: the source has {len(source):,} images")
         self.count = len(chosen)
         self.cropped = 0
         """How many images so far were cropped."""
-        self.steps = -(-len(chosen) // batch_size)
         scales = None if normalization is None else normalization.scale_and_offset()
         kind = np.uint8 if normalization is None else np.float32
 
@@ -318,8 +303,8 @@ class EvaluationBatches(Piped):
                 content.images[row] = image if scales is None else image * scales[0] + scales[1]
 
         threads = thread_count(threads)
-        self._pipeline = Pipeline(start, fill, first=0, steps=self.steps, threads=threads, ahead=2,
-                                  chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
+        super().__init__(start, fill, first=0, steps=-(-len(chosen) // batch_size), threads=threads, ahead=2,
+                         chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -328,7 +313,7 @@ class EvaluationBatches(Piped):
     def __iter__(self) -> Iterator[EvaluationBatch]:
         """All batches, from the first."""
         for step in range(self.steps):
-            content = self._pipeline.take(step)
+            content = self.take(step)
             indices, images = content.indices, content.images
             self.cropped += int(content.cropped.sum())
             if not content.good.all():

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from dssl.errors import DsslError
 
@@ -68,7 +68,7 @@ def _stop(pool: ThreadPoolExecutor, stopped: threading.Event, begun: dict[int, t
 
 
 class Pipeline(Generic[T]):
-    """Contents by step, made by threads ahead of the step that is asked for.
+    """Contents by step, made by threads ahead of the step that is asked for, until the ``with`` block ends.
 
     `start(step)` returns an empty content and its number of rows; `fill(content, rows, is_stopped)` fills some rows and returns
     early when told to stop. A content belongs to the consumer once it has been handed over.
@@ -85,7 +85,7 @@ class Pipeline(Generic[T]):
         ahead: int,
         chunk: int,
     ) -> None:
-        self._start, self._fill, self._steps, self._ahead, self._chunk = start, fill, steps, ahead, chunk
+        self._start, self._fill, self.steps, self._ahead, self._chunk = start, fill, steps, ahead, chunk
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dssl-loader")
         self._begun: dict[int, tuple[T, list[Future[None]]]] = {}
@@ -110,7 +110,7 @@ class Pipeline(Generic[T]):
 
     def _begin(self, step: int) -> None:
         """Let the threads make this step and those after it that are to be ready, oldest first, and no others."""
-        wanted = range(step, min(step + self._ahead + 1, self._steps))
+        wanted = range(step, min(step + self._ahead + 1, self.steps))
         for other in self._begun.keys() - wanted:
             for future in self._begun.pop(other)[1]:
                 future.cancel()
@@ -125,16 +125,6 @@ class Pipeline(Generic[T]):
     def close(self) -> None:
         """Stop the threads and wait for them; a second call does nothing."""
         self._finalizer()
-
-
-class Piped:
-    """What batches from a pipeline have in common: a ``with`` block that stops the threads."""
-
-    _pipeline: Pipeline[Any]
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._pipeline.close()
 
     def __enter__(self) -> Self:
         return self
