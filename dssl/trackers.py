@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from tqdm import tqdm
 
+from dssl import config_io
 from dssl.errors import DsslError, choices, one_line
-from dssl.files import write_text
+from dssl.files import read_table, write_text
 from dssl.run import RunFolder
 
 logger = logging.getLogger("dssl")
@@ -290,7 +291,7 @@ class Background(Tracker):
         self._name, self._folder, self._parameters = name, folder, parameters
         self._tracker = TRACKERS[name]()
         self._file = folder.trackers / f"{name}.json"
-        self._kept = _read(self._file)
+        self._kept = read_table(self._file)
         self._warned = False
         self._calls: Queue[Callable[[], None] | None] = Queue(_QUEUED)
         if not self._kept and folder.views_file.is_file():  # a run that began without this tracker
@@ -360,24 +361,16 @@ class Background(Tracker):
             logger.log(level, f"{self._name}: {text}")
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
 def trackers_of(folder: RunFolder) -> tuple[str, ...]:
     """Those that the run has been given to, and that were not dropped since."""
-    return tuple(file.stem for file in sorted(folder.trackers.glob("*.json")) if _read(file).get("active"))
+    return tuple(file.stem for file in sorted(folder.trackers.glob("*.json")) if read_table(file).get("active"))
 
 
 def start_trackers(names: Sequence[str], folder: RunFolder, *, parameters: Mapping[str, Any]) -> list[Tracker]:
     """Start or continue these, and drop all others that the run had."""
     for name in set(trackers_of(folder)) - set(names):
         file = folder.trackers / f"{name}.json"
-        write_text(file, json.dumps(_read(file) | {"active": False}) + "\n")
+        write_text(file, json.dumps(read_table(file) | {"active": False}) + "\n")
     return [Background(name, folder, parameters=parameters) for name in dict.fromkeys(names)]
 
 
@@ -390,17 +383,9 @@ def add_to_summary(folder: RunFolder, values: Mapping[str, float | str], *, step
             names.append(name)
         except DsslError as error:
             logger.warning(f"{error}; these numbers are not in it")
-    parameters = flat(folder.read_config()["config"]) if names else {}
+    parameters = config_io.flat(folder.read_config()["config"]) if names else {}
     trackers = [Background(name, folder, parameters=parameters) for name in names]
     for tracker in trackers:
         tracker.summary(values, step)
     for tracker in trackers:
         tracker.close()
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    named: dict[str, Any] = {}
-    for name, value in settings.items():
-        named |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return named

@@ -226,7 +226,7 @@ def pixels_of(picture: Pillow.Image, *, channels: int = 3) -> Image:
     """The pixels of a picture of Pillow, upright, by the rules at the top of this file."""
     picture.load()
     orientation = _orientation(picture)
-    pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as kernels expect
+    pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as torch expects
     return upright(pixels if channels == 3 else pixels[:, :, None], orientation)
 
 
