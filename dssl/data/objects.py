@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from dssl import rng
 from dssl.data.decode import UnreadableImage, naming, pixels_of, read_image
+from dssl.data.pipeline import in_threads
 from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
 from dssl.files import printable
@@ -178,7 +178,7 @@ class Objects(Source):
             return [_plain(value) for value in self._data[self._label]], dict(enumerate(names))
         if all(self._label_at(index) is None for index in range(min(3, self._count))):
             return [None] * self._count, {}
-        return list(self._in_threads(self._label_at, range(self._count), os.cpu_count() or 1)), {}
+        return list(in_threads(self._label_at, range(self._count))), {}
 
     def _label_at(self, index: int) -> int | str | None:
         if index in self._seen:
@@ -227,7 +227,7 @@ class Objects(Source):
                     f"item {index} of data ({self._kind}) differs when it is asked for again, as with random transforms: leave "
                     "them out, since dssl makes the views itself and must get the same images again to resume"
                 )
-        if list(self._in_threads(self._digest, sample, 2)) != first:
+        if list(in_threads(self._digest, sample, threads=2)) != first:
             self._lock = threading.Lock()
             if os.environ.get("RANK", "0") == "0":
                 logger.warning(
@@ -257,17 +257,13 @@ class Objects(Source):
             return _UNREADABLE
         return digest.digest()
 
-    def _in_threads(self, call: Callable[[int], Any], indices: Iterable[int], threads: int) -> Iterator[Any]:
-        with ThreadPoolExecutor(1 if self._lock is not None else threads) as pool:
-            yield from pool.map(call, indices)
-
 
 def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray | Tensor) and value.ndim in (2, 3)
 
 
 def _pixels(image: Any, channels: int) -> Image:
-    """Height x width x channels, writable."""
+    """Height x width x channels, contiguous."""
     if isinstance(image, str | Path):
         return read_image(os.fspath(image), channels=channels)
     if isinstance(image, Pillow.Image):
@@ -283,7 +279,7 @@ def _pixels(image: Any, channels: int) -> Image:
                 "channels: an array has them last, a tensor first"
             )
         return pixels_of(Pillow.fromarray(pixels[:, :, 0] if depth == 1 else pixels), channels=channels)
-    return np.require(pixels, requirements=("C", "W"))
+    return np.ascontiguousarray(pixels)
 
 
 def _array(image: Any) -> NDArray[np.uint8]:
