@@ -48,7 +48,7 @@ def ours(text: str, shuffle: Shuffle | None) -> Iterator[int]:
 
     source = open_source(text)
     with Batches(
-        source, Nothing(), batch_size=_BATCH, seed=0, epochs=1, threads=record.CORES, shuffle=shuffle
+        source, Nothing(), batch_size=_BATCH, seed=0, steps=len(source) // _BATCH, threads=record.CORES, shuffle=shuffle
     ) as batches:
         for batch in batches:
             yield len(batch.indices)

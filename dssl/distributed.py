@@ -60,7 +60,7 @@ class World:
 
     def first_found(self, value: T | None) -> T | None:
         """What the first process that has something has, on all of them."""
-        return next((other for other in self._gather(value) if other is not None), None) if self.size > 1 else value
+        return next((other for other in self._gather(value) if other is not None), None)
 
     def wait(self) -> None:
         if self.size > 1:
@@ -82,8 +82,6 @@ class World:
 
     def in_turn(self, work: Callable[[], T]) -> T:
         """The first process of each node does it before the others, which then find what it has left in the node's cache."""
-        if self.size == 1:
-            return work()
         leads = os.environ.get("LOCAL_RANK", str(self.rank)) == "0"
         led = self.all_or_error(lambda: work() if leads else None)
         followed = self.all_or_error(lambda: None if leads else work())
@@ -91,15 +89,14 @@ class World:
 
     def from_first(self, work: Callable[[], T]) -> T:
         """What the first process finds, on all of them."""
-        if self.size == 1:
-            return work()
         box = [self.all_or_error(lambda: work() if self.first else None)]
-        dist.broadcast_object_list(box, 0)
+        if self.size > 1:
+            dist.broadcast_object_list(box, 0)
         return cast(T, box[0])
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Stop if a process has different facts from the first: another folder, other data, other code."""
-        everyone = self._gather(dict(facts)) if self.size > 1 else []
+        everyone = self._gather(facts)
         for rank, theirs in enumerate(everyone):
             for name, value in theirs.items():
                 if value != (first := everyone[0][name]):
@@ -109,6 +106,8 @@ class World:
                     )
 
     def _gather(self, value: T) -> list[T]:
+        if self.size == 1:
+            return [value]
         parts: list[Any] = [None] * self.size
         dist.all_gather_object(parts, value)
         return parts

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _logger = logging.getLogger("dssl")
 _PARTIAL = ".part"
@@ -74,6 +76,15 @@ def write_atomically(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write text atomically; a character that UTF-8 cannot hold, as in a file name in another encoding, becomes its escape."""
     write_atomically(path, [text.encode("utf-8", errors="backslashreplace")])
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of ours; empty if there is none, or it is damaged."""
+    try:
+        table = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return table if isinstance(table, dict) else {}
 
 
 def is_partial(path: Path, *, of: str) -> bool:

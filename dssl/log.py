@@ -81,10 +81,10 @@ class Log:
         self._last_check: HealthCheck | None = None
         folder = folder if active else None
         self._file = None if folder is None else folder.metrics_file.open("a", encoding="utf-8", buffering=1)
-        board = Board(None if folder is None else folder.tensorboard, purge_step=start + 1 if start else 0)
-        self._trackers: list[Tracker] = [board]
+        self._trackers: list[Tracker] = []
         if folder is not None:
-            self._trackers += start_trackers(trackers, folder, parameters=parameters or {})
+            board = Board(folder.tensorboard, purge_step=start + 1 if start else 0)
+            self._trackers = [board, *start_trackers(trackers, folder, parameters=parameters or {})]
         # without a terminal or a notebook (a pipe, a batch system) one line per epoch is enough
         self._bar = tqdm(total=length.total, initial=start, bar_format="{desc}", disable=not (active and _overwrites()))
 

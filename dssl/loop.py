@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dssl import rng
+from dssl import config_io, rng
 from dssl.config import CheckpointConfig, Precision
 from dssl.log import Log, phase
 from dssl.objective import Objective
@@ -25,7 +25,6 @@ from dssl.optim import set_learning_rate
 from dssl.precision import autocast, loss_scaler
 from dssl.run import Run
 from dssl.state import Checkpointer, Monitor, RunLength, StopSignals, TrainState, Verdict
-from dssl.trackers import flat
 
 _VOTE_EVERY = 32
 """The most steps between two votes on stopping. A vote waits for the device and for all ranks, so it comes with a check."""
@@ -149,7 +148,7 @@ def run(
             batch_size=task.batch_size,
             active=world.first,
             trackers=trackers,
-            parameters=flat(task.header.get("config", {})),
+            parameters=config_io.flat(task.header.get("config", {})),
         ) as log,  # fmt: skip
         StopSignals(alone=world.size == 1) if signals is None else nullcontext(signals) as stop,
     ):

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from tqdm import tqdm
 
+from dssl import config_io
 from dssl.errors import DsslError, choices, one_line
-from dssl.files import write_text
+from dssl.files import read_table, write_text
 from dssl.run import RunFolder
 
 logger = logging.getLogger("dssl")
@@ -82,24 +83,20 @@ class Tracker:
 
 
 class Board(Tracker):
-    """TensorBoard's event file: scalars and pictures by step. Without a folder or TensorBoard it does nothing.
+    """TensorBoard's event file: scalars and pictures by step.
 
     torch's SummaryWriter writes in a thread that dies with a traceback when the disk is full or gone, and raises from then on.
     This one writes in the caller's thread: a failing disk is reported once and costs the curves, never the run.
     """
 
-    def __init__(self, folder: Path | None, *, purge_step: int) -> None:
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
         """``purge_step`` tells TensorBoard to forget what an earlier start wrote at and after this step."""
-        self._file: BinaryIO | None = None
-        if folder is None:
-            return
-        try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            return
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
         self._event, self._summary, self._writer = Event, Summary, RecordWriter
+        self._file: BinaryIO | None = None
         with self._reporting():
             folder.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
@@ -108,15 +105,13 @@ class Board(Tracker):
         self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        if self._file is not None:
-            entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._write(step=step, summary=self._summary(value=entries))
+        entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=self._summary(value=entries))
 
     def picture(self, name: str, pixels: NDArray[np.uint8]) -> None:
-        if self._file is not None:
-            from torch.utils.tensorboard.summary import image
+        from torch.utils.tensorboard.summary import image
 
-            self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
+        self._write(step=0, summary=image(name, pixels, dataformats="HWC"))
 
     def close(self) -> None:
         if self._file is not None:
@@ -296,7 +291,7 @@ class Background(Tracker):
         self._name, self._folder, self._parameters = name, folder, parameters
         self._tracker = TRACKERS[name]()
         self._file = folder.trackers / f"{name}.json"
-        self._kept = _read(self._file)
+        self._kept = read_table(self._file)
         self._warned = False
         self._calls: Queue[Callable[[], None] | None] = Queue(_QUEUED)
         if not self._kept and folder.views_file.is_file():  # a run that began without this tracker
@@ -366,24 +361,16 @@ class Background(Tracker):
             logger.log(level, f"{self._name}: {text}")
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
 def trackers_of(folder: RunFolder) -> tuple[str, ...]:
     """Those that the run has been given to, and that were not dropped since."""
-    return tuple(file.stem for file in sorted(folder.trackers.glob("*.json")) if _read(file).get("active"))
+    return tuple(file.stem for file in sorted(folder.trackers.glob("*.json")) if read_table(file).get("active"))
 
 
 def start_trackers(names: Sequence[str], folder: RunFolder, *, parameters: Mapping[str, Any]) -> list[Tracker]:
     """Start or continue these, and drop all others that the run had."""
     for name in set(trackers_of(folder)) - set(names):
         file = folder.trackers / f"{name}.json"
-        write_text(file, json.dumps(_read(file) | {"active": False}) + "\n")
+        write_text(file, json.dumps(read_table(file) | {"active": False}) + "\n")
     return [Background(name, folder, parameters=parameters) for name in dict.fromkeys(names)]
 
 
@@ -396,17 +383,9 @@ def add_to_summary(folder: RunFolder, values: Mapping[str, float | str], *, step
             names.append(name)
         except DsslError as error:
             logger.warning(f"{error}; these numbers are not in it")
-    parameters = flat(folder.read_config()["config"]) if names else {}
+    parameters = config_io.flat(folder.read_config()["config"]) if names else {}
     trackers = [Background(name, folder, parameters=parameters) for name in names]
     for tracker in trackers:
         tracker.summary(values, step)
     for tracker in trackers:
         tracker.close()
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
-    named: dict[str, Any] = {}
-    for name, value in settings.items():
-        named |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return named

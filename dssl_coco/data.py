@@ -20,7 +20,7 @@ from torchvision.transforms.v2 import functional
 
 from dssl import rng
 from dssl.data.decode import read_image
-from dssl.data.pipeline import Piped, Pipeline, default_threads
+from dssl.data.pipeline import Pipeline, default_threads
 from dssl.errors import DsslError, require
 from dssl.files import printable
 from dssl_coco import CocoConfig
@@ -298,7 +298,10 @@ class Choices:
         return index, config.sizes[int(draws[0] * len(config.sizes))], config.flip and bool(draws[1] < 0.5)
 
 
-class CocoBatches(Piped):
+Content = tuple[list[Shown], list[Sample | None]]
+
+
+class CocoBatches(Pipeline[Content]):
     """The batches of a run from any step on, made by threads ahead of it."""
 
     def __init__(
@@ -307,9 +310,8 @@ class CocoBatches(Piped):
     ) -> None:  # fmt: skip
         count = config.batch_size // world_size
         choices = Choices(len(images), config)
-        Content = tuple[list[Shown], list[Sample | None]]
 
-        def begin(step: int) -> tuple[Content, int]:  # the pipeline calls it under its lock
+        def begin(step: int) -> tuple[Content, int]:
             return (choices.at(step, range(rank * count, (rank + 1) * count)), [None] * count), count
 
         def fill(content: Content, rows: range, is_stopped: Callable[[], bool]) -> None:
@@ -322,11 +324,9 @@ class CocoBatches(Piped):
                 samples[row] = sample.pinned() if pinned else sample
 
         threads = config.threads or default_threads()
-        self._pipeline = Pipeline(
-            begin, fill, first=start, steps=config.total, threads=threads, ahead=_AHEAD, chunk=1
-        )  # fmt: skip
+        super().__init__(begin, fill, first=start, steps=config.total, threads=threads, ahead=_AHEAD, chunk=1)
 
     def at(self, step: int) -> tuple[Sample, ...]:
         """One rank's part of a global batch."""
-        _, samples = self._pipeline.take(step)
+        _, samples = self.take(step)
         return tuple(sample for sample in samples if sample is not None)

@@ -190,12 +190,14 @@ class ViewMaker(BaseViewMaker):
 
     def allocate(self, count: int, *, pinned: bool = False) -> Buffers:
         """As the base class says: float32 where a normalisation is set, else uint8."""
-        kind = np.uint8 if self.normalization is None else np.float32
-        block = np.zeros((len(self.names), count, self.size, self.size, self.channels), kind)
+        as_bytes = self.normalization is None
+        shape = (len(self.names), count, self.size, self.size, self.channels)
         if pinned:
             import torch
 
-            block = torch.from_numpy(block).pin_memory().numpy()
+            block = torch.empty(shape, dtype=torch.uint8 if as_bytes else torch.float32, pin_memory=True).numpy()
+        else:
+            block = np.empty(shape, np.uint8 if as_bytes else np.float32)
         return Buffers(self.names, block)
 
     def plan(self, indices: NDArray[np.int64], *, epoch: int) -> Plan:

@@ -1,5 +1,6 @@
 """``dssl explore``: what an encoder shows of images without labels."""
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,8 @@ def _queries(
     if paths := [expanded(name) for name in arguments.query if name not in rows]:
         if store is None:
             raise DsslError(f"--query {paths[0]}: not a name in {arguments.weights}; other images need the encoder")
-        files = GivenFiles(paths, channels=store.encoder.channels, value_range=store.encoder.value_range)
+        absolute = [os.fsencode(Path(path).absolute()) for path in paths]
+        files = GivenFiles(absolute, channels=store.encoder.channels, value_range=store.encoder.value_range)
         values = store.of(files, allow_unreadable=False).values
         similarity, nearest = (part.tolist() for part in neighbours(features.values, values, k=NEAREST))
         for index in range(len(paths)):

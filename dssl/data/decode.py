@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib.util
 import io
 import os
 import re
@@ -47,14 +46,8 @@ T = TypeVar("T")
 MAX_BYTES = 1 << 30  # of a file; some decoders read it whole
 _AT_ONCE = 1 << 24  # bytes; a larger file is not read whole before it is decoded
 GROUP = 1 << 23  # bytes of pixels; images are decoded and made into views together up to here
-_HEIF = "pip install 'dssl[heif]'"
-MISSING = {
-    **({} if AvifImagePlugin.SUPPORTED else {"avif": "install a Pillow that has AVIF"}),
-    **({} if importlib.util.find_spec("pillow_heif") else dict.fromkeys(("heic", "heif", "hif"), _HEIF)),
-}
-"""The extensions of photographs whose reader is not installed, and what to do about it: such files are counted and named."""
-_ALWAYS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif"])
-EXTENSIONS = _ALWAYS | (frozenset(["avif", "heic", "heif", "hif"]) - frozenset(MISSING))
+EXTENSIONS = frozenset(["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "bmp", "dib", "tif", "tiff", "gif", "avif",
+                        "heic", "heif", "hif"])  # fmt: skip
 
 # Pillow warns about odd metadata without naming the file; whatever matters is raised, and named, by `decode`
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -233,7 +226,7 @@ def pixels_of(picture: Pillow.Image, *, channels: int = 3) -> Image:
     """The pixels of a picture of Pillow, upright, by the rules at the top of this file."""
     picture.load()
     orientation = _orientation(picture)
-    pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as kernels expect
+    pixels = np.array(_eight_bits(picture, "RGB" if channels == 3 else "L"))  # a copy: writable, as torch expects
     return upright(pixels if channels == 3 else pixels[:, :, None], orientation)
 
 
@@ -264,7 +257,7 @@ def _heif(file: IO[bytes]) -> ImageFile.ImageFile:
     try:
         from pillow_heif import HeifImageFile
     except ImportError:
-        raise ValueError(f"HEIC needs the extra heif: {_HEIF}") from None
+        raise ValueError("HEIC needs the extra heif: pip install 'dssl[heif]'") from None
     picture: ImageFile.ImageFile = HeifImageFile(file)
     return picture
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import EXTENSIONS, UnreadableImage, read_image, read_images
-from dssl.data.index import UNSEEN, Index, classes_of, endings_of, missing_line, open_index, warn_missing
+from dssl.data.index import UNSEEN, Index, classes_of, endings_of, open_index
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, expanded, size_and_time, stamp_of
 from dssl.errors import DsslError
@@ -69,10 +69,8 @@ class Folder(Files):
             raise kind(_why_empty(root, self.index, photos=photos))
         self.name = f"{printable(root)} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
-        if photos:
-            warn_missing(printable(root), self.index)
         # whose classes the labels count
-        first = self.index if root == splits.train else open_index(splits.train, photos=photos, sizes=False)
+        first = self.index if root == splits.train else open_index(splits.train, photos=photos)
         problem = f"has no image in {printable(first.root)}"
         self.classes, self.labels = classes_of(self.index, first, printable(self.index.root), problem)
         self.fingerprint = self.index.fingerprint
@@ -94,45 +92,39 @@ class Folder(Files):
         return tuple(earlier - {self.fingerprint})
 
 
-class ListFile(Files):
-    """The images that a text file lists, one path per line, relative to it; a tab and a label may follow."""
+class GivenFiles(Files):
+    """The images in files that are named one by one; a relative path is one below `base`."""
 
-    def __init__(self, place: str, *, channels: int = 3, value_range: Range | None = None) -> None:
-        self._paths, names = _read_list(Path(place))
-        super().__init__(np.full((len(self._paths), 2), UNSEEN), channels=channels, value_range=value_range)
-        self._base = os.fsencode(Path(place).parent.absolute())
-        self.name = f"{printable(place)} ({len(self._paths):,} images)"
-        if names is not None:
-            unique = sorted(set(names))
-            position = {name: number for number, name in enumerate(unique)}
-            self.classes = tuple(printable(name) for name in unique)
-            self.labels = np.array([position[name] for name in names], np.int64)
-        content = b"\n".join(self._paths) + b"\0" + b"\n".join(names or [])
-        self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+    def __init__(
+        self, paths: list[bytes], *, base: Path = Path(), channels: int = 3, value_range: Range | None = None
+    ) -> None:
+        super().__init__(np.full((len(paths), 2), UNSEEN), channels=channels, value_range=value_range)
+        self._paths, self._base = paths, os.fsencode(base.absolute())
+        self.name = f"{len(paths):,} files"
+        self.fingerprint = hashlib.blake2b(b"\n".join(paths), digest_size=16).hexdigest()
 
     def path(self, index: int) -> bytes:
         return os.path.join(self._base, self._paths[index])  # noqa: PTH118 (bytes)
 
     def label_of(self, index: int) -> str:
-        """The path as it is in the list, printable."""
+        """The path as it was given, printable."""
         return printable(self._paths[index])
 
 
-class GivenFiles(Files):
-    """The images in files that are named one by one."""
+class ListFile(GivenFiles):
+    """The images that a text file lists, one path per line, relative to it; a tab and a label may follow."""
 
-    def __init__(self, paths: Sequence[str], *, channels: int = 3, value_range: Range | None = None) -> None:
-        super().__init__(np.full((len(paths), 2), UNSEEN), channels=channels, value_range=value_range)
-        self._paths = [os.fsencode(Path(path).absolute()) for path in paths]
-        self.name = f"{len(paths):,} files"
-        self.fingerprint = hashlib.blake2b(b"\n".join(self._paths), digest_size=16).hexdigest()
-
-    def path(self, index: int) -> bytes:
-        return self._paths[index]
-
-    def label_of(self, index: int) -> str:
-        """The path, printable."""
-        return printable(self._paths[index])
+    def __init__(self, place: str, *, channels: int = 3, value_range: Range | None = None) -> None:
+        paths, names = _read_list(Path(place))
+        super().__init__(paths, base=Path(place).parent, channels=channels, value_range=value_range)
+        self.name = f"{printable(place)} ({len(paths):,} images)"
+        if names is not None:
+            unique = sorted(set(names))
+            position = {name: number for number, name in enumerate(unique)}
+            self.classes = tuple(printable(name) for name in unique)
+            self.labels = np.array([position[name] for name in names], np.int64)
+        content = b"\n".join(paths) + b"\0" + b"\n".join(names or [])
+        self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +207,6 @@ def _why_empty(root: Path, index: Index, *, photos: bool) -> str:
     if index.skipped:
         path, reason = index.skipped[0]
         return f"{printable(root)}: no readable image; {printable(path)}: {printable(reason)}"
-    if photos and index.missing:
-        return f"{printable(root)}: no readable image; {missing_line(index)}"
     if index.ignored:
         endings = ", ".join(f".{ending.decode()}" for ending in sorted(endings_of(photos=photos)))
         return f"{printable(root)}: none of its {index.ignored:,} files is an image; expected {endings}"

@@ -4,16 +4,12 @@ The file is a plain ``.npy`` of the records, which ``np.load(path, mmap_mode="r"
 a description in JSON and a checksum. Names are bytes, so that one that is not valid UTF-8 is a file like any other.
 """
 
-import functools
 import hashlib
 import io
 import json
-import logging
 import os
 import stat
 import time
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dssl.data.decode import EXTENSIONS, MISSING, kind_of
+from dssl.data.decode import EXTENSIONS, kind_of
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import ENDINGS as SCIENCE
 from dssl.errors import DsslError
@@ -38,7 +34,7 @@ _CHECKED = 1000  # files of a folder whose sizes are compared with those of its 
 _YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -56,8 +52,6 @@ class Index:
     """What is named like an image but is not a file, and links that lead nowhere: relative path and reason."""
     ignored: int
     """How many files do not have the ending of an image format."""
-    missing: dict[str, int]
-    """How many of them are photographs whose reader is not installed, by extension."""
     fingerprint: str
     """Of the images' relative paths and sizes: the same on every machine that holds the same images."""
     reusable: bool
@@ -113,63 +107,25 @@ def endings_of(*, photos: bool) -> frozenset[bytes]:
     return frozenset(ending.encode() for ending in (EXTENSIONS if photos else SCIENCE))
 
 
-def missing_ending(name: bytes) -> str:
-    """The extension of a photograph whose reader is not installed; empty for every other file."""
-    ending = name.rpartition(b".")[2].lower().decode("ascii", "replace")
-    return ending if ending in MISSING and b"." in name else ""
-
-
-def missing_line(index: Index) -> str:
-    """How many files need a reader that is not installed, by extension, and what to do about it."""
-    counts = sorted(index.missing.items())
-    return "; ".join(f"{count:,} .{ending} not read: {MISSING[ending]}" for ending, count in counts)
-
-
-def warn_missing(place: str, index: Index) -> None:
-    """Name what is not read for lack of a reader, once: a command may open one folder several times."""
-    if index.missing:
-        _warn(f"{place}: {missing_line(index)}")
-
-
-@functools.cache
-def _warn(line: str) -> None:
-    logging.getLogger("dssl").warning(line)
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
+    root = os.path.realpath(os.fsencode(root))
+    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
 
 
 def kind_option(*, photos: bool) -> tuple[bytes, ...]:
-    """What tells the index of one kind of images, or of those that one set of readers can read, from that of the other."""
-    return tuple(b"without " + ending.encode() for ending in sorted(MISSING)) if photos else (b"values",)
-
-
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
-    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible).
-
-    Without `sizes`, for its classes alone, one that is open already will do, and no image is looked at again.
-    """
-    root = os.path.realpath(os.fsencode(root))
-    index = None if sizes else _open.get((root, photos))
-    if index is None or not index.reusable or not _is_current(index, sizes=False):
-        options = kind_option(photos=photos)
-        index = _open[root, photos] = kept_index(root, lambda: scan(root, photos=photos), options=options, sizes=sizes)
-    return index
-
-
-_open: weakref.WeakValueDictionary[tuple[bytes, bool], Index] = weakref.WeakValueDictionary()
+    """What tells the index of one kind of images from that of the other."""
+    return () if photos else (b"values",)
 
 
 def kept_index(
-    root: bytes,
-    make: Callable[[], Index],
-    *,
-    shards: tuple[bytes, ...] = (),
-    options: tuple[bytes, ...] = (),
-    sizes: bool = True,
+    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...]
 ) -> Index:
     """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
     place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and (not shards or kept.containers == [*shards]) and _is_current(kept, sizes=sizes):
+        if kept is not None and _is_current(kept):
             return kept
     index = make()
     if place is not None and index.reusable:
@@ -193,7 +149,6 @@ class Container:
     labels: list[bytes | None] = field(default_factory=list)
     skipped: list[tuple[bytes, str]] = field(default_factory=list)
     ignored: int = 0
-    missing: Counter[str] = field(default_factory=Counter)
 
 
 def build_index(
@@ -226,7 +181,6 @@ def build_index(
         names=np.frombuffer(text, np.uint8),
         skipped=[entry for container in containers for entry in container.skipped],
         ignored=sum(container.ignored for container in containers),
-        missing=dict(sum((container.missing for container in containers), Counter())),
         fingerprint=fingerprint([mark for mark in marks if mark is not None], text, renumbered),
         reusable=not any(container.time >= started - _YOUNG for container in containers),
         lengths=[container.length for container in containers if container.length],
@@ -282,7 +236,7 @@ def _scan_folder(
     files: list[tuple[bytes, int, int]] = []
     subfolders: list[bytes] = []
     skipped: list[tuple[bytes, str]] = []
-    ignored, missing = 0, Counter[str]()
+    ignored = 0
     try:
         before = os.stat(full)  # noqa: PTH116 (bytes)  # before reading, so that the next start notices a later change
         with os.scandir(full) as entries:
@@ -302,12 +256,10 @@ def _scan_folder(
                             continue
                     if entry.is_dir():
                         subfolders.append(prefix + name)
-                    elif entry.is_symlink():
-                        entry.stat()  # a link that leads nowhere may have led to a folder of images
-                        ignored += 1
                     else:
+                        if entry.is_symlink():
+                            entry.stat()  # a link that leads nowhere may have led to a folder of images
                         ignored += 1
-                        missing.update({missing_ending(name)} - {""})
                 except OSError as error:  # a broken link, a loop of links, an image that has just been deleted
                     skipped.append((prefix + name, error.strerror or "cannot be read"))
     except OSError as error:
@@ -318,13 +270,12 @@ def _scan_folder(
     container = Container(
         path=folder, time=before.st_mtime_ns, names=[name for name, _, _ in files], sizes=[size for _, size, _ in files],
         times=[time for _, _, time in files], offsets=[0] * len(files), skipped=sorted(skipped), ignored=ignored,
-        missing=missing,
     )  # fmt: skip
     return (before.st_dev, before.st_ino), container, sorted(subfolders)
 
 
-def _is_current(index: Index, *, sizes: bool) -> bool:
-    """True if every container has the time stamp, every shard the length, and some images the `sizes` of the scan."""
+def _is_current(index: Index) -> bool:
+    """True if every container has the time stamp, every shard the length, and some images the sizes of the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -333,7 +284,7 @@ def _is_current(index: Index, *, sizes: bool) -> bool:
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
         rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _CHECKED)).astype(int)
-        for row in rows if sizes and not index.lengths else ():
+        for row in rows if not index.lengths else ():
             status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
             if status.st_size != index.records["size"][row]:
                 return False
@@ -363,9 +314,9 @@ def _save(place: Path, index: Index) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(index.records))
     about = {
-        "root": _text(index.root), "containers": [*map(_text, index.containers)], "times": index.times,
-        "classes": [*map(_text, index.classes)], "skipped": [(_text(path), reason) for path, reason in index.skipped],
-        "ignored": index.ignored, "missing": index.missing, "images": index.fingerprint, "lengths": index.lengths,
+        "containers": [*map(_text, index.containers)], "times": index.times, "classes": [*map(_text, index.classes)],
+        "skipped": [(_text(path), reason) for path, reason in index.skipped],
+        "ignored": index.ignored, "images": index.fingerprint, "lengths": index.lengths,
     }  # fmt: skip
     text = json.dumps(about).encode()
     parts = [header.getvalue(), index.records.tobytes(), index.names.tobytes(), text, len(text).to_bytes(8, "little")]
@@ -376,7 +327,7 @@ def _save(place: Path, index: Index) -> None:
 
 
 def _load(place: Path, root: bytes) -> Index | None:
-    """The kept index, mapped; None where there is none, it is damaged, or it belongs to another root."""
+    """The kept index, mapped; None where there is none, or it is damaged."""
     try:
         with place.open("rb") as file:  # opened once: another process may replace it at any time
             content: NDArray[np.uint8] = np.asarray(np.memmap(file, np.uint8, mode="r"))
@@ -390,7 +341,7 @@ def _load(place: Path, root: bytes) -> Index | None:
         stop = len(content) - _DIGEST - 8
         text = stop - int.from_bytes(content[stop : stop + 8].tobytes(), "little")
         about = json.loads(content[text:stop].tobytes())
-        if kind != RECORD or _bytes(about["root"]) != root:
+        if kind != RECORD:
             return None
         return Index(
             root=root,
@@ -401,7 +352,6 @@ def _load(place: Path, root: bytes) -> Index | None:
             names=content[end:text],
             skipped=[(_bytes(path), reason) for path, reason in about["skipped"]],
             ignored=about["ignored"],
-            missing=about["missing"],
             fingerprint=about["images"],
             reusable=True,
             lengths=about["lengths"],

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image as Pillow
 
 from dssl.types import Image
 
@@ -26,9 +27,7 @@ _TURNS = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1
 _QUANTISATION, _HUFFMAN, _RESTART, _SCAN, _COMMENT = 0xDB, 0xC4, 0xDD, 0xDA, 0xFE
 _FRAMES = (0xC0, 0xC2)  # baseline and progressive
 _SAMPLINGS = (b"\x11\x11\x11", b"\x21\x11\x11", b"\x22\x11\x11")
-_ORIENTATION, _RESOLUTION, _UNIT = 0x0112, 0x011A, 0x0128
-_SHORT, _RATIONAL = 3, 5
-_SIZES = (0, 1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8)  # bytes of a value by its TIFF type
+_ORIENTATION = 0x0112  # of EXIF
 
 
 class Doubt(Exception):
@@ -76,7 +75,7 @@ def _read_application(kind: int, segment: bytes | bytearray) -> tuple[int | None
     if kind == 0xE0 and segment[:4] == b"JFIF" and len(segment) < 12:
         raise Doubt
     if kind == 0xE1 and segment[:6] == b"Exif\0\0":
-        return _read_exif(segment[6:]), False
+        return _read_exif(segment), False
     if kind == 0xE1:
         return None, b"tiff:Orientation" in segment
     if kind == 0xE2 and segment[:12] == b"ICC_PROFILE\0" and len(segment) < 14:
@@ -97,28 +96,14 @@ def _check_photoshop(segment: bytes | bytearray) -> None:
         place += place & 1
 
 
-def _read_exif(data: bytes | bytearray) -> int:
-    """The orientation in a block of EXIF data, 0 where it has none."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(data[:4]))
-    if order is None:
-        raise Doubt
-    (place,) = struct.unpack_from(f"{order}I", data, 4)
-    (count,) = struct.unpack_from(f"{order}H", data, place)
-    orientation = 0
-    for tag, kind, values, where in struct.iter_unpack(f"{order}HHII", data[place + 2 : place + 2 + 12 * count]):
-        if not 1 <= kind < len(_SIZES) or (_SIZES[kind] * values > 4 and where + _SIZES[kind] * values > len(data)):
-            raise Doubt
-        if tag in (_ORIENTATION, _UNIT) and (kind, values) != (_SHORT, 1):
-            raise Doubt
-        if tag == _RESOLUTION and (kind, values) != (_RATIONAL, 1):
-            raise Doubt
-        if tag == _ORIENTATION:
-            if orientation:
-                raise Doubt
-            orientation = (where if order == "<" else where >> 16) & 0xFFFF
-    if len(data) < place + 2 + 12 * count:
-        raise Doubt
-    return orientation
+def _read_exif(segment: bytes | bytearray) -> int:
+    """The orientation in a segment of EXIF data, as Pillow reads it, 0 where it has none."""
+    exif = Pillow.Exif()
+    try:
+        exif.load(bytes(segment))
+        return int(exif.get(_ORIENTATION, 0))
+    except Exception as error:  # Pillow raises whatever it stumbles over
+        raise Doubt from error
 
 
 class Jpeg(NamedTuple):

@@ -5,11 +5,8 @@ bytes as far as possible, copied during the computation, normalised where they a
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +18,7 @@ from torch import Tensor
 from dssl.augment import BaseViewMaker, Normalization
 from dssl.data.decode import GROUP, UnreadableImage, resize
 from dssl.data.order import order_of
-from dssl.data.pipeline import Piped, Pipeline, thread_count
+from dssl.data.pipeline import Pipeline, thread_count
 from dssl.data.quarantine import Quarantine, Reader
 from dssl.data.source import Shuffle, Source
 from dssl.errors import DsslError
@@ -33,80 +30,20 @@ CROP_RATIO = 0.875  # of the shorter side: 224 pixels out of 256, as is usual
 
 
 class Event(Protocol):
-    """Something that happens on a device, such as the end of a copy: a `torch.cuda.Event`, whose methods torch has not typed."""
+    """The end of a copy: a `torch.cuda.Event`, whose methods torch has not typed."""
 
     def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: trainers move batches to a device by setting their fields
 class Batch:
-    """One rank's part of a global batch; it stays untouched as long as anything holds one of its tensors."""
+    """One rank's part of a global batch."""
 
     step: int
     epoch: int
     indices: NDArray[np.int64]
     views: dict[str, Tensor]
     """N x C x H x W, in channels_last memory."""
-    readers: list[Event] = field(default_factory=list)
-    """Code that lets a device read the tensors asynchronously adds the event of its end: they stay untouched until then, too."""
-
-
-_Free = deque[tuple[Any, list[Event]]]
-
-
-def _settle(free: _Free) -> None:
-    """Wait until no device reads the buffers any more, so that their memory can be freed."""
-    while free:
-        for event in free.pop()[1]:
-            event.synchronize()
-
-
-class Pool:
-    """Buffers that are reused once every tensor on them is gone and no device reads them any more."""
-
-    def __init__(self, names: Sequence[str], allocate: Callable[[], Any], *, keep: int) -> None:
-        self._names, self._allocate, self._keep = names, allocate, keep
-        self._free: _Free = deque()
-        self._finalizer = weakref.finalize(self, _settle, self._free)
-
-    def take(self) -> Any:
-        """Free buffers, or new ones."""
-        free, reused = self._free, None
-        for _ in range(len(free)):
-            buffers, readers = free.popleft()
-            if not all(event.query() for event in readers):
-                free.append((buffers, readers))  # no waiting: the consumer may be asking for a batch right now
-            elif reused is None:
-                reused = buffers
-            elif len(free) < self._keep:
-                free.append((buffers, []))
-        return self._allocate() if reused is None else reused
-
-    def lend(self, buffers: Any) -> tuple[dict[str, Tensor], list[Event]]:
-        """The buffers as tensors, without a copy, and the list for the events of their readers."""
-        tokens = deque(range(len(buffers) - 1))
-        free, finalizer = self._free, self._finalizer
-        readers: list[Event] = []
-
-        def gone() -> None:
-            try:
-                tokens.pop()  # atomic, since the last two tensors may die in two threads at once
-            except IndexError:
-                free.append((buffers, readers))
-                if not finalizer.alive:  # the loader is closed or forgotten: free the memory now
-                    _settle(free)
-
-        tensors = {}
-        for name in self._names:
-            array = buffers[name].view()  # an object of its own, which lives as long as the tensor's memory is in use
-            weakref.finalize(array, gone).atexit = False
-            tensors[name] = torch.from_numpy(array).permute(0, 3, 1, 2)
-        return tensors, readers
-
-    def close(self) -> None:
-        """Wait for the devices that still read free buffers."""
-        self._finalizer()
 
 
 class CudaCopies:
@@ -147,6 +84,8 @@ class DeviceTransfer:
         self._copies = copies or (CudaCopies(device) if device.type == "cuda" else None)
         self.as_bytes = self._copies is not None
         """Whether batches have to come as bytes in pinned memory."""
+        self._under_way: list[tuple[Event, Mapping[str, Tensor]]] = []
+        """Copies that may not have ended, and what they read, whose memory must not be used again until then."""
         self._scale, self._offset = (
             torch.from_numpy(numbers).view(1, -1, 1, 1).to(device) for numbers in normalization.scale_and_offset()
         )
@@ -156,7 +95,8 @@ class DeviceTransfer:
         if self._copies is None:
             return {name: view.to(self._device, self._dtype) for name, view in batch.views.items()}
         copies, done = self._copies.copy(batch.views)
-        batch.readers.append(done)
+        self._under_way = [(event, views) for event, views in self._under_way if not event.query()]
+        self._under_way.append((done, batch.views))
         return {name: self._normalised(copied) for name, copied in copies.items()}
 
     def plain(self, images: Tensor) -> Tensor:
@@ -182,7 +122,7 @@ class _Content:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Batches(Piped):
+class Batches(Pipeline[_Content]):
     """The batches of a training run, from any step on: `for batch in batches`, or `batches.at(step)`.
 
     Order and views depend on seed, epoch and step alone, so that neither the number of threads, nor the start step, nor the
@@ -197,8 +137,7 @@ class Batches(Piped):
         *,
         batch_size: int,
         seed: int,
-        epochs: int | None = None,
-        steps: int | None = None,
+        steps: int,
         start_step: int = 0,
         threads: int | None = None,
         rank: int = 0,
@@ -215,34 +154,23 @@ class Batches(Piped):
                 f"{source.name}: one image is not enough: self-supervised training compares images with each other"
             )
         order = order_of(source, batch_size=batch_size, seed=seed, shuffle=shuffle, window=window)
-        if batch_size % world_size:
-            raise DsslError(f"batch size {batch_size}: expected a multiple of the {world_size} processes that share it")
-        if (epochs is None) == (steps is None):
-            raise DsslError("expected either epochs or steps for the length of a run")
         threads = thread_count(threads)
-        if ahead < 0:
-            raise DsslError(f"ahead {ahead}: expected at least 0 batches")
         self.steps_per_epoch = order.steps_per_epoch
-        self.steps = steps if steps is not None else (epochs or 0) * order.steps_per_epoch
-        if not 0 <= start_step <= self.steps:
-            raise DsslError(f"start step {start_step}: the run has {self.steps} steps")
         self.quarantine = quarantine if quarantine is not None else Quarantine(source)
-        self._next = start_step
+        self._next, self._names = start_step, maker.names
         count = batch_size // world_size
-        self._pool = pool = Pool(maker.names, partial(maker.allocate, count, pinned=pinned), keep=ahead + 2)
         reader = Reader(source, seed=seed, quarantine=self.quarantine, labels=labels)
 
         def start(step: int) -> tuple[_Content, int]:
             position = order.at(step)
-            return _Content(
-                step, position.epoch, position.indices[rank * count : (rank + 1) * count], pool.take()
-            ), count
+            mine = position.indices[rank * count : (rank + 1) * count]
+            return _Content(step, position.epoch, mine, maker.allocate(count, pinned=pinned)), count
 
-        self._pipeline = Pipeline(
+        super().__init__(
             start,
             lambda content, rows, is_stopped: _fill(reader, maker, content, rows, is_stopped),
             first=start_step,
-            steps=self.steps,
+            steps=steps,
             threads=threads,
             ahead=ahead,
             # small enough that all threads work on the batch that is needed next, but no smaller: each claim, like each call
@@ -254,10 +182,10 @@ class Batches(Piped):
         """The batch of a step; the threads prepare the steps that follow it, so that asking for the next one hardly waits."""
         if not 0 <= step < self.steps:
             raise DsslError(f"step {step}: expected 0 to {self.steps - 1}")
-        content = self._pipeline.take(step)
+        content = self.take(step)
         self._next = step + 1
-        views, readers = self._pool.lend(content.buffers)
-        return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views, readers=readers)
+        views = {name: torch.from_numpy(content.buffers[name]).permute(0, 3, 1, 2) for name in self._names}
+        return Batch(step=content.step, epoch=content.epoch, indices=content.indices, views=views)
 
     def __len__(self) -> int:
         """How many batches are left."""
@@ -267,11 +195,6 @@ class Batches(Piped):
         """From the next step to the last."""
         while self._next < self.steps:
             yield self.at(self._next)
-
-    def close(self) -> None:
-        """Stop the threads."""
-        super().close()
-        self._pool.close()
 
 
 def _fill(reader: Reader, maker: BaseViewMaker, content: _Content, rows: range, is_stopped: Callable[[], bool]) -> None:
@@ -327,7 +250,7 @@ class _Plain:
     cropped: NDArray[np.bool_]
 
 
-class EvaluationBatches(Piped):
+class EvaluationBatches(Pipeline[_Plain]):
     """Every image of a source, or those of `indices`, once and in order: `for batch in batches`; the last batch may be smaller.
 
     An unreadable file is an error that names it; with a `quarantine` it is recorded and left out of its batch.
@@ -345,15 +268,10 @@ class EvaluationBatches(Piped):
         threads: int | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise DsslError(f"batch size {batch_size}: expected at least 1")
         chosen = np.arange(len(source), dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
-        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(source):
-            raise DsslError(f"indices from {chosen.min()} to {chosen.max()}: the source has {len(source):,} images")
         self.count = len(chosen)
         self.cropped = 0
         """How many images so far were cropped."""
-        self.steps = -(-len(chosen) // batch_size)
         scales = None if normalization is None else normalization.scale_and_offset()
         kind = np.uint8 if normalization is None else np.float32
 
@@ -385,8 +303,8 @@ class EvaluationBatches(Piped):
                 content.images[row] = image if scales is None else image * scales[0] + scales[1]
 
         threads = thread_count(threads)
-        self._pipeline = Pipeline(start, fill, first=0, steps=self.steps, threads=threads, ahead=2,
-                                  chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
+        super().__init__(start, fill, first=0, steps=-(-len(chosen) // batch_size), threads=threads, ahead=2,
+                         chunk=max(1, min(64, -(-batch_size // (2 * threads)))))  # fmt: skip
 
     def __len__(self) -> int:
         """The number of batches."""
@@ -395,7 +313,7 @@ class EvaluationBatches(Piped):
     def __iter__(self) -> Iterator[EvaluationBatch]:
         """All batches, from the first."""
         for step in range(self.steps):
-            content = self._pipeline.take(step)
+            content = self.take(step)
             indices, images = content.indices, content.images
             self.cropped += int(content.cropped.sum())
             if not content.good.all():

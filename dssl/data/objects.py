@@ -11,10 +11,8 @@ import logging
 import os
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +25,7 @@ from torch import Tensor
 
 from dssl import rng
 from dssl.data.decode import UnreadableImage, naming, pixels_of, read_image
+from dssl.data.pipeline import in_threads
 from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
 from dssl.files import printable
@@ -38,10 +37,6 @@ Data = str | Path | Sized
 """What names images, or holds them: anything with ``__len__`` and ``__getitem__``."""
 SAMPLE = 24
 """Images that are read when the data is opened, for the fingerprint and the checks."""
-_FAST = 0.001
-"""Seconds in which an image is read too fast for threads to matter."""
-_PARALLEL = 1.25
-"""How much faster two threads are at least, if they do not wait for each other."""
 _UNREADABLE = b"unreadable"
 _held: dict[str, Source] = {}
 
@@ -183,7 +178,7 @@ class Objects(Source):
             return [_plain(value) for value in self._data[self._label]], dict(enumerate(names))
         if all(self._label_at(index) is None for index in range(min(3, self._count))):
             return [None] * self._count, {}
-        return list(self._in_threads(self._label_at, range(self._count), os.cpu_count() or 1)), {}
+        return list(in_threads(self._label_at, range(self._count))), {}
 
     def _label_at(self, index: int) -> int | str | None:
         if index in self._seen:
@@ -226,37 +221,23 @@ class Objects(Source):
         first = [self._digest(index) for index in sample]
         if set(first) == {_UNREADABLE}:
             self.image(sample[0])  # raises what is wrong
-        began = time.perf_counter()
-        again = [self._digest(index) for index in sample]
-        alone = time.perf_counter() - began
-        for index, before, now in zip(sample, first, again, strict=True):
-            if before != now:
+        for index, before in zip(sample, first, strict=True):
+            if before != self._digest(index):
                 raise DsslError(
                     f"item {index} of data ({self._kind}) differs when it is asked for again, as with random transforms: leave "
                     "them out, since dssl makes the views itself and must get the same images again to resume"
                 )
-        if alone > _FAST * len(sample) > _FAST and (os.cpu_count() or 1) > 1:
-            began = time.perf_counter()
-            together = list(self._in_threads(self._digest, sample, 2))
-            faster = alone / (time.perf_counter() - began)
-            if together != first:
-                self._lock = threading.Lock()
-                self._say("get wrong images of this", "they are read one at a time now")
-            elif faster < _PARALLEL:
-                rate = f"{len(sample) / alone:,.0f} images a second"
-                self._say(
-                    "are no faster than one with this",
-                    f"{rate}: it holds the interpreter's lock, or the cores are busy",
+        if list(in_threads(self._digest, sample, threads=2)) != first:
+            self._lock = threading.Lock()
+            if os.environ.get("RANK", "0") == "0":
+                logger.warning(
+                    f"two threads get wrong images of this {self._kind}: they are read one at a time now; images in a folder or "
+                    "in a list of paths are decoded in parallel"
                 )
         digest = hashlib.sha256(f"{self._count}".encode())
         for part in first:
             digest.update(part)
         return digest.hexdigest()
-
-    def _say(self, problem: str, more: str) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            remedy = "images in a folder or in a list of paths are decoded in parallel"
-            logger.warning(f"two threads {problem} {self._kind}; {more}; {remedy}")
 
     def _digest(self, index: int) -> bytes:
         """Of what an item holds, whatever holds it; of an unreadable one the same, whatever the reason."""
@@ -276,17 +257,13 @@ class Objects(Source):
             return _UNREADABLE
         return digest.digest()
 
-    def _in_threads(self, call: Callable[[int], Any], indices: Iterable[int], threads: int) -> Iterator[Any]:
-        with ThreadPoolExecutor(1 if self._lock is not None else threads) as pool:
-            yield from pool.map(call, indices)
-
 
 def _is_array(value: object) -> bool:
     return isinstance(value, np.ndarray | Tensor) and value.ndim in (2, 3)
 
 
 def _pixels(image: Any, channels: int) -> Image:
-    """Height x width x channels, writable."""
+    """Height x width x channels, contiguous."""
     if isinstance(image, str | Path):
         return read_image(os.fspath(image), channels=channels)
     if isinstance(image, Pillow.Image):
@@ -302,7 +279,7 @@ def _pixels(image: Any, channels: int) -> Image:
                 "channels: an array has them last, a tensor first"
             )
         return pixels_of(Pillow.fromarray(pixels[:, :, 0] if depth == 1 else pixels), channels=channels)
-    return np.require(pixels, requirements=("C", "W"))
+    return np.ascontiguousarray(pixels)
 
 
 def _array(image: Any) -> NDArray[np.uint8]:

@@ -42,7 +42,6 @@ class Order:
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed
         self.steps_per_epoch = count // batch_size
-        self._lock = threading.Lock()
         # two epochs, since threads work ahead
         self._shuffled = functools.lru_cache(maxsize=2)(
             lambda epoch: rng.permutation(rng.key(seed, "order", epoch), count)
@@ -51,8 +50,7 @@ class Order:
     def at(self, step: int) -> Position:
         """The indices of one global step, counted from 0 over all epochs."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        with self._lock:
-            return Position(epoch, self._slice(epoch, position * self.batch_size, (position + 1) * self.batch_size))
+        return Position(epoch, self._slice(epoch, position * self.batch_size, (position + 1) * self.batch_size))
 
     def _slice(self, epoch: int, begin: int, end: int) -> NDArray[np.int64]:
         """Part of the order of an epoch."""
@@ -134,7 +132,7 @@ def order_of(
     filled = np.flatnonzero(np.diff(bounds))  # of a part of the data, some shards may have no image
 
     def ahead(shards: NDArray[np.int64]) -> None:
-        # the loader's lock is held here, and a system may take its time to accept what it is told
+        # a system may take its time to accept what it is told
         thread = threading.Thread(target=source.read_ahead, args=(filled[shards],), name="dssl-ahead", daemon=True)
         with within_limits():
             thread.start()

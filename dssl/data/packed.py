@@ -14,10 +14,8 @@ import hashlib
 import io
 import itertools
 import json
-import mmap
 import os
 import re
-import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -34,13 +32,12 @@ from dssl.data.decode import UnreadableImage, ending_of, naming, resize
 from dssl.data.order import ShardOrder
 from dssl.data.quarantine import Quarantine, readable
 from dssl.data.scale import as_range
-from dssl.data.shards import COPY, SHARDS, check_copy, copy_record
+from dssl.data.shards import COPY, SHARDS, check_copy
 from dssl.data.source import NoSplitError, Source, Split
 from dssl.errors import DsslError
-from dssl.files import printable, replacing, write_atomically, write_text
+from dssl.files import printable, read_table, replacing, write_atomically, write_text
 from dssl.types import Image
 
-_NO_RESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)  # MAP_NORESERVE: mmap has no name for it yet
 _DIGEST = b', "digest": '
 Format = Literal["tar", "parquet"]
 # a file of a copy, or what a kill left of it
@@ -72,7 +69,7 @@ class Packed(Source):
             self._offsets = np.cumsum(np.concatenate([[about["begin"]], sizes]))
             if self._offsets[-1] != about["end"]:
                 raise ValueError("truncated, or of another copy")
-            self._pixels = _mapped(path)
+            self._pixels: NDArray[np.uint8] = np.asarray(np.memmap(path, np.uint8, mode="r"))
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DsslError(
@@ -90,7 +87,7 @@ class Packed(Source):
 
     def image(self, index: int) -> Image:
         begin, end = int(self._offsets[index]), int(self._offsets[index + 1])
-        pixels = np.asarray(self._pixels[begin:end])
+        pixels = self._pixels[begin:end]
         if zlib.crc32(pixels.data) != self._checksums[index]:
             raise UnreadableImage(f"{self._path}: {self.label_of(index)}", "the checksum of its pixels is wrong")
         return pixels.reshape(*self._shapes[:, index], self.channels)
@@ -98,18 +95,6 @@ class Packed(Source):
     def label_of(self, index: int) -> str:
         """What the image was called in the original."""
         return str(self._names[index])
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    """The bytes of a file, copied on write: writable memory for the kernels, while the file cannot change.
-
-    No memory is reserved for such copies, so that a file may be larger than memory and swap.
-    """
-    with path.open("rb") as file:
-        content = mmap.mmap(
-            file.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-        )
-    return np.frombuffer(content, np.uint8)
 
 
 def pack(
@@ -233,7 +218,7 @@ def claimed(folder: Path, sources: Mapping[Split, Source]) -> Iterator[None]:
 
     A folder that holds a copy already is an error, unless it is an incomplete one of the same images: that one goes.
     """
-    record = copy_record(folder)
+    record = read_table(folder / COPY)
     fingerprints = {split: source.fingerprint for split, source in sources.items()}
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     ours = [path for path in paths if _OURS.fullmatch(path.name)]

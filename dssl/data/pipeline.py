@@ -2,18 +2,16 @@
 
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from dssl.errors import DsslError
 
 T = TypeVar("T")
-_PATIENCE = 5.0  # seconds; a thread that a dead network disk blocks for longer is left behind: it is a daemon
+_PATIENCE = 5.0  # seconds; a thread that a dead network disk blocks for longer is not waited for
 _WINDOW = 256
 
 
@@ -60,85 +58,17 @@ def within_limits() -> Iterator[None]:
         ) from error
 
 
-@dataclass(slots=True)
-class _Slot(Generic[T]):
-    """A batch in the making: rows are claimed by threads and then finished."""
-
-    content: T
-    count: int
-    claimed: int = 0
-    finished: int = 0
-
-
-@dataclass(slots=True)
-class _Shared(Generic[T]):
-    """What threads and consumer share; the threads hold only this, so that a forgotten pipeline can be collected."""
-
-    start: Callable[[int], tuple[T, int]]
-    fill: Callable[[T, range, Callable[[], bool]], None]
-    wanted: int
-    steps: int
-    ahead: int
-    chunk: int
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    slots: dict[int, _Slot[T]] = field(default_factory=dict)
-    error: BaseException | None = None
-    stopped: bool = False
-
-    def is_stopped(self) -> bool:
-        """Asked between images, so that closing does not wait for a batch."""
-        return self.stopped
-
-    def claim(self) -> tuple[_Slot[T], range] | None:
-        """The next rows to fill, oldest batch first; None where all of them are claimed. The lock is held."""
-        for step in range(self.wanted, min(self.wanted + self.ahead + 1, self.steps)):
-            slot = self.slots.get(step)
-            if slot is None:
-                slot = self.slots[step] = _Slot(*self.start(step))
-            if slot.claimed < slot.count:
-                rows = range(slot.claimed, min(slot.claimed + self.chunk, slot.count))
-                slot.claimed = rows.stop
-                return slot, rows
-        return None
-
-    def work(self) -> None:
-        """The life of one thread; any error in it is raised at the consumer."""
-        try:
-            while True:
-                with self.changed:
-                    claim = None
-                    while not self.stopped and (claim := self.claim()) is None:
-                        self.changed.wait()
-                    if claim is None or self.stopped:
-                        return
-                slot, rows = claim
-                self.fill(slot.content, rows, self.is_stopped)
-                with self.changed:
-                    slot.finished += len(rows)
-                    if slot.finished == slot.count:
-                        self.changed.notify_all()
-        except BaseException as error:
-            with self.changed:
-                if self.error is None:
-                    self.error = error
-                self.stopped = True
-                self.changed.notify_all()
-
-
-def _stop(shared: _Shared[T], threads: list[threading.Thread]) -> None:
-    with shared.changed:
-        shared.stopped = True
-        shared.slots.clear()
-        shared.changed.notify_all()
-    deadline = time.monotonic() + _PATIENCE
-    for thread in threads:
-        # a thread that the system did not start is not alive
-        if thread is not threading.current_thread() and thread.is_alive():
-            thread.join(max(0.0, deadline - time.monotonic()))
+def _stop(pool: ThreadPoolExecutor, stopped: threading.Event, begun: dict[int, tuple[T, list[Future[None]]]]) -> None:
+    stopped.set()
+    pool.shutdown(wait=False, cancel_futures=True)
+    _, blocked = wait([future for _, futures in begun.values() for future in futures], timeout=_PATIENCE)
+    begun.clear()
+    if not blocked:
+        pool.shutdown()
 
 
 class Pipeline(Generic[T]):
-    """Contents by step, made by threads ahead of the step that is asked for.
+    """Contents by step, made by threads ahead of the step that is asked for, until the ``with`` block ends.
 
     `start(step)` returns an empty content and its number of rows; `fill(content, rows, is_stopped)` fills some rows and returns
     early when told to stop. A content belongs to the consumer once it has been handed over.
@@ -155,54 +85,46 @@ class Pipeline(Generic[T]):
         ahead: int,
         chunk: int,
     ) -> None:
-        self._shared: _Shared[T] = _Shared(start, fill, first, steps, ahead, chunk)
-        workers = [
-            threading.Thread(target=self._shared.work, name=f"dssl-loader-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        # runs on close, when nobody holds the pipeline any more, and before the interpreter ends
-        self._finalizer = weakref.finalize(self, _stop, self._shared, workers)
+        self._start, self._fill, self.steps, self._ahead, self._chunk = start, fill, steps, ahead, chunk
+        self._stopped = threading.Event()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dssl-loader")
+        self._begun: dict[int, tuple[T, list[Future[None]]]] = {}
+        # runs on close, and when nobody holds the pipeline any more
+        self._finalizer = weakref.finalize(self, _stop, self._pool, self._stopped, self._begun)
         try:
-            with within_limits():
-                for worker in workers:
-                    worker.start()
+            self._begin(first)
         except DsslError:
             self.close()
             raise
 
     def take(self, step: int) -> T:
         """The content of a step; asking for any but the next one makes the threads start over there."""
-        shared = self._shared
-        with shared.changed:
-            if step != shared.wanted:
-                shared.slots.clear()  # unfinished contents are left to their threads and thrown away
-                shared.wanted = step
-                shared.changed.notify_all()
-            while shared.error is None and not shared.stopped:
-                slot = shared.slots.get(step)
-                if slot is not None and slot.finished == slot.count:
-                    del shared.slots[step]
-                    shared.wanted = step + 1
-                    shared.changed.notify_all()
-                    return slot.content
-                shared.changed.wait()
-            if shared.error is not None:
-                raise shared.error
-        raise RuntimeError("the loader has been closed")
+        if self._stopped.is_set():
+            raise RuntimeError("the loader has been closed")
+        self._begin(step)
+        content, futures = self._begun[step]
+        for future in futures:
+            future.result()
+        self._begin(step + 1)
+        return content
+
+    def _begin(self, step: int) -> None:
+        """Let the threads make this step and those after it that are to be ready, oldest first, and no others."""
+        wanted = range(step, min(step + self._ahead + 1, self.steps))
+        for other in self._begun.keys() - wanted:
+            for future in self._begun.pop(other)[1]:
+                future.cancel()
+        for number in wanted:
+            if number not in self._begun:
+                content, count = self._start(number)
+                parts = [range(count)[begin : begin + self._chunk] for begin in range(0, count, self._chunk)]
+                with within_limits():
+                    futures = [self._pool.submit(self._fill, content, rows, self._stopped.is_set) for rows in parts]
+                self._begun[number] = content, futures
 
     def close(self) -> None:
         """Stop the threads and wait for them; a second call does nothing."""
         self._finalizer()
-
-
-class Piped:
-    """What batches from a pipeline have in common: a ``with`` block that stops the threads."""
-
-    _pipeline: Pipeline[Any]
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._pipeline.close()
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import codecs
 import glob
-import json
 import os
 import re
 import threading
@@ -17,26 +16,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from dssl.data.decode import UnreadableImage, decode_contents
 from dssl.data.folder import TEST, Splits, visible
-from dssl.data.index import Container, Index, build_index, classes_of, kept_index, missing_line, warn_missing
+from dssl.data.index import Container, Index, build_index, classes_of, kept_index
 from dssl.data.pipeline import thread_pool
 from dssl.data.scale import Range
 from dssl.data.source import NoSplitError, Source, Split, stamp_of
 from dssl.errors import DsslError
-from dssl.files import printable
+from dssl.files import printable, read_table
 from dssl.types import Image
 
 K = TypeVar("K")
 V = TypeVar("V")
 SHARDS = (".tar", ".parquet")
-COMPRESSED = (
-    "reading one image would mean decompressing all before it; decompress the file (images are compressed already, so it "
-    "hardly grows)"
-)
-"""Why a compressed tar is an error."""
 _COMPRESSED = (".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 COPY = "packed.json"
 """In a folder that `dssl data pack` fills: the fingerprint of each split's source, and whether the copy is complete."""
@@ -89,7 +83,10 @@ def find_shards(text: str, split: Split, *, columns: str = "") -> Found | None:
 
 def _check_ending(path: str) -> None:
     if path.lower().endswith(_COMPRESSED):
-        raise DsslError(f"{printable(path)}: compressed: {COMPRESSED}")
+        raise DsslError(
+            f"{printable(path)}: compressed: reading one image would mean decompressing all before it; decompress the file "
+            "(images are compressed already, so it hardly grows)"
+        )
     if not path.lower().endswith(SHARDS):
         raise DsslError(f"{printable(path)}: expected shards that end in {' or '.join(SHARDS)}")
 
@@ -140,18 +137,9 @@ def _listed(folder: Path) -> list[str] | None:
     return sorted(name for name in names if name.lower().endswith(SHARDS)) or None
 
 
-def copy_record(folder: Path) -> dict[str, Any]:
-    """What `dssl data pack` has noted in a folder; empty if it has not been there."""
-    try:
-        record = json.loads((folder / COPY).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
 def check_copy(folder: Path) -> None:
     """A copy that was interrupted, perhaps between its splits, is an error."""
-    if copy_record(folder).get("complete") is False:
+    if read_table(folder / COPY).get("complete") is False:
         raise DsslError(f"{printable(folder)}: an incomplete packed copy; the same `dssl data pack` starts it over")
 
 
@@ -233,8 +221,6 @@ class Shards(Source):
         self.classes, self.labels = classes_of(self.index, train, shards.name, "is not in the training split")
         self.fingerprint = self.index.fingerprint
         self.skipped = self.index.skipped_paths()
-        if value_range is None:
-            warn_missing(shards.name, self.index)
         self._channels, self.value_range = channels, value_range
 
     def __len__(self) -> int:
@@ -333,8 +319,6 @@ def _why_empty(shards: Found, index: Index) -> str:
     if index.skipped:
         path, reason = index.skipped[0]
         return f"{shards.name}: no readable image; {printable(path)}: {printable(reason)}"
-    if index.missing:
-        return f"{shards.name}: no readable image; {missing_line(index)}"
     if shards.kind == ".parquet":
         return f"{shards.name}: no rows; expected a column of images with at least one"
     held = f"none of the {index.ignored:,} files in its shards is an image" if index.ignored else "its shards are empty"

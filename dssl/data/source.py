@@ -53,7 +53,7 @@ class Source(ABC):
 
     @abstractmethod
     def image(self, index: int) -> Image:
-        """One image, in writable memory that must not be written to; raises UnreadableImage for a bad file."""
+        """One image, in memory that must not be written to; raises UnreadableImage for a bad file."""
 
     def label_of(self, index: int) -> str:
         """What to call this image on a page: a path or "shapes train 17"."""

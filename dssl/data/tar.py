@@ -18,22 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dssl.data.decode import check_length, open_regular
-from dssl.data.index import Container, endings_of, kind_option, missing_ending
+from dssl.data.index import Container, endings_of, kind_option
 from dssl.data.scale import Range
-from dssl.data.shards import COMPRESSED, Found, Recent, Shards, check_unchanged
+from dssl.data.shards import Found, Recent, Shards, check_unchanged
 from dssl.errors import DsslError
 from dssl.files import printable
 
 _OPEN = 128  # shards whose descriptors are kept; a process may have a thousand
 _LABEL_BYTES = 1 << 20
 _LABEL_KEYS = ("class", "label", "cls")  # of a .json member, the first that is there
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-}
 _UNUSABLE = {
     tarfile.LNKTYPE: "a hard link, which is not followed",
     tarfile.SYMTYPE: "a symbolic link, which is not followed",
@@ -125,7 +118,6 @@ def _scan(path: bytes, *, endings: frozenset[bytes]) -> Container:
                     stems.append(stem)
                 else:
                     shard.ignored += 1
-                    shard.missing.update({missing_ending(name)} - {""})
     except OSError as error:
         raise DsslError(f"{printable(path)}: {error.strerror}; expected a tar file") from error
     shard.labels = _labels_of(stems, labels[b"cls"] | labels[b"json"], path)
@@ -191,9 +183,6 @@ def _members(file: io.BufferedReader, *, path: bytes, size: int) -> Iterator[tup
     if size == 0:
         raise DsslError(f"{printable(path)}: the file is empty; expected a tar file")
     start = file.peek(tarfile.BLOCKSIZE)
-    for magic, kind in _COMPRESSED.items():
-        if start.startswith(magic):
-            raise DsslError(f"{printable(path)}: compressed with {kind}: {COMPRESSED}")
     headers = _Headers(fileobj=file, encoding="utf-8")
     place, ended = 0, False
     damage: int | None = None  # where it begins
@@ -226,7 +215,7 @@ def _members(file: io.BufferedReader, *, path: bytes, size: int) -> Iterator[tup
         if problem is not None or member.isreg():
             yield member, problem
     if damage == 0 and start[257:262] != b"ustar":
-        raise DsslError(f"{printable(path)}: not a tar file")
+        raise DsslError(f"{printable(path)}: not a tar file; expected one, and not compressed")
     if damage is not None:
         yield tarfile.TarInfo(f"byte {damage}"), "damaged header: the rest of the shard is lost"
     elif not ended:

@@ -114,8 +114,9 @@ def two_views(
     features: dict[str, list[Tensor]] = {name: [] for name in names}
     batch_size = len(source) // math.ceil(len(source) / _BATCH)
     batches = Batches(
-        source, maker, batch_size=batch_size, seed=seed, epochs=1, threads=encoder.threads, quarantine=quarantine
-    )
+        source, maker, batch_size=batch_size, seed=seed, steps=len(source) // batch_size, threads=encoder.threads,
+        quarantine=quarantine,
+    )  # fmt: skip
     with batches, evaluating(encoder.network):
         for batch in batches:
             for name in names:

@@ -105,8 +105,6 @@ def test_chosen_indices_and_bytes():
         found = torch.cat([batch.images for batch in batches])
     assert found.dtype == torch.uint8
     assert np.array_equal(found.permute(0, 2, 3, 1).numpy(), np.stack([source.images[index] for index in (8, 0, 8)]))
-    with pytest.raises(DsslError, match="9 images"):
-        EvaluationBatches(source, size=32, indices=np.array([9]))
 
 
 def test_a_bad_file_is_an_error_or_left_out_and_named():

@@ -1,7 +1,5 @@
 """Images that a Python program holds: every kind gives the same pixels, and what cannot be resumed or read is an error."""
 
-import ctypes
-import logging
 import time
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +64,6 @@ def test_every_kind_of_object_gives_the_pixels(kind: str) -> None:
     for index in (0, 17, 29):
         image = source.image(index)
         assert np.array_equal(image, PIXELS[index])
-        assert image.flags.writeable
         assert image.flags.c_contiguous
 
 
@@ -193,24 +190,6 @@ def test_what_cannot_be_used_is_refused(kind: str) -> None:
     make, fact = REFUSED[kind]
     with pytest.raises(DsslError, match=fact):
         as_source(make()).image(0)
-
-
-def test_a_dataset_that_holds_the_lock_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    holding = ctypes.PyDLL(None).usleep  # unlike those of CDLL, its functions keep the interpreter's lock
-
-    def with_lock(index: int) -> NDArray[np.uint8]:
-        holding(3000)
-        return PIXELS[index]
-
-    def without_lock(index: int) -> NDArray[np.uint8]:
-        time.sleep(0.003)
-        return PIXELS[index]
-
-    with caplog.at_level(logging.WARNING, logger="dssl"):
-        as_source(Made(without_lock))
-        assert not caplog.records
-        as_source(Made(with_lock))
-    assert len(caplog.records) == 1
 
 
 def test_a_dataset_that_answers_threads_wrongly_is_asked_by_one_at_a_time() -> None:

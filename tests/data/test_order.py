@@ -120,7 +120,7 @@ def seen(tars: Path, **options) -> list[tuple[int, list[int]]]:
     with Batches(
         open_source(str(tars)),
         Maker(),
-        **{"batch_size": 8, "seed": 3, "epochs": 2, "shuffle": "shards", "window": 4, **options},
+        **{"batch_size": 8, "seed": 3, "steps": 2 * (sum(SIZES) // 8), "shuffle": "shards", "window": 4, **options},
     ) as batches:
         return [(batch.step, batch.views["a"][:, 0, 0, 0].int().tolist()) for batch in batches]
 

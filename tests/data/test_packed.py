@@ -44,9 +44,7 @@ def test_what_is_packed_is_what_was_there(folder, tmp_path):
         original = names[copy.label_of(index)]
         assert copy.labels[index] == source.labels[original]
         assert np.array_equal(copy.image(index), shrink_to(source.image(original), side=32))
-        assert copy.image(index).flags.writeable
-    copy.image(0)[:] = 0  # copy on write: the file is not touched
-    assert open_source(f"packed:{tmp_path / 'out'}").image(0).any()
+        assert not copy.image(index).flags.writeable  # nobody can change the file
 
 
 def test_sizes():
@@ -152,7 +150,7 @@ def test_a_copy_larger_than_memory_and_swap(folder, tmp_path, large):
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
     path.with_suffix(".json").write_bytes(body + b', "digest": "%s"}' % digest.encode())
     os.truncate(path, path.stat().st_size + rows * 60_000 * 3)
-    opens_and_stays(path)
+    assert open_source(f"packed:{path}").image(0).any()
 
 
 def test_an_earlier_copy_larger_than_memory_and_swap(earlier, large):
@@ -172,14 +170,7 @@ def test_an_earlier_copy_larger_than_memory_and_swap(earlier, large):
         file.write(end.to_bytes(8, "little"))
         file.seek(end)
         file.write(hashlib.blake2b(tail, digest_size=16).digest() + tail)
-    opens_and_stays(earlier)
-
-
-def opens_and_stays(path: Path) -> None:
-    before = open_source(f"packed:{path}").image(0).copy()
-    copy = open_source(f"packed:{path}")
-    copy.image(0)[:] = 7
-    assert np.array_equal(open_source(f"packed:{path}").image(0), before)
+    assert open_source(f"packed:{earlier}").image(0).any()
 
 
 def test_splits(folder, tmp_path):

@@ -115,7 +115,7 @@ def test_a_folder_with_splits_and_missing_labels(tmp_path):
 
 
 def seen(source, **options) -> list[list[int]]:
-    with Batches(source, Maker(), **{"batch_size": 6, "seed": 1, "epochs": 2, "threads": 2, **options}) as batches:
+    with Batches(source, Maker(), **{"batch_size": 6, "seed": 1, "steps": 80, "threads": 2, **options}) as batches:
         return [batch.views["a"][:, 0, 0, 0].int().tolist() for batch in batches]
 
 
@@ -127,7 +127,7 @@ def test_the_default_order_reads_each_row_group_about_once(tmp_path):
     source = open_source(text)
     assert len(source.shards) - 1 == 48
     assert source.window == 16
-    whole = seen(source, epochs=1)
+    whole = seen(source, steps=40)
     assert sorted(value for batch in whole for value in batch) == list(range(240))
     # those of the epoch, and what was read ahead for the first window of the next
     assert 48 <= source._groups.loads <= 48 + 16 + module._SPARE

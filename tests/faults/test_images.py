@@ -165,7 +165,7 @@ def test_a_mutated_index_is_never_believed(
     assert place is not None
     whole = place.read_bytes()
     # the header of the .npy and the text with its length, as far as the checksum
-    head = [*range(128), *range(whole.index(b'{"root"'), len(whole) - 16)]
+    head = [*range(128), *range(whole.index(b'{"containers"'), len(whole) - 16)]
     assert _load(place, expected.root) is not None
     damages = [
         [(n, whole[n] ^ 1 << bit)] for n in head for bit in range(8) if count > 1000 or whole[n] in b"0123456789"
