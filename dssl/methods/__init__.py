@@ -3,6 +3,7 @@
 A class of settings belongs to one method, a file of its name in this package. Commands that train nothing read only this.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -47,6 +48,10 @@ class MethodSettings:
         """
         for name in names:
             within(f"method.{name}", vars(self)[name], interval)
+
+    def loss_of_guessing(self) -> float | None:
+        """The similarity of a prediction that is the same for every image, if it is one number; the health check asks."""
+        return None
 
     @classmethod
     def schedule(cls, graph: ViewGraph) -> tuple[Step, ...]:
@@ -298,9 +303,9 @@ class PrototypesConfig(MethodSettings):
     """Number of prototypes: more for more images and larger batches."""
     temperature: float = 0.1
     """Of the predictions."""
-    target_temperature: float = 0.05
-    """Of the targets, at the start; lower is sharper."""
-    final_target_temperature: float = 0.05
+    target_temperature: float = 0.03
+    """Of the targets, at the start; lower is sharper, and what is too soft fades to equal scores."""
+    final_target_temperature: float = 0.03
     """Of the targets, after the first 30% of the run."""
     balance: Literal["sinkhorn", "center"] = "sinkhorn"
     """What keeps all images from going to one prototype: equal shares of the batch, or a centre that moves with the targets."""
@@ -309,6 +314,9 @@ class PrototypesConfig(MethodSettings):
         require(self.projector_layers in (2, 3), "method.projector_layers", self.projector_layers, "2 or 3")
         self.check(WIDTH, "hidden", "output", "prototypes")
         self.check("(0, inf)", "temperature", "target_temperature", "final_target_temperature")
+
+    def loss_of_guessing(self) -> float:
+        return math.log(self.prototypes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@ Per view, every few steps: the *spread* of the projections and of the prediction
 times sqrt(d): 1 when they fill the sphere, 0 when they are all the same) and the *effective rank* (exp of the entropy of the
 singular values). When SimSiam collapses, the last BatchNorm of its projector keeps the projections apart, but the predictor gives
 the same output for every image, so its predictions are judged too; BYOL's are from step 1,000 on. A run that spreads again after
-a long collapse is not healthy: what it had lost does not come back. The thresholds come from real runs, kept in
+a long collapse is not healthy: what it had lost does not come back. SwAV and DINO may fade to equal scores for all prototypes,
+which their loss shows: it is that of guessing. The thresholds come from real runs, kept in
 ``tests/train/curves``; docs/explanation/health.md states what they miss and where they raise false alarms.
 
 ``HealthMonitor`` applies the same rules in any training loop, to embeddings alone; ``RunMonitor`` is that of dssl's own runs:
@@ -35,6 +36,8 @@ RANK_SHARE = 0.04
 """Below this share of the largest possible effective rank a view counts as partially collapsed, whatever its spread."""
 LEAST_RANK = 1.28
 """Below this effective rank, too: a rank is 1 at least, which of a few images is a large share of the largest possible."""
+GUESSED = 0.985
+"""Above this share of the loss of guessing, the predictions of a method with prototypes say nothing of the image."""
 WINDOW = 5
 """Checks over which the median is taken."""
 LASTING = 0.25
@@ -122,6 +125,10 @@ class RunMonitor(Monitor[LossReport]):
     patience: int
     predictions_from: int | None = None
     """The step from which the predictions are judged too, as the method asks for."""
+    guess: float | None = None
+    """The loss of an edge whose prediction is the same for every image, if the method has such a number."""
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """The lowest of the edges."""
     spreads: dict[str, deque[float]] = field(default_factory=dict)
     """What is judged, by view."""
     ranks: dict[str, deque[float]] = field(default_factory=dict)
@@ -142,6 +149,7 @@ class RunMonitor(Monitor[LossReport]):
         for name, value in self.judged(now).items():
             self.spreads.setdefault(name, deque(maxlen=WINDOW)).append(value)
             self.ranks.setdefault(name, deque(maxlen=WINDOW)).append(now.rank[name])
+        self.losses.append(min(now.edges.values(), default=0.0))
         self.seen += 1
         if now.step + 1 < self.patience:
             self.verdict = Verdict("too early", now.step)
@@ -195,8 +203,9 @@ class RunMonitor(Monitor[LossReport]):
         # the view that is worst by its worse measure, unless one has collapsed altogether
         worst = min(spread, key=lambda name: min(spread[name] / PARTIAL, rank[name] / least))
         flattest = min(spread, key=lambda name: spread[name])
+        guessed = self.guess is not None and median(self.losses) > GUESSED * self.guess
         status: Status = "partial collapse"
-        if spread[flattest] < COLLAPSED:
+        if guessed or spread[flattest] < COLLAPSED:
             status, worst = "collapsed", flattest
         elif spread[worst] >= PARTIAL and rank[worst] >= least:
             return Verdict("healthy", now.step)
@@ -205,6 +214,8 @@ class RunMonitor(Monitor[LossReport]):
             f"{self._judged_name(now.step)} of view {worst} have a spread of {spread[worst]:.2f} (1 is healthy, 0 is one point), "
             f"effective rank {rank[worst]:.0%} of the largest possible{_suspected(edge)}"
         )
+        if guessed:
+            reason = f"every edge's loss is that of guessing ({self.guess:.2f}); {reason}"
         episode = self.episode or CollapseEpisode(worst, edge, now.step, now.step, spread[worst], checks=0)
         episode.view, episode.edge, episode.until = worst, edge, now.step
         episode.lowest, episode.checks = min(episode.lowest, spread[worst]), episode.checks + 1
@@ -232,6 +243,7 @@ class RunMonitor(Monitor[LossReport]):
         return {
             "spreads": {name: list(values) for name, values in self.spreads.items()},
             "ranks": {name: list(values) for name, values in self.ranks.items()},
+            "losses": list(self.losses),
             "verdict": self.verdict.status,
             "seen": self.seen,
             **({} if self.episode is None else {"spell": asdict(self.episode)}),
@@ -243,6 +255,7 @@ class RunMonitor(Monitor[LossReport]):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.spreads = {name: deque(values, maxlen=WINDOW) for name, values in state["spreads"].items()}
         self.ranks = {name: deque(values, maxlen=WINDOW) for name, values in state["ranks"].items()}
+        self.losses = deque(state.get("losses", ()), maxlen=WINDOW)
         self.verdict = Verdict(state["verdict"], 0)
         self.seen = state["seen"]
         if episode := state.get("spell"):

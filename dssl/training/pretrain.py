@@ -248,6 +248,7 @@ class Pretraining(loop.Task[Batch]):
             config.view_graph,
             patience=patience(steps),
             predictions_from=config.method.predictions_checked_from,
+            guess=config.method.loss_of_guessing(),
         )
         self.fixed_rate = peak_rate(config.optimizer.rate, config.batch_size)
         self.warmup = round(config.optimizer.warmup_epochs * steps)

@@ -13,8 +13,8 @@ from dssl.training.health import COLLAPSED, Observation, RunMonitor, likely_caus
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
-"""All runs of heavy pairs, one of DSSL at a high rate whose kNN accuracy fell below where it began, DINO at a high rate, and
-LeJEPA without its regularizer."""
+"""All runs of heavy pairs, one of DSSL at a high rate whose kNN accuracy fell below where it began, DINO at a high rate, DINO and
+SwAV with soft targets, and LeJEPA without its regularizer."""
 HEALTHY_RUNS = [file for file in CURVES if file not in COLLAPSED_RUNS]
 
 
@@ -22,8 +22,11 @@ def verdicts(file: Path) -> list[tuple[float, str]]:
     """What the monitor would have said at each check: (epoch, verdict)."""
     about, *checks = [json.loads(line) for line in file.read_text().splitlines()]
     steps, graph = about["steps_per_epoch"], named_graph(about["graph"])
-    predictions = METHODS[about["method"]].predictions_checked_from
-    health = RunMonitor(graph, patience=patience(steps), predictions_from=predictions)
+    settings = METHODS[about["method"]](**about.get("settings", {}))
+    health = RunMonitor(
+        graph, patience=patience(steps), predictions_from=settings.predictions_checked_from,
+        guess=settings.loss_of_guessing(),
+    )  # fmt: skip
     return [((check["step"] + 1) / steps, health.judge(Observation(**check)).status) for check in checks]
 
 
@@ -39,6 +42,19 @@ def test_no_collapsed_run_is_missed(file: Path) -> None:
     if file.name.startswith(("cifar10", "shapes2")):  # ten thousand or five thousand images: by the fifth epoch
         latest = 7 if "byol" in file.name else 5  # BYOL's predictions are judged from step 1,000 on
         assert {verdict for epoch, verdict in said if epoch <= latest} & {"partial collapse", "collapsed"}
+
+
+def test_the_loss_of_guessing_is_a_collapse_whatever_the_spread() -> None:
+    healthy = replace(constant(0.5), edges={"h1->h2": 4.84, "h2->h1": 4.85})
+    settings = METHODS["swav"](prototypes=128)
+    for loss, expected in ((4.84, "collapsed"), (4.6, "healthy")):
+        health = RunMonitor(named_graph("heavy"), patience=0, guess=settings.loss_of_guessing())
+        verdict = health.judge(replace(healthy, edges={"h1->h2": loss, "h2->h1": 4.85}))
+        assert verdict.status == expected
+        assert ("4.85" in verdict.reason) == (expected == "collapsed")
+        again = RunMonitor(named_graph("heavy"), patience=0, guess=settings.loss_of_guessing())
+        again.load_state(health.state())
+        assert [*again.losses] == [loss]
 
 
 def test_there_are_enough_curves_to_mean_something() -> None:
