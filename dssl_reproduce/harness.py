@@ -270,7 +270,7 @@ def _measure(benchmark: Benchmark, job: Job) -> dict[str, Any]:
 
 def _corrupted(benchmark: Benchmark) -> dict[str, Corrupted]:
     """Seen are the kinds of the policy ``corrupt``, whatever the run's own policies: the sets are the same for every run."""
-    found = robustness(benchmark, familiarity=kinds_seen(["corrupt"]))
+    found = robustness(benchmark, familiarity=kinds_seen("corrupt"))
     rows = {name: found.sets()[name] for name in CORRUPTIONS}
     return {
         name.split()[0]: Corrupted(  # "linear probe", "knn k=20"

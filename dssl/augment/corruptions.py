@@ -22,6 +22,7 @@ from dssl.augment.primitives import (
     UniformAugment,
     named_table,
 )
+from dssl.errors import DsslError
 
 Familiarity: TypeAlias = Literal["seen", "similar", "unseen"]
 
@@ -51,6 +52,10 @@ def corrupt_images(
     """
     from dssl.graph import View
 
+    if images.ndim != 4 or images.shape[1] != images.shape[2]:
+        raise DsslError(
+            f"images to corrupt have the shape {images.shape}: expected N x side x side x channels; crop or resize them first"
+        )
     policy = show(Chain((Resize(), Corruption(kind, severity))))
     name = kind.replace("-", "_")
     maker = ViewMaker([View(name=name, policy=policy)], size=images.shape[1], seed=seed, channels=images.shape[3])
@@ -65,9 +70,10 @@ def corrupt_images(
     return out[name]
 
 
-def kinds_seen(policies: Sequence[str]) -> dict[str, Familiarity]:
+def kinds_seen(policies: Sequence[str] | str) -> dict[str, Familiarity]:
     """For each kind of corruption: is the same operation in one of the policies, another of its family, or neither?"""
-    kinds = {kind for text in policies for part in parts(parse(text)) for kind in _kinds_of(part)}
+    texts = [policies] if isinstance(policies, str) else policies
+    kinds = {kind for text in texts for part in parts(parse(text)) for kind in _kinds_of(part)}
     families = {KINDS[kind].family for kind in kinds}
     return {
         name: "seen" if name in kinds else "similar" if kind.family in families else "unseen"

@@ -62,6 +62,8 @@ def test_lengths_grow_with_the_image() -> None:
     ("changed", "part"),
     [
         ({"images": np.zeros((2, 8, 8, 3), np.uint16)}, "uint16"),
+        ({"images": np.zeros((2, 8, 9, 3), np.uint8)}, "(2, 8, 9, 3)"),
+        ({"images": np.zeros((2, 8, 8), np.uint8)}, "(2, 8, 8)"),
         ({"kind": "snow"}, "'snow'"),
         ({"severity": 0}, "expected 1, 2, 3, 4 or 5"),
         ({"images": np.zeros((2, 8, 8, 5), np.uint8)}, "corruption(fog,2)"),
@@ -98,7 +100,7 @@ def test_kinds_that_a_policy_shows() -> None:
     }  # fmt: skip
     assert those("seen", "(noise(0.1) | rotate(-9,9))?0.5") == {"gaussian-noise", "rotation"}
     assert those("seen", "jitter(0.4,0,0,0.1)") == {"brightness"}
-    assert list(kinds_seen(["flip"])) == list(KINDS)
+    assert list(kinds_seen("flip")) == list(KINDS)
 
 
 def test_the_training_set_of_corrupt() -> None:

@@ -37,7 +37,7 @@ def drawn(seed: int, *, shift: float = 0.0, images: int = 300) -> Robustness:
     easy = np.random.default_rng(9).random(images)
     rows = 1 + len(SEVERITIES) * len(KINDS)
     right = generator.random((rows, images)) < easy + shift
-    return Robustness(right={"p": right}, images=np.arange(images), classes=4, familiarity=kinds_seen(["corrupt"]))
+    return Robustness(right={"p": right}, images=np.arange(images), classes=4, familiarity=kinds_seen("corrupt"))
 
 
 def test_it_agrees_with_a_loop_over_conditions(small: Benchmark) -> None:

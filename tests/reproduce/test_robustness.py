@@ -65,7 +65,7 @@ def test_a_finished_run_is_only_measured_and_keeps_what_every_image_got(tmp_path
 
     sources = [open_source(data, split=split) for split in ("train", "test")]
     benchmark = Benchmark.of(FeatureStore(open_weights(place.runs / job.name)), *sources, seed=0)
-    expected = robustness(benchmark, familiarity=kinds_seen(["corrupt"]))
+    expected = robustness(benchmark, familiarity=kinds_seen("corrupt"))
     seen = {"gaussian-noise", "gaussian-blur", "jpeg", "contrast", "brightness"}
     geometry = {kind for kind, about in KINDS.items() if about.group == "geometry"}
     kinds = {"seen": seen, "not seen": set(KINDS) - seen - geometry, "geometry": geometry}
