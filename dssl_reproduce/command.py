@@ -62,15 +62,20 @@ class Arguments:
     """Runs at a time; by default one per GPU, or one per two cores."""
     plan: bool = False
     """Only list what would be run."""
+    emit: bool = False
+    """Only print a torchrun command for each unfinished pretraining run. Afterwards, the same command without --emit runs and
+    measures the rest."""
+    gpus: int = 8
+    """With --emit: GPUs per run."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "jobs")
+        check_counts(self, "jobs", "gpus")
 
 
 def run(arguments: Arguments) -> int:
     number, parts = _check(arguments)
     from dssl_reproduce import chosen_targets
-    from dssl_reproduce.harness import run_jobs
+    from dssl_reproduce.harness import pretraining_commands, run_jobs
     from dssl_reproduce.outcome import Place, finished
     from dssl_reproduce.scales import SCALES, jobs_of
     from dssl_reproduce.table import build
@@ -94,6 +99,10 @@ def run(arguments: Arguments) -> int:
         return 0
     if not here:
         raise DsslError(_no_data(arguments, mine) or f"--part {arguments.part}: there are only {len(jobs)} runs")
+    if arguments.emit:
+        missing = [job for job in here if job.name not in done]
+        print(*pretraining_commands(missing, place, gpus=arguments.gpus, folder=folder / "configs"), sep="\n")
+        return 0
     ended = run_jobs(here, place, workers=arguments.jobs, say=lambda line: print(line, file=sys.stderr, flush=True))
     outcomes = finished(jobs_of(targets, scale, seeds=arguments.seeds), place)
     for target in targets:
@@ -162,5 +171,5 @@ def _command(arguments: Arguments) -> str:
     """The command that makes the tables again; where images and results are is up to whoever runs it."""
     cifar10 = arguments.cifar10 if arguments.cifar10 == Arguments.cifar10 else Path("FOLDER")
     named = dataclasses.replace(arguments, cifar10=cifar10, imagenet=arguments.imagenet and Path("FOLDER"))
-    here = ("rows", "part", "out", "runs", "jobs", "plan")
+    here = ("rows", "part", "out", "runs", "jobs", "plan", "emit", "gpus")
     return command_line("reproduce", named, always=("scale",), leave_out=here)

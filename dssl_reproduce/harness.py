@@ -1,11 +1,13 @@
-"""Runs jobs, each in a process of its own: train or resume, measure, write the result."""
+"""Runs jobs, each in a process of its own, here or on a cluster: train or resume, measure, write the result."""
 
 import dataclasses
 import fcntl
+import json
 import logging
 import multiprocessing
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from dssl.errors import DsslError, Stopped, one_line
 from dssl.evaluation import Result
 from dssl.evaluation.protocols import Benchmark, evaluate, supervised
 from dssl.evaluation.robustness import robustness
+from dssl.files import write_text
 from dssl.log import show_messages
 from dssl.report.pictures import draw_gallery
 from dssl.report.run_report import read_run
@@ -138,6 +141,18 @@ def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
         reason = f"ended by signal {-code}"
     failed[job.name] = f"{reason} (see {path})"
     return f"failed {job.name}: {failed[job.name]}"
+
+
+def pretraining_commands(jobs: Sequence[Job], place: Place, *, gpus: int, folder: Path) -> list[str]:
+    """A command for each pretraining, for several GPUs each; the settings go into ``folder``."""
+    commands = []
+    for job in jobs:
+        if job.kind == "pretrained":
+            path = folder / f"{job.name}.json"
+            write_text(path, json.dumps(config_io.to_dict(place.located(job)), indent=1) + "\n")
+            words = ["torchrun", "--standalone", "--nproc-per-node", str(gpus), "-m", "dssl", "train"]
+            commands.append(shlex.join([*words, "--config", str(path), "--out", str(place.runs / job.name)]))
+    return commands
 
 
 def in_own_process(job: Job, place: Place, *, threads: int, gpu: str | None) -> None:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image as Pillow
 from PIL import ImageColor
 
+from dssl import config_io
 from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.report.page import SERIES
@@ -110,13 +111,30 @@ def _colours(picture: bytes) -> int:
     return len(found & {ImageColor.getrgb(colour) for colour in SERIES})
 
 
-def test_the_documented_slurm_script_hands_the_signal_to_the_command(tmp_path: Path) -> None:
-    """Slurm signals the shell of the script and ends the job when that shell ends: the command takes its place."""
+def test_commands_for_a_cluster(tmp_path: Path, cifar10: Path, capsys) -> None:
+    out = tmp_path / "results"
+    arguments = {"target": "table2", "scale": "paper", "cifar10": cifar10, "imagenet": tmp_path, "out": out, "gpus": 4}
+    assert run(Arguments(**arguments, emit=True)) == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(commands) == 18  # the supervised run is left to the command that measures
+    for words in commands:
+        assert words[:7] == ["torchrun", "--standalone", "--nproc-per-node", "4", "-m", "dssl", "train"]
+        # the file is a configuration that dssl train takes, with the images where they are
+        config = config_io.load(Path(words[words.index("--config") + 1]))
+        assert config.data in (f"cifar10:{cifar10}", str(tmp_path))
+        assert config.epochs in (800, 100)
+        assert Path(words[words.index("--out") + 1]).parent == out / "paper" / "runs"
+
+
+def test_the_documented_slurm_script_hands_the_signal_to_the_run(tmp_path: Path, cifar10: Path, capsys) -> None:
+    """Slurm signals the shell of the script and ends the job when that shell ends: the run takes its place."""
+    run(Arguments(target="table5", cifar10=cifar10, out=tmp_path / "results", emit=True))
+    (tmp_path / "table2.txt").write_text(capsys.readouterr().out)
     (script,) = re.findall(
         r"```\n(#!/bin/bash\n.*?)```", (RESULTS.parent / "howto" / "reproduce.md").read_text(), re.DOTALL
     )
-    # in place of the command: says when it has begun, and takes a while to save its runs after SIGTERM
-    stand_in = tmp_path / "dssl"
+    # in place of a run: says when it has begun, and takes a while to save itself after SIGTERM
+    stand_in = tmp_path / "torchrun"
     stand_in.write_text(
         "#!/bin/bash\ntrap 'sleep 0.5; echo saved; exit 143' TERM\necho begun \"$@\"\nwhile :; do sleep 0.05; done\n"
     )
@@ -128,7 +146,8 @@ def test_the_documented_slurm_script_hands_the_signal_to_the_command(tmp_path: P
     )  # fmt: skip
     assert job.stdout is not None
     with job.stdout as said:
-        assert said.readline() == "begun reproduce table2 --scale paper --imagenet FOLDER --part 2/4\n"
+        _, *words = shlex.split((tmp_path / "table2.txt").read_text().splitlines()[1])
+        assert said.readline() == " ".join(["begun", *words]) + "\n"
         job.send_signal(signal.SIGTERM)
         assert job.wait(60) == 143
         assert said.read() == "saved\n"
