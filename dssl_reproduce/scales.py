@@ -183,18 +183,21 @@ def with_our_rows(target: Target, scale: Scale) -> Target:
 
 _SGD = OptimizerConfig(weight_decay=5e-4)
 _ADAMW = OptimizerConfig(name="adamw", weight_decay=0.05, fixed_predictor_rate=True)
+_DINO = DINOConfig(
+    hidden=512, output=128, prototypes=256, momentum=0.95, balance="sinkhorn", target_temperature=0.025,
+    final_target_temperature=0.025,
+)  # fmt: skip
 _TUNED: Mapping[str, tuple[int, float, OptimizerConfig, MethodSettings]] = {
     # batch size, peak rate, optimiser, heads: each chosen on the method's own standard pair (docs/results/tuning.md)
     "simclr": (128, 0.1, _SGD, SimCLRConfig(output=128, temperature=0.2)),
     "simsiam": (32, 0.002, _ADAMW, SimSiamConfig(hidden=512, output=512, bottleneck=128)),
     "byol": (32, 0.002, _ADAMW, BYOLConfig(hidden=512, output=128, momentum=0.95)),
     "vicreg": (128, 0.002, _ADAMW, VICRegConfig(hidden=512, output=512)),
-    # first values that trained, not yet tuned
-    "barlowtwins": (128, 0.002, _ADAMW, BarlowTwinsConfig(hidden=512, output=512)),
+    "barlowtwins": (128, 0.004, _ADAMW, BarlowTwinsConfig(hidden=512, output=512)),
     "lejepa": (128, 0.002, _ADAMW, LeJEPAConfig(hidden=512)),
     "moco": (128, 0.002, _ADAMW, MoCoConfig(hidden=512, output=128, momentum=0.95)),
-    "swav": (128, 0.002, _ADAMW, SwAVConfig(hidden=512, prototypes=256)),
-    "dino": (64, 0.0005, _ADAMW, DINOConfig(hidden=512, output=128, prototypes=256, momentum=0.99)),
+    "swav": (128, 0.004, _ADAMW, SwAVConfig(hidden=512, prototypes=256)),
+    "dino": (128, 0.002, _ADAMW, _DINO),
 }
 _ALL, _FEW, _FEWEST = 50_000, 5_000, 1_000
 """Images of the regimes; with a tenth and a fiftieth of them, as many steps in ten and fifty times as many epochs."""

@@ -325,7 +325,7 @@ class SwAVConfig(PrototypesConfig):
 
     name = "swav"
     recipes: ClassVar[Mapping[str, Defaults]] = {
-        "shapes": Defaults(settings={"hidden": 512, "prototypes": 128}),
+        "shapes": Defaults(settings={"hidden": 512, "prototypes": 128}, optimizer=_ADAMW),
         # as solo-learn has it for CIFAR-10, without its queue
         "cifar10": Defaults(settings={"prototypes": 3000}, optimizer=_lars(0.6, 1e-6)),
         "folder": Defaults(optimizer=_ADAMW),
