@@ -12,10 +12,10 @@ from PIL import Image
 from dssl.commands import doctor
 from dssl.commands.doctor import Arguments, run
 from dssl.data import open_source
-from dssl.errors import DsslError
 from dssl.recipes import recipe
 from dssl.training import budget
 from dssl.training.budget import Speed, drawn_images, loader_rate, measure_speed
+from tests.rejecting import rejects
 
 
 @pytest.fixture
@@ -106,17 +106,16 @@ def test_the_loader_gives_real_batches(size: int, tmp_path: Path) -> None:
 
 
 def test_an_unknown_recipe_is_refused_in_one_line() -> None:
-    with pytest.raises(DsslError, match="cifar10") as caught:
+    with rejects("'cifar11'", "'cifar10'"):
         run(Arguments(recipe="cifar11"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_gpu_that_is_not_here_and_counts_that_mean_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DsslError, match="device is cuda"):
+    with rejects("device", "cuda"):
         run(Arguments(device="cuda"))
     for name in ("images", "image_size", "epochs", "batch_size"):
-        with pytest.raises(DsslError, match=f"{name} is -5"):
+        with rejects(name, -5):
             Arguments(**{name: -5})
 
 

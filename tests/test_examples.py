@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dssl.methods import METHODS
 from dssl.weights import checkpoint
+from tests.test_plugins import forgetting
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
 
 def run(name: str, *words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *words])
-    monkeypatch.setattr("dssl.training.knn.QUERIES", 50)
     runpy.run_path(str(FOLDER / name), run_name="__main__")
 
 
@@ -26,9 +25,9 @@ def test_own_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 def test_own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(METHODS, "codingrate", METHODS["simclr"])  # so that what the example adds is taken out again
     out = tmp_path / "run"
-    run("own_method.py", "--data", "shapes:128", "--epochs", "1", "--out", str(out), monkeypatch=monkeypatch)
+    with forgetting():
+        run("own_method.py", "--data", "shapes:128", "--epochs", "1", "--out", str(out), monkeypatch=monkeypatch)
     assert "kNN" in capsys.readouterr().out
     saved = checkpoint.newest_good(out / "checkpoints")
     assert saved is not None

@@ -171,7 +171,6 @@ def test_every_table_and_operation_is_among_them():
 
 def test_a_custom_operation_gets_its_number_value_and_draws(monkeypatch):
     monkeypatch.setattr("dssl.augment.policy._runners", [("another", None)])
-    monkeypatch.setattr("dssl.augment.policy.OPERATIONS", OPERATIONS)
     add_kernel("mine", None, low=0, high=1)
     try:
         program = Program(["v"], [parse("gray > mine(0.25)?0.5")], [-1], size=32)

@@ -25,6 +25,7 @@ from dssl_coco.finetune import Finetuning, detect_all, finetune
 from dssl_coco.results import write_page
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
+from tests.rejecting import rejects, states
 from tests.train.running import end_of, kill_at, run
 
 
@@ -185,23 +186,22 @@ def test_the_schedule_is_1x_and_scales_linearly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "part"),
+    ("changes", "facts"),
     [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"rate": float("nan")}, "rate is nan"),
-        ({"sizes": ()}, "sizes is"),
-        ({"sizes": (16,)}, "sizes is"),
-        ({"test_size": 2000}, "max_size is 96"),
-        ({"anchors": (1, 2)}, "anchors is (1, 2), expected five"),
-        ({"momentum": 1.0}, "momentum is 1.0"),
-        ({"precision": "fp64"}, "precision is fp64"),
-        ({"steps": 0}, "steps is 0"),
+        ({"batch_size": 0}, ["batch_size", 0]),
+        ({"rate": float("nan")}, ["rate", "nan"]),
+        ({"sizes": ()}, ["sizes"]),
+        ({"sizes": (16,)}, ["sizes", 16]),
+        ({"test_size": 2000}, ["max_size", 96]),
+        ({"anchors": (1, 2)}, ["anchors", "(1, 2)", "five"]),
+        ({"momentum": 1.0}, ["momentum", 1.0]),
+        ({"precision": "fp64"}, ["precision", "fp64"]),
+        ({"steps": 0}, ["steps", 0]),
     ],
 )
-def test_settings_without_sense_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
-    with pytest.raises(DsslError) as caught:
+def test_settings_without_sense_are_refused(tmp_path: Path, changes: dict[str, Any], facts: list[object]) -> None:
+    with rejects(*facts):
         tiny(tmp_path, **changes)
-    assert part in str(caught.value)
 
 
 def test_settings_and_origin_as_the_first_version_wrote_them_are_read(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_pat
     write(tmp_path, "empty", [(64, 64, [])])
     write(tmp_path, "other", [(64, 64, [square(1, 1, 30)])], categories=[{"id": 3, "name": "cat"}])
     for changes, part in (
-        ({"train": "empty"}, "empty .*train on"),
+        ({"train": "empty"}, "empty .*train"),
         ({"test": "empty"}, "empty .*score"),
         ({"test": "other"}, "other"),
         ({"train": "train2017"}, r"instances_train2017\.json"),
@@ -243,7 +243,7 @@ def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"config": {}}))
-    with pytest.raises(DsslError, match="another kind"):
+    with rejects(folder, "another kind"):
         finetune(tiny(tmp_path), folder)
     (folder / "config.json").write_text(json.dumps({"task": "coco", "config": {}}))
     with pytest.raises(DsslError, match=r"\(coco\)"):
@@ -257,7 +257,7 @@ def test_without_pycocotools_one_line_says_how_to_get_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     assert main(["evaluate-coco", "scratch", str(tmp_path), "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == "dssl: COCO needs pycocotools: pip install 'dssl[coco]'\n"
+    states(capsys.readouterr().err, "pycocotools", "pip install 'dssl[coco]'")
     assert not (tmp_path / "run").exists()
 
 

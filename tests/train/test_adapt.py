@@ -23,6 +23,7 @@ from dssl.training.knn import OnlineKnn
 from dssl.training.prepare import build_method
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
+from tests.rejecting import rejects
 from tests.train.adapting import EPOCHS, HEADS, STEPS, config, write_weights
 from tests.train.running import cut, end_of
 
@@ -194,10 +195,7 @@ def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
     assert dashes == [dashes[0], dashes[0], dashes[0] + 1]
 
 
-def test_knn_on_the_test_split_is_measured_at_the_start_too(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dssl.training.knn.QUERIES", 50)
+def test_knn_on_the_test_split_is_measured_at_the_start_too(weights: Path, tmp_path: Path) -> None:
     train(config(weights, knn_every=1, epochs=2, adapt={"max_drift": None}), tmp_path / "run")
     run = read_run(tmp_path / "run")
     assert [epoch for epoch, _ in run.curve("knn")] == [0, 1, 2]
@@ -253,17 +251,17 @@ def test_a_transformer_is_trained_and_measured_at_one_size(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "facts"),
     [
-        ({"head_epochs": 9}, "adapt.head_epochs is 9"),
-        ({"head_epochs": -1}, "adapt.head_epochs is -1"),
-        ({"trained_blocks": 0}, "adapt.trained_blocks is 0, expected at least 1"),
-        ({"layer_decay": 0.0}, "adapt.layer_decay"),
-        ({"max_drift": 0.0}, "adapt.max_drift"),
+        ({"head_epochs": 9}, ["adapt.head_epochs", 9]),
+        ({"head_epochs": -1}, ["adapt.head_epochs", -1]),
+        ({"trained_blocks": 0}, ["adapt.trained_blocks", 0, 1]),
+        ({"layer_decay": 0.0}, ["adapt.layer_decay", 0.0]),
+        ({"max_drift": 0.0}, ["adapt.max_drift", 0.0]),
     ],
 )
-def test_nonsense_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DsslError, match=message.replace(".", r"\.")):
+def test_nonsense_is_refused(changes: dict[str, Any], facts: list[object]) -> None:
+    with rejects(*facts):
         recipe("adapt", adapt=AdaptConfig(**changes))
 
 

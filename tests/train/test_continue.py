@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,15 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
 from dssl.distributed import World
-from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_report import read_run
 from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
-from dssl.training import prepare
 from dssl.training import pretrain as loop
 from dssl.training.pretrain import train
+from tests.rejecting import rejects
 from tests.train.running import cut, end_of
 from tests.train.test_train import TINY
 
@@ -95,16 +93,9 @@ def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
             assert {slot: value.device for slot, value in state.items()} == dict.fromkeys(slots, parameter.device)
 
 
-def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> int:
-        raise DsslError("alexnet cannot see images of 32 px")
-
-    monkeypatch.setattr(prepare, "feature_dim", refuse)
-    monkeypatch.setattr(prepare, "open_source", lambda *_, **__: pytest.fail("the data came first"))
-    with pytest.raises(DsslError, match="alexnet"):
-        train(TINY, tmp_path / "run")
+def test_an_encoder_that_cannot_run_is_refused_before_the_data_is_opened(tmp_path: Path) -> None:
+    with rejects("encoder alexnet"):
+        train(replace(TINY, encoder="alexnet", data="/nowhere"), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
