@@ -15,7 +15,7 @@ from dssl.data import open_source
 from dssl.recipes import recipe
 from dssl.training import budget
 from dssl.training.budget import Speed, drawn_images, loader_rate, measure_speed
-from tests.rejecting import rejects
+from tests.rejecting import rejects, states
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_it_takes_real_steps_and_leaves_the_threads_as_they_were() -> None:
     assert speed.on_one_thread is not None
     assert speed.on_one_thread > 0
     assert alone.on_one_thread is None
-    assert f"{speed.precision}: a step of the encoder on 16 images of 32 px took" in speed.why
+    states(speed.why, speed.precision, "16 images", "32 px")
     assert 10**6 < speed.checkpoint_bytes < 10**8
 
 
@@ -68,7 +68,7 @@ def test_threads_that_are_in_each_others_way(measured, capsys) -> None:
     run(Arguments())
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
-    assert "one torch thread reaches 90 images a second" in warnings[0]
+    states(warnings[0], "one torch thread", 90)
     assert "OMP_NUM_THREADS=1" in warnings[0]
 
 

@@ -9,7 +9,7 @@ import pytest
 from dssl.errors import DsslError
 from dssl_coco.data import read_split
 from tests.coco.drawing import CATEGORIES, crowd, draw, square, triangle, write
-from tests.rejecting import rejects
+from tests.rejecting import rejects, states
 
 
 def test_categories_with_gaps_get_labels_without(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_empty_images_and_crowds_are_scored_but_not_trained_on(tmp_path: Path) -
     (with_crowd,) = (image for image in data.images if image.id == 50)
     assert [one["iscrowd"] for one in with_crowd.annotations] == [0, 1]
     assert len(with_crowd.objects) == 1
-    assert any("1 images without an object are not trained on" in note for note in data.notes)
+    assert any(note.startswith("1 images") for note in data.notes)
     assert any("1 crowd regions" in note for note in data.notes)
 
 
@@ -41,7 +41,8 @@ def test_a_box_without_area_in_its_image_is_left_out_and_counted(tmp_path: Path,
     write(tmp_path, "all", [(40, 40, [square(1, 1, 20), square(5, 5, 10) | {"bbox": box}])])
     data = read_split(tmp_path, "all")
     assert [one["bbox"] for one in data.images[0].annotations] == [[1, 1, 20, 20]]
-    assert data.notes == ("1 annotations whose box is thinner than 0.01 pixels inside its image are left out",)
+    (note,) = data.notes
+    states(note, "1 annotations", "box", 0.01)
 
 
 @pytest.mark.parametrize("box", [[35, 5, 1e-5, 10], [5, 5, 10, 1e-3], [39.999995, 5, 10, 10]])
@@ -50,7 +51,8 @@ def test_a_box_that_would_vanish_in_float32_is_left_out(tmp_path: Path, box: lis
     write(tmp_path, "all", [(40, 40, [square(1, 1, 20), square(5, 5, 10) | {"bbox": box}])])
     data = read_split(tmp_path, "all")
     assert len(data.images[0].annotations) == 1
-    assert data.notes == ("1 annotations whose box is thinner than 0.01 pixels inside its image are left out",)
+    (note,) = data.notes
+    states(note, "1 annotations", "box", 0.01)
 
 
 def test_a_box_that_reaches_out_of_its_image_stays(tmp_path: Path) -> None:
@@ -69,7 +71,8 @@ def test_polygons_without_inside_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "annotations" / "instances_all.json").write_text(json.dumps(broken))
     data = read_split(tmp_path, "all")
     assert [len(one["segmentation"]) for one in data.images[0].annotations] == [1, 1]
-    assert data.notes == ("1 annotations whose mask has no polygon with three corners are left out",)
+    (note,) = data.notes
+    states(note, "1 annotations", "mask", "polygon")
 
 
 def test_a_limit_takes_the_first_images_with_an_object(tmp_path: Path) -> None:

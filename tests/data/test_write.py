@@ -302,9 +302,10 @@ def test_shards_are_not_written_over_those_that_are_read(photos, tmp_path, form)
 
 
 def test_row_groups_are_read_once_when_shards_are_written_anew(photos, tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    monkeypatch.setattr(module, "_ROWS", 2)
+    pyarrow_parquet = pytest.importorskip("pyarrow.parquet")
     pack(photos, tmp_path / "first", "parquet")
+    for path in (tmp_path / "first").glob("*.parquet"):
+        pyarrow_parquet.write_table(pyarrow_parquet.read_table(path), path, row_group_size=2)
     monkeypatch.setattr(parquet, "_WINDOW", 1)
     source = open_source(str(tmp_path / "first"))
     write_shards(source, tmp_path / "second", split="train", form="tar", shard=100, quarantine=Quarantine(source))

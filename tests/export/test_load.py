@@ -174,7 +174,7 @@ def test_detectron2_names_are_read_once_the_arrays_of_a_pickle_are_tensors(
     loaded = open_weights(Path("weights.pth"))
     assert loaded.name == "resnet18"
     assert torch.equal(loaded.network(IMAGES), resnet18(IMAGES))
-    assert "Detectron2's own models see BGR" in loaded.report
+    states(loaded.report, "Detectron2", "BGR")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"])

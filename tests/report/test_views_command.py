@@ -19,7 +19,7 @@ from dssl.models import build_encoder
 from dssl.recipes import recipe
 from dssl.report.views import survey
 from dssl.weights import checkpoint
-from tests.rejecting import rejects
+from tests.rejecting import rejects, states
 
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"{{7*7}}.png"
 
@@ -110,7 +110,7 @@ def test_distances_by_the_features_of_an_encoder(folder: Path, tmp_path: Path, c
         line = next(line for line in said.splitlines() if line.startswith(policy.policy))
         assert line.split()[3:5] == f"{100 * policy.farther:.0f} %".split()
     page = out.read_text()
-    assert "features of small in weights.safetensors" in page
+    states(page, "small", "weights.safetensors")
     assert f"--weights {weights} --encoder small" in page
     with pytest.raises(DsslError, match="--channels 3"):
         run(dataclasses.replace(asked, channels=1))

@@ -123,7 +123,7 @@ def test_the_page_of_views_says_what_it_shows(cells: Path, trained: Path, tmp_pa
     shared = ["--channels", "5", "--show", "2", "--sample", "20", "--out", str(tmp_path / "v.html")]
     assert main(["views", str(cells), *shared, "--range", "0,4095"]) == 0
     page = (tmp_path / "v.html").read_text()
-    assert "channels 1 to 3 of 5 as red, green and blue" in page
+    assert "channels 1 to 3 of 5" in page
     assert "0 to 4095" in page
     assert "ra(2,5,dssl15)" in page
     assert main(["views", str(cells), *shared, "--weights", str(trained), "--policies", "jigsaw(2)"]) == 0

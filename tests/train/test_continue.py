@@ -20,7 +20,6 @@ from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
 from dssl.training import pretrain as loop
 from dssl.training.pretrain import train
-from tests.rejecting import rejects
 from tests.train.running import cut, end_of
 from tests.train.test_train import TINY
 
@@ -91,12 +90,6 @@ def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
         assert slots == {"step", "exp_avg", "exp_avg_sq"}
         for parameter, state in restored.state.items():
             assert {slot: value.device for slot, value in state.items()} == dict.fromkeys(slots, parameter.device)
-
-
-def test_an_encoder_that_cannot_run_is_refused_before_the_data_is_opened(tmp_path: Path) -> None:
-    with rejects("encoder alexnet"):
-        train(replace(TINY, encoder="alexnet", data="/nowhere"), tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:

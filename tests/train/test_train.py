@@ -305,7 +305,7 @@ def test_a_folder_of_images_of_every_kind(tmp_path: Path) -> None:
         ({"data": "/nowhere/at/all"}, ["'/nowhere/at/all'", os.strerror(errno.ENOENT)]),
         ({"data": "BROKEN"}, ["1 of 30", "1.0%", "BROKEN/0.jpg"]),
         ({"encoder": "resnet81"}, ["'resnet81'", "'resnet18'"]),
-        ({"encoder": "alexnet"}, ["encoder alexnet"]),
+        ({"encoder": "alexnet", "data": "/nowhere"}, ["encoder alexnet"]),  # before the data is opened
         ({"encoder": "maxvit_t"}, ["encoder maxvit_t"]),
         ({"encoder": "vit_b_16", "image_size": 30}, ["encoder vit_b_16", "30 px"]),
         ({"encoder": "densenet121", "image_size": 8}, ["encoder densenet121", "3 x 8 x 8"]),
