@@ -19,6 +19,7 @@ from dssl import cli
 from dssl.commands import COMMANDS, module_name
 from dssl.commands.options import ALIASES, options_of, parse
 from dssl.recipes import recipe
+from tests.rejecting import states
 
 
 def dssl(*words: str) -> subprocess.CompletedProcess[str]:
@@ -126,21 +127,21 @@ def test_a_drawing_that_fails_leaves_the_old_picture(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "facts"),
     [
-        (("grpah",), "did you mean 'graph'"),
-        (("graph", "dsssl"), "did you mean 'dssl'"),
-        (("graph", "s1<->s1"), "s1->s1"),
-        (("graph", "dssl", "--steps", "--method", "simclrr"), "did you mean 'simclr'"),
-        (("graph", "dssl", "--method", "byol"), "--method byol without --steps"),
-        (("graph", "dssl", "--out", "picture.jpeg"), "picture.jpeg: expected a name that ends in"),
-        (("graph", "dssl", "--out", "/dev/null/all.png"), "/dev/null: "),
+        (("grpah",), ["'grpah'", "'graph'"]),
+        (("graph", "dsssl"), ["'dsssl'", "'dssl'"]),
+        (("graph", "s1<->s1"), ["s1->s1"]),
+        (("graph", "dssl", "--steps", "--method", "simclrr"), ["'simclrr'", "'simclr'"]),
+        (("graph", "dssl", "--method", "byol"), ["--method byol", "--steps"]),
+        (("graph", "dssl", "--out", "picture.jpeg"), ["picture.jpeg", ".svg"]),
+        (("graph", "dssl", "--out", "/dev/null/all.png"), ["/dev/null"]),
     ],
 )
-def test_a_mistake_is_one_line(words: tuple[str, ...], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(words: tuple[str, ...], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(list(words)) == 2
     said = capsys.readouterr().err
-    assert part in said
+    states(said, *facts)
     assert said.startswith("dssl: ")
     assert said.count("\n") == 1
 
@@ -222,49 +223,49 @@ def on_terminal(*words: str, columns: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "facts"),
     [
-        (("train", "shapes", "--epoch", "3"), "did you mean --epochs?"),
-        (("graph", "dssl", "--stepss"), "did you mean --steps?"),
-        (("train", "shapes", "--epochs", "many"), "'many'"),
+        (("train", "shapes", "--epoch", "3"), ["--epoch", "--epochs"]),
+        (("graph", "dssl", "--stepss"), ["--stepss", "--steps"]),
+        (("train", "shapes", "--epochs", "many"), ["--epochs", "'many'"]),
     ],
 )
-def test_a_mistake_in_the_flags_is_plain_on_a_terminal(words: tuple[str, ...], expected: str) -> None:
+def test_a_mistake_in_the_flags_is_plain_on_a_terminal(words: tuple[str, ...], facts: list[str]) -> None:
     said = on_terminal(*words, columns=80)
     assert said.startswith("dssl: ")
-    assert expected in said
+    states(said, *facts)
     assert not re.search(r"[\x1b│─╭╰]", said)
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("words", "facts"),
     [
-        (["train", "shapes", "--epoch", "3"], "did you mean --epochs?"),
-        (["train", "shapes", "--learning-rate", "3"], "did you mean --optimizer.rate?"),
-        (["train", "shapes", "--lerning_rate", "3"], "did you mean --optimizer.rate?"),
-        (["train", "shapes", "--weight-decay", "3"], "did you mean --optimizer.weight-decay?"),
-        (["train", "shapes", "--workers", "3"], "did you mean --threads?"),
-        (["train", "shapes", "--gpus", "2"], "torchrun"),
-        (["train", "shapes", "--heavy", "randaug(2,5)"], "did you mean 'ra'?"),
-        (["train", "shapes", "--encoder", "vit_small_patch16_224"], "timm:vit_small_patch16_224"),
-        (["train", "shapes", "--epochs", "many"], "--epochs is 'many'"),
-        (["train", "shapes", "--device", "gpu"], "--device is 'gpu'"),
-        (["train", "shapes", "--epochs"], "--epochs"),
-        (["train", "shapes", "--compile=yes"], "--no-compile"),
-        (["train", "shapes", "--adapt.average", "0"], "--adapt.average"),
-        (["train", "shapes", "--method", "simclr", "--guard", "1"], "--guard"),
-        (["train", str(Path(__file__).parent)], f"dssl train folder {Path(__file__).parent}"),
-        (["evaluate"], "WEIGHTS"),
-        (["graph", "dssl", "extra"], "extra"),
+        (["train", "shapes", "--epoch", "3"], ["--epoch", "--epochs"]),
+        (["train", "shapes", "--learning-rate", "3"], ["--learning-rate", "--optimizer.rate"]),
+        (["train", "shapes", "--lerning_rate", "3"], ["--lerning_rate", "--optimizer.rate"]),
+        (["train", "shapes", "--weight-decay", "3"], ["--weight-decay", "--optimizer.weight-decay"]),
+        (["train", "shapes", "--workers", "3"], ["--workers", "--threads"]),
+        (["train", "shapes", "--gpus", "2"], ["--gpus", "torchrun"]),
+        (["train", "shapes", "--heavy", "randaug(2,5)"], ["'randaug'", "'ra'"]),
+        (["train", "shapes", "--encoder", "vit_small_patch16_224"], ["timm:vit_small_patch16_224"]),
+        (["train", "shapes", "--epochs", "many"], ["--epochs", "'many'"]),
+        (["train", "shapes", "--device", "gpu"], ["--device", "'gpu'"]),
+        (["train", "shapes", "--epochs"], ["--epochs"]),
+        (["train", "shapes", "--compile=yes"], ["--no-compile"]),
+        (["train", "shapes", "--adapt.average", "0"], ["--adapt.average"]),
+        (["train", "shapes", "--method", "simclr", "--guard", "1"], ["--guard", "simclr"]),
+        (["train", str(Path(__file__).parent)], [f"dssl train folder {Path(__file__).parent}"]),
+        (["evaluate"], ["WEIGHTS"]),
+        (["graph", "dssl", "extra"], ["extra"]),
     ],
 )
-def test_a_mistake_in_the_flags_is_one_line(words, expected, capsys):
+def test_a_mistake_in_the_flags_is_one_line(words, facts, capsys):
     assert cli.main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
     assert err.startswith("dssl: ")
-    assert expected in err
+    states(err, *facts)
     assert len(err) < 400
 
 

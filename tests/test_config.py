@@ -9,9 +9,9 @@ import pytest
 from dssl import config_io
 from dssl.cli import main
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
-from dssl.errors import DsslError
 from dssl.methods import BYOLConfig, SimCLRConfig, SimSiamConfig, VICRegConfig
 from dssl.recipes import RECIPES, recipe
+from tests.rejecting import rejects
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -44,9 +44,9 @@ def test_a_recipe_is_changed_by_names_tables_and_settings() -> None:
     assert recipe("cifar10", method=byol) == replace(recipe("cifar10", method="byol"), method=byol)
     ours, usual = recipe("cifar10", optimizer={"rate": 0.5}), recipe("cifar10")
     assert ours == replace(usual, optimizer=replace(usual.optimizer, rate=0.5))
-    with pytest.raises(DsslError, match=r"'epochz'.*'epochs'"):
+    with rejects("'epochz'", "'epochs'"):
         recipe("shapes", epochz=3)
-    with pytest.raises(DsslError, match=r"epochs is '3'.*int"):
+    with rejects("epochs", "'3'", "int"):
         recipe("shapes", epochs="3")
 
 
@@ -60,50 +60,49 @@ def test_toml_with_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "part"),
+    ("plain", "facts"),
     [
-        ({"epoch": 3}, "did you mean 'epochs'"),
-        ({"epochs": "3"}, "epochs is '3'"),
-        ({"epochs": 3.0}, "epochs is 3.0, expected int"),
-        ({"seed": True}, "seed is True, expected int"),
-        ({"compile": 1}, "compile is 1, expected bool"),
-        ({"epochs": 0}, "epochs is 0, expected at least 1"),
-        ({"batch_size": 1}, "batch_size is 1, expected at least 2"),
-        ({"optimizer": {"rte": 1}}, "did you mean 'optimizer.rate'"),
-        ({"optimizer": {"rate": float("nan")}}, "optimizer.rate is nan"),
-        ({"optimizer": {"rate": -1.0}}, "optimizer.rate is -1.0"),
-        ({"optimizer": {"momentum": 1.0}}, "optimizer.momentum is 1.0"),
-        ({"optimizer": 3}, "optimizer is 3, expected a table"),
-        ({"optimizer": {"warmup_epochs": 1000}}, "expected at most the 100 epochs"),
-        ({"method": "byl"}, "did you mean 'byol'"),
-        ({"method": {"name": "byol", "bottleneck": 3}}, "unknown setting 'method.bottleneck'"),
-        ({"method": {"name": "simclr", "temperature": 0}}, "method.temperature is 0"),
-        ({"method": 7}, "method is 7"),
-        ({"precision": "fp8"}, "expected one of auto, bf16, fp16, fp32, fp64"),
-        ({"channels": 0}, "channels is 0"),
-        ({"channels": 4}, "normalization is cifar10, expected measure for images of 4 channels"),
-        ({"range": "1"}, "range '1': expected such as 0,4095"),
-        ({"channels": True}, "channels is True"),
-        ({"graph": "s1<->s1"}, "a view cannot be its own target"),
-        ({"graph": "s1<->s2, h1->s1, h1 = rra(2,5)(s1)"}, "did you mean 'ra'"),
-        ({"heavy": "rra(2,5)"}, "did you mean 'ra'"),
-        ({"normalization": "mine"}, "cifar10, imagenet or measure"),
-        ({"bad_share": 1.5}, "bad_share is 1.5"),
-        ({"checkpoint": {"keep": 0}}, "checkpoint.keep is 0"),
-        ({"init": 3}, "init is 3, expected Path"),
+        ({"epoch": 3}, ["'epoch'", "'epochs'"]),
+        ({"epochs": "3"}, ["epochs", "'3'", "int"]),
+        ({"epochs": 3.0}, ["epochs", 3.0, "int"]),
+        ({"seed": True}, ["seed", True, "int"]),
+        ({"compile": 1}, ["compile", 1, "bool"]),
+        ({"epochs": 0}, ["epochs", 0, 1]),
+        ({"batch_size": 1}, ["batch_size", 1, 2, "BatchNorm"]),
+        ({"optimizer": {"rte": 1}}, ["'optimizer.rte'", "'optimizer.rate'"]),
+        ({"optimizer": {"rate": float("nan")}}, ["optimizer.rate", "nan", 0]),
+        ({"optimizer": {"rate": -1.0}}, ["optimizer.rate", -1.0, 0]),
+        ({"optimizer": {"momentum": 1.0}}, ["optimizer.momentum", 1.0, 1]),
+        ({"optimizer": 3}, ["optimizer", 3, "table"]),
+        ({"optimizer": {"warmup_epochs": 1000}}, ["optimizer.warmup_epochs", 1000, 100]),
+        ({"method": "byl"}, ["'byl'", "'byol'"]),
+        ({"method": {"name": "byol", "bottleneck": 3}}, ["'method.bottleneck'", "method.momentum"]),
+        ({"method": {"name": "simclr", "temperature": 0}}, ["method.temperature", 0.0]),
+        ({"method": 7}, ["method", 7, "table"]),
+        ({"precision": "fp8"}, ["precision", "'fp8'", "auto, bf16, fp16, fp32, fp64"]),
+        ({"channels": 0}, ["channels", 0, "1,024"]),
+        ({"channels": 4}, ["normalization", "cifar10", "measure", "4 channels"]),
+        ({"range": "1"}, ["range", "'1'", "0,4095"]),
+        ({"channels": True}, ["channels", True, "int"]),
+        ({"graph": "s1<->s1"}, ["s1->s1"]),
+        ({"graph": "s1<->s2, h1->s1, h1 = rra(2,5)(s1)"}, ["'rra'", "'ra'"]),
+        ({"heavy": "rra(2,5)"}, ["'rra'", "'ra'"]),
+        ({"normalization": "mine"}, ["normalization", "mine", "cifar10", "imagenet", "measure"]),
+        ({"bad_share": 1.5}, ["bad_share", 1.5, 1]),
+        ({"checkpoint": {"keep": 0}}, ["checkpoint.keep", 0, 1]),
+        ({"init": 3}, ["init", 3, "Path"]),
     ],
 )
-def test_nonsense_is_refused_by_name(plain: dict[str, object], part: str) -> None:
-    with pytest.raises(DsslError) as caught:
+def test_nonsense_is_refused_by_name(plain: dict[str, object], facts: list[object]) -> None:
+    with rejects(*facts):
         config_io.from_dict(plain)
-    assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["epochs = ", "[epochs", "epochs = 3\nepochs = 4", "\xff"])
 def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "run.toml"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(DsslError, match=r"run\.toml"):
+    with rejects(file):
         config_io.load(file)
 
 

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dssl import plugins
 from dssl.cli import main
-from dssl.methods import METHODS
 from dssl.weights import checkpoint
+from tests.test_plugins import forgetting
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
 
 def run(name: str, *words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *words])
-    monkeypatch.setattr("dssl.training.knn.QUERIES", 50)
     runpy.run_path(str(FOLDER / name), run_name="__main__")
 
 
@@ -27,20 +25,11 @@ def test_own_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert float(lines[-1].rpartition(" ")[2]) > 0.2
 
 
-def test_own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "codingrate", METHODS["simclr"])  # so that what the example adds is taken out again
-    monkeypatch.setattr(plugins, "_loaded", {})
-    words = [
-        "--plugin",
-        str(FOLDER / "own_method.py"),
-        "--method",
-        "codingrate",
-        "--data",
-        "shapes:128",
-        "--epochs",
-        "1",
-    ]
-    assert main(["train", "shapes", *words, "--out", str(tmp_path / "run")]) == 0
+def test_own_method(tmp_path: Path) -> None:
+    plugin = ["--plugin", str(FOLDER / "own_method.py"), "--method", "codingrate"]
+    words = ["--data", "shapes:128", "--epochs", "1", "--out", str(tmp_path / "run")]
+    with forgetting():
+        assert main(["train", "shapes", *plugin, *words]) == 0
     saved = checkpoint.newest_good(tmp_path / "run" / "checkpoints")
     assert saved is not None
     assert saved[1].header["config"]["method"]["name"] == "codingrate"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dssl.errors import DsslError
 from dssl.graph import ABLATION, KINDS, PRESETS, Edge, Vertex, View, ViewGraph, equation6, named_graph, soft
 from dssl.graph.schedule import Backward, Compare
 from dssl.methods import METHODS
+from tests.rejecting import rejects
 
 names = st.sampled_from(["s1", "s2", "h1", "h2", "h7", "s", "h", "x", "view_3", "sigma"])
 policies = st.sampled_from(["standard", "heavy", "ra(2,5)", "ra(2,5) > jigsaw(4)", "0.9*ra(2,5) | 0.1*jigsaw(4)"])
@@ -213,86 +213,84 @@ def test_only_what_positive_edges_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    ("text", "facts"),
     [
-        ("s1<->s1", "s1->s1"),
-        ("x->s1", "'x'"),
-        ("s1<->s2, h1 = ra(2,5)(y)", "'y'"),
-        ("s1<->s2:-1", "s1->s2: weight is -1"),
-        ("s1<->s2:nan", "nan"),
-        ("s1<->s2:inf", "inf"),
-        ("s1<->s2:much", "'much'"),
-        ("s1<->s2:0", "s1->s2:0"),
-        ("a = heavy(b), b = heavy(a), a->b", "a -> b -> a"),
-        ("s1<->s2, s1->s2", "duplicate edge s1->s2"),
-        ("s1<->s2, s3 = standard(image)", "s3"),
-        ("s1<->s2, h1 = a(image), h1 = b(image)", "h1 is declared twice"),
-        ("s1<->s2, hello", "'hello'"),
-        ("s1<->s2[fast]", "'fast'"),
-        ("s1<->s2, normalize=mean", "'mean'"),
-        ("h1 = ra(2,5(image), h1->s1", "bracket"),
-        ("h1 = jigsaw(4), h1->s1", "'h1 = jigsaw(4)'"),
-        ("image->s1", "image"),
-        ("s1->mean(s1,s2)", "its own target"),
-        ("h1->mean(s1,s1)", "different ones for their mean"),
-        ("h1->mean(s1,)", "expected a view, a mean such as mean(s1,s2), or teacher(s1)"),
-        ("h1->median(s1,s2)", "expected a view, a mean such as mean(s1,s2), or teacher(s1)"),
-        ("s1->teacher(s1,s2)", "expected a view, a mean"),
-        ("s1->teacher(mean(s1,s2))", "expected a view, a mean"),
-        ("s1->teacher", "teacher"),
-        ("teacher(s1)->s1", "only a view predicts; write s1->teacher(s1)"),
-        ("s1<->teacher(s1)", "only a view predicts"),
-        ("s1->mean(s2,teacher(s1))", "not both"),
-        ("s1->teacher(s1)[similarity]", "edge s1->teacher(s1)"),
-        ("s1->teacher(s1)[attach]", "edge s1->teacher(s1)"),
-        ("s1->teacher(s1)[relation]", "edge s1->teacher(s1)"),
-        ("h1->s1[relation, attach]", "leave out attach"),
-        ("s1->teacher(x)", "'x'"),
-        ("h1->mean(s1,x)", "'x'"),
-        ("mean(s1,s2)->h1", "only a view predicts; write h1->mean(s1,s2)"),
-        ("h1<->mean(s1,s2)", "only a view predicts"),
-        ("h1->mean(s1,s2), h1->mean(s2,s1)", "duplicate edge h1->mean(s2,s1)"),
-        ("mean = heavy(image), mean->s1", "mean"),
-        ("s1<->s2, s2 = standard@0(image)", "its size is 0, expected 1 to 4,096"),
-        ("s1<->s2, s2 = standard@5000(image)", "its size is 5000"),
-        ("s1<->s2, s2 = standard@-3(image)", "its size is '-3', expected a whole number"),
-        ("s1<->s2, s2 = standard@16@8(image)", "one of , ; = @ outside"),
-        ("h1->s1, h1 = heavy@16(s1)", "view h1 is derived from s1 and has its size: leave out @16"),
-        ("s1<->s2:0..", "nor two as in 0..1"),
-        ("s1<->s2:0..-1", "weight is -1"),
-        ("s1<->s2:0..0", "s1->s2:0..0"),
-        ("dsssl", "did you mean 'dssl'"),
-        ("soft(2)", "between 0 and 1"),
-        ("soft()", "expected one number"),
-        ("soft(0.1, 0.2)", "expected one number"),
-        ("soft(0.1, independent)", "expected one number"),
-        ("equation6(1,2,3,4,5)", "one to four"),
-        ("equation6(0,0,0,0)", "nothing to learn from"),
-        ("equation6(-1)", "s1->s2: weight is -1"),
-        ("", "unknown graph"),
+        ("s1<->s1", ["s1->s1", "own target"]),
+        ("x->s1", ["x->s1", "'x'"]),
+        ("s1<->s2, h1 = ra(2,5)(y)", ["view h1", "'y'"]),
+        ("s1<->s2:-1", ["s1->s2", "weight", -1.0]),
+        ("s1<->s2:nan", ["s1->s2", "weight", "nan"]),
+        ("s1<->s2:inf", ["s1->s2", "weight", "inf"]),
+        ("s1<->s2:much", ["'s1<->s2:much'", "'much'"]),
+        ("s1<->s2:0", ["s1->s2:0, s2->s1:0", "weight"]),
+        ("a = heavy(b), b = heavy(a), a->b", ["a -> b -> a"]),
+        ("s1<->s2, s1->s2", ["duplicate", "s1->s2"]),
+        ("s1<->s2, s3 = standard(image)", ["view s3"]),
+        ("s1<->s2, h1 = a(image), h1 = b(image)", ["view h1", "twice"]),
+        ("s1<->s2, hello", ["'hello'", "'h1->s1:0.5'"]),
+        ("s1<->s2[fast]", ["s1<->s2", "'fast'", "detach"]),
+        ("s1<->s2, normalize=mean", ["'mean'", "similarity"]),
+        ("h1 = ra(2,5(image), h1->s1", ["bracket", "'h1 = ra(2,5(image), h1->s1'"]),
+        ("h1 = jigsaw(4), h1->s1", ["'h1 = jigsaw(4)'"]),
+        ("image->s1", ["image->s1", "'image'"]),
+        ("s1->mean(s1,s2)", ["s1->mean(s1,s2)", "own target"]),
+        ("h1->mean(s1,s1)", ["h1->mean(s1,s1)", "different"]),
+        ("h1->mean(s1,)", ["'mean(s1,)'", "mean(s1,s2)", "teacher(s1)"]),
+        ("h1->median(s1,s2)", ["'median(s1,s2)'", "mean(s1,s2)", "teacher(s1)"]),
+        ("s1->teacher(s1,s2)", ["'teacher(s1,s2)'", "mean(s1,s2)", "teacher(s1)"]),
+        ("s1->teacher(mean(s1,s2))", ["'teacher(mean(s1,s2))'", "mean(s1,s2)", "teacher(s1)"]),
+        ("s1->teacher", ["s1->teacher", "'teacher'"]),
+        ("teacher(s1)->s1", ["teacher(s1)->s1", "s1->teacher(s1)"]),
+        ("s1<->teacher(s1)", ["teacher(s1)->s1", "s1->teacher(s1)"]),
+        ("s1->mean(s2,teacher(s1))", ["s1->mean(s2,teacher(s1))", "both"]),
+        ("s1->teacher(s1)[similarity]", ["s1->teacher(s1)", "similarity"]),
+        ("s1->teacher(s1)[attach]", ["s1->teacher(s1)", "attach"]),
+        ("s1->teacher(s1)[relation]", ["s1->teacher(s1)", "relation"]),
+        ("h1->s1[relation, attach]", ["h1->s1", "relation", "attach"]),
+        ("s1->teacher(x)", ["s1->teacher(x)", "'x'"]),
+        ("h1->mean(s1,x)", ["h1->mean(s1,x)", "'x'"]),
+        ("mean(s1,s2)->h1", ["mean(s1,s2)->h1", "h1->mean(s1,s2)"]),
+        ("h1<->mean(s1,s2)", ["mean(s1,s2)->h1", "h1->mean(s1,s2)"]),
+        ("h1->mean(s1,s2), h1->mean(s2,s1)", ["duplicate", "h1->mean(s2,s1)"]),
+        ("mean = heavy(image), mean->s1", ["view name", "'mean'"]),
+        ("s1<->s2, s2 = standard@0(image)", ["view s2", "size", 0, "4,096"]),
+        ("s1<->s2, s2 = standard@5000(image)", ["view s2", "size", 5000, "4,096"]),
+        ("s1<->s2, s2 = standard@-3(image)", ["view s2", "size", "'-3'", "@16"]),
+        ("s1<->s2, s2 = standard@16@8(image)", ["view s2", "'standard@16'", "@"]),
+        ("h1->s1, h1 = heavy@16(s1)", ["view h1", "s1", "@16"]),
+        ("s1<->s2:0..", ["'s1<->s2:0..'", "'0..'", "0..1"]),
+        ("s1<->s2:0..-1", ["s1->s2", "weight", -1.0]),
+        ("s1<->s2:0..0", ["s1->s2:0..0, s2->s1:0..0", "weight"]),
+        ("dsssl", ["'dsssl'", "'dssl'"]),
+        ("soft(2)", ["soft(2.0)", "delta", "0 and 1"]),
+        ("soft()", ["soft()", "one number"]),
+        ("soft(0.1, 0.2)", ["soft(0.1, 0.2)", "one number"]),
+        ("soft(0.1, independent)", ["soft(0.1, independent)", "one number"]),
+        ("equation6(1,2,3,4,5)", ["equation6(1,2,3,4,5)", "one to four"]),
+        ("equation6(0,0,0,0)", ["no edge", "weight"]),
+        ("equation6(-1)", ["s1->s2", "weight", -1.0]),
+        ("", ["graph", "''", "dssl"]),
     ],
 )
-def test_nonsense_is_refused_by_name(text: str, part: str) -> None:
-    with pytest.raises(DsslError) as caught:
+def test_nonsense_is_refused_by_name(text: str, facts: list[object]) -> None:
+    with rejects(*facts):
         named_graph(text)
-    assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_nonsense_from_python_is_refused_too() -> None:
     view = View(name="s1", policy="standard")
     edge = Edge(predictor="s1", targets=(Vertex("s2"),))
-    with pytest.raises(DsslError, match="view s2"):
+    with rejects("s1->s2", "view s2"):
         ViewGraph((view,), (edge,))
-    with pytest.raises(DsslError, match="view s1"):
+    with rejects("view s1", "twice"):
         ViewGraph((view, view), (edge,))
-    with pytest.raises(DsslError, match="s9"):
+    with rejects("view s1", "s9"):
         ViewGraph((replace(view, source="s9"),), (edge,))
-    with pytest.raises(DsslError, match="view name '1s'"):
+    with rejects("view name", "'1s'"):
         View(name="1s", policy="standard")
-    with pytest.raises(DsslError, match=r"'ra\(2,5'"):
+    with rejects("view s", "'ra(2,5'"):
         View(name="s", policy="ra(2,5")
-    with pytest.raises(DsslError, match="normalize is 'mean'"):
+    with rejects("normalize", "'mean'", "similarity"):
         ViewGraph((view,), (edge,), "mean")  # type: ignore[arg-type]
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 from dssl import Objective, build_encoder, named_graph
 from dssl.cli import main
 from dssl.graph import PRESETS
-from dssl.methods import METHODS
 from dssl.weights import checkpoint
+from tests.test_plugins import forgetting
 
 README = Path(__file__).parent.parent / "README.md"
 DOCS = README.parent / "docs"
@@ -137,12 +137,10 @@ def test_the_comparison_quotes_the_measured_speed() -> None:
     assert [float(number) for number in quoted.groups()] == pytest.approx(expected, abs=0.051)
 
 
-def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@forgetting()
+def test_the_method_of_the_documentation_works_with_every_graph_and_is_trained(tmp_path: Path) -> None:
     page = README.parent / "docs" / "add-a-method.md"
     snippet, _ = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    monkeypatch.setitem(METHODS, "uniformity", METHODS["simclr"])  # so that what the page adds is taken out again
     namespace: dict[str, Any] = {}
     exec(compile(snippet, str(page), "exec"), namespace)
     method = namespace["Uniformity"](build_encoder("small", image_size=32), image_size=32)

@@ -169,10 +169,9 @@ def test_every_table_and_operation_is_among_them():
     assert all(name in text for name in OPERATIONS if OPERATIONS[name].encoding not in (code.PLAIN, code.NUMBERED))
 
 
-def test_a_custom_operation_gets_its_number_value_and_draws(monkeypatch):
-    monkeypatch.setattr("dssl.augment.policy._runners", [("another", None)])
-    monkeypatch.setattr("dssl.augment.policy.OPERATIONS", OPERATIONS)
+def test_a_custom_operation_gets_its_number_value_and_draws():
     add_kernel("mine", None, low=0, high=1)
+    number = OPERATIONS["mine"].number
     try:
         program = Program(["v"], [parse("gray > mine(0.25)?0.5")], [-1], size=32)
         plan = program.plan(np.arange(200), seed=3, epoch=1)
@@ -185,7 +184,7 @@ def test_a_custom_operation_gets_its_number_value_and_draws(monkeypatch):
     assert plan.custom
     assert np.array_equal(plan.codes[:, 1], np.where(happens, code.CUSTOM, code.SKIP))
     numbers = plan.values[:, program.offsets[1] : program.offsets[1] + 4]
-    expected = np.concatenate([np.full((200, 1), 1.0), np.full((200, 1), 0.25), draws[:, 3:]], axis=1)
+    expected = np.concatenate([np.full((200, 1), number), np.full((200, 1), 0.25), draws[:, 3:]], axis=1)
     assert np.array_equal(numbers, expected * happens[:, None])
 
 

@@ -24,7 +24,7 @@ from dssl.augment.policy import (
     TrivialAugment,
     UniformAugment,
 )
-from dssl.errors import DsslError
+from tests.rejecting import rejects
 
 shares = st.floats(0, 1)
 tables = st.sampled_from(sorted(TABLES))
@@ -106,53 +106,51 @@ def test_text_means(text, policy):
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    ("text", "facts"),
     [
-        ("standrad", "did you mean 'standard'?"),
-        ("jigsw(4)", "did you mean 'jigsaw'?"),
-        ("rotat(3)", "did you mean 'rotate'?"),
-        ("ra(2,5,dssl61)", "did you mean 'dssl16'?"),
-        ("op(rotat,5)", "did you mean 'rotate'?"),
-        ("ra(2,-1)", "the magnitude is -1"),
-        ("ra(2,31)", "between 0 and 30"),
-        ("ra(2,nan)", "the magnitude is nan"),
-        ("ra(nan,2)", "whole number"),
-        ("ra(1.5,2)", "whole number"),
-        ("ra(2)", "ra takes 2 to 3 arguments, not 1"),
-        ("gray?nan", "a probability is nan"),
-        ("gray?1.5", "a probability is 1.5"),
-        ("gray?", "expected a probability"),
-        ("flip(-0.5)", "between 0 and 1"),
-        ("jigsaw(0)", "between 1 and"),
-        ("jigsaw(2.5)", "whole number"),
-        ("jigsaw(four)", "must be a number, not 'four'"),
-        ("crop(0,1)", "the smallest area of crop is 0"),
-        ("crop(0.5,0.2)", "the largest area of crop is 0.2"),
-        ("blur(3,2)", "the largest sigma of blur"),
-        ("posterize(9)", "between 0 and 8"),
-        ("posterize", "posterize takes 1 to 2 arguments, not 0"),
-        ("rotate(20,10)", "the largest value of rotate is 10: expected a number between 20 and 360"),
-        ("corruption(snow,3)", "unknown kind of corruption 'snow'"),
-        ("corruption(fog,6)", "expected 1, 2, 3, 4 or 5"),
-        ("corruption(fog,2.5)", "must be a whole number"),
-        ("standard(3)", "standard takes no arguments"),
-        ("gray(1)", "gray takes 0 arguments"),
-        ("0.9*ra(2,5) | jigsaw(4)", "every alternative needs a weight"),
-        ("0.9*ra(2,5)", "has no alternative"),
-        ("0*ua | 0*ta", "all zero"),
-        ("-1*ua | 2*ta", "a weight is -1"),
-        ("ra(2,5) >", "expected a policy, found 'the end'"),
-        ("ra(2,5) gray", "'gray' is unexpected"),
-        ("ra(2,5", "expected ')'"),
-        ("ra[2]", "'['"),
-        ("", "a policy is a string"),
+        ("standrad", ["'standrad'", "'standard'"]),
+        ("jigsw(4)", ["'jigsw'", "'jigsaw'"]),
+        ("rotat(3)", ["'rotat'", "'rotate'"]),
+        ("ra(2,5,dssl61)", ["'dssl61'", "'dssl16'"]),
+        ("op(rotat,5)", ["dssl16", "'rotat'", "'rotate'"]),
+        ("ra(2,-1)", ["magnitude", -1, 30]),
+        ("ra(2,31)", ["magnitude", 31, 30]),
+        ("ra(2,nan)", ["magnitude", "nan", 30]),
+        ("ra(nan,2)", ["ra", "nan", "whole"]),
+        ("ra(1.5,2)", ["ra", 1.5, "whole"]),
+        ("ra(2)", ["'ra(2)'", "2 to 3", "not 1"]),
+        ("gray?nan", ["probability", "nan"]),
+        ("gray?1.5", ["probability", 1.5]),
+        ("gray?", ["'gray?'", "probability", "'?'"]),
+        ("flip(-0.5)", ["flip", -0.5, "0 and 1"]),
+        ("jigsaw(0)", ["jigsaw", 0, 1, 1024]),
+        ("jigsaw(2.5)", ["jigsaw", 2.5, "whole"]),
+        ("jigsaw(four)", ["argument 1", "'four'"]),
+        ("crop(0,1)", ["smallest", "crop", 0, 1e-06]),
+        ("crop(0.5,0.2)", ["largest", "crop", 0.2, "0.5 and 1"]),
+        ("blur(3,2)", ["largest", "blur", 2, "3 and 100"]),
+        ("posterize(9)", ["posterize", 9, "0 and 8"]),
+        ("posterize", ["'posterize'", "1 to 2", "not 0"]),
+        ("rotate(20,10)", ["largest", "rotate", 10, "20 and 360"]),
+        ("corruption(snow,3)", ["'snow'", "fog"]),
+        ("corruption(fog,6)", ["corruption(fog,6)", "1, 2, 3, 4 or 5"]),
+        ("corruption(fog,2.5)", ["corruption", 2.5, "whole"]),
+        ("standard(3)", ["'standard(3)'", "no arguments"]),
+        ("gray(1)", ["'gray(1)'", "0 arguments", "not 1"]),
+        ("0.9*ra(2,5) | jigsaw(4)", ["'0.9*ra(2,5) | jigsaw(4)'", "weight"]),
+        ("0.9*ra(2,5)", ["'0.9*ra(2,5)'", "'?0.9'"]),
+        ("0*ua | 0*ta", ["weights", "positive"]),
+        ("-1*ua | 2*ta", ["weight", -1]),
+        ("ra(2,5) >", ["'ra(2,5) >'", "'the end'"]),
+        ("ra(2,5) gray", ["'ra(2,5) gray'", "'gray'"]),
+        ("ra(2,5", ["'ra(2,5'", "')'"]),
+        ("ra[2]", ["'ra[2]'", "'['"]),
+        ("", ["string", "''"]),
     ],
 )
-def test_a_mistake_is_named(text, part):
-    with pytest.raises(DsslError) as caught:
+def test_a_mistake_is_named(text, facts):
+    with rejects(*facts):
         parse(text)
-    assert part in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_names_of_the_run_take_precedence():

@@ -24,6 +24,7 @@ from dssl_coco.detector import Origin, build_detector
 from dssl_coco.finetune import Finetuning, detect_all, finetune
 from tests.coco.drawing import command, draw, environment, pretrained, square, tiny, write
 from tests.distributed.test_torchrun import torchrun
+from tests.rejecting import rejects, states
 from tests.train.running import end_of, kill_at, run
 
 
@@ -42,9 +43,9 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
         ending, scores = finetune(config, tmp_path / "run", command="dssl evaluate-coco <weights>")
     assert ending.exit_code == 0
     assert ending.step == 2
-    assert "100 of 100 tensors of the backbone are the file's, bit for bit" in caplog.text
+    assert "100 of 100 tensors" in caplog.text
     assert "not strictly comparable" in caplog.text
-    assert "1 crowd regions are not trained on" in caplog.text
+    assert "1 crowd regions" in caplog.text
     assert "BatchNorm frozen" in caplog.text
 
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
@@ -74,7 +75,7 @@ def test_a_run_from_a_checkpoint_leaves_numbers_pictures_and_where_they_come_fro
     file.unlink()  # a run that has begun needs the encoder's file no more, and a finished one is only scored again
     with caplog.at_level(logging.INFO, logger="dssl"):
         _, again = finetune(config, tmp_path / "run")
-    assert "this run is finished: 2 steps" in caplog.text
+    assert "finished: 2 steps" in caplog.text
     assert again == scores
     with pytest.raises(DsslError, match=r"flip: True -> False; rate: 0\.02 -> 0\.5"):
         finetune(replace(config, rate=0.5, flip=False, threads=2), tmp_path / "run")
@@ -90,7 +91,7 @@ def test_kills_change_nothing(
     left = kill_at(command(data, broken), broken, 2)
     assert left == 2, "the kill came too late to mean anything"
     assert main(command(data, broken)[3:]) == 0
-    assert "resuming at step 2 of 4" in caplog.text
+    assert "step 2 of 4" in caplog.text
     assert end_of(broken) == end_of(whole)
     assert metrics(broken) == metrics(whole)
     assert (broken / "results.json").read_text() == (whole / "results.json").read_text()
@@ -157,7 +158,7 @@ def test_a_rate_beyond_reason_ends_as_divergence(
     assert ending.step == (2 if health_every == 1 else 4)
     assert ending.exit_code == 4
     assert scores is None
-    assert "diverged at step 1: the loss is no longer a number (" in caplog.text
+    assert "diverged at step 1" in caplog.text
     assert "lower --rate" in caplog.text
     assert [look["loss"] is None for look in metrics(tmp_path / "run")] == [False, True]  # JSON has no NaN
     for step in checkpoint.steps_in(tmp_path / "run" / "checkpoints"):
@@ -183,23 +184,22 @@ def test_the_schedule_is_1x_and_scales_linearly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "part"),
+    ("changes", "facts"),
     [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"rate": float("nan")}, "rate is nan"),
-        ({"sizes": ()}, "sizes is"),
-        ({"sizes": (16,)}, "sizes is"),
-        ({"test_size": 2000}, "max_size is 96"),
-        ({"anchors": (1, 2)}, "anchors is (1, 2), expected five"),
-        ({"momentum": 1.0}, "momentum is 1.0"),
-        ({"precision": "fp64"}, "precision is fp64"),
-        ({"steps": 0}, "steps is 0"),
+        ({"batch_size": 0}, ["batch_size", 0]),
+        ({"rate": float("nan")}, ["rate", "nan"]),
+        ({"sizes": ()}, ["sizes"]),
+        ({"sizes": (16,)}, ["sizes", 16]),
+        ({"test_size": 2000}, ["max_size", 96]),
+        ({"anchors": (1, 2)}, ["anchors", "(1, 2)", "five"]),
+        ({"momentum": 1.0}, ["momentum", 1.0]),
+        ({"precision": "fp64"}, ["precision", "fp64"]),
+        ({"steps": 0}, ["steps", 0]),
     ],
 )
-def test_settings_without_sense_are_refused(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
-    with pytest.raises(DsslError) as caught:
+def test_settings_without_sense_are_refused(tmp_path: Path, changes: dict[str, Any], facts: list[object]) -> None:
+    with rejects(*facts):
         tiny(tmp_path, **changes)
-    assert part in str(caught.value)
 
 
 def test_settings_and_origin_as_the_first_version_wrote_them_are_read(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(tmp_pat
     write(tmp_path, "empty", [(64, 64, [])])
     write(tmp_path, "other", [(64, 64, [square(1, 1, 30)])], categories=[{"id": 3, "name": "cat"}])
     for changes, part in (
-        ({"train": "empty"}, "empty .*train on"),
+        ({"train": "empty"}, "empty .*train"),
         ({"test": "empty"}, "empty .*score"),
         ({"test": "other"}, "other"),
         ({"train": "train2017"}, r"instances_train2017\.json"),
@@ -241,7 +241,7 @@ def test_runs_of_another_kind_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"config": {}}))
-    with pytest.raises(DsslError, match="another kind"):
+    with rejects(folder, "another kind"):
         finetune(tiny(tmp_path), folder)
     (folder / "config.json").write_text(json.dumps({"task": "coco", "config": {}}))
     with pytest.raises(DsslError, match=r"\(coco\)"):
@@ -255,7 +255,7 @@ def test_without_pycocotools_one_line_says_how_to_get_it(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     assert main(["evaluate-coco", "scratch", str(tmp_path), "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err == "dssl: COCO needs pycocotools: pip install 'dssl[coco]'\n"
+    states(capsys.readouterr().err, "pycocotools", "pip install 'dssl[coco]'")
     assert not (tmp_path / "run").exists()
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 import dssl
 from dssl.commands.data import Arguments, run
 from dssl.data import open_source
-from dssl.errors import DsslError
+from tests.rejecting import rejects
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_without_home_and_with_a_plain_locale(photos, tmp_path):
 
 
 def test_too_many_bad_files(photos):
-    with pytest.raises(DsslError, match="1 of 41"):
+    with rejects("1 of 41", "1.0%", r"bad\n.jpg"):
         run(Arguments(action="show", data=str(photos), bad_share=0.01))
 
 
@@ -68,7 +68,7 @@ def test_pack(photos, capsys, tmp_path):
     assert "40 images" in capsys.readouterr().out
     copy = open_source(f"packed:{tmp_path / 'packed'}")
     assert copy.image(0).shape == (10, 12, 3)
-    with pytest.raises(DsslError, match="--out"):
+    with rejects("--out", "missing"):
         run(Arguments(action="pack", data=str(photos)))
 
 
@@ -82,7 +82,7 @@ def test_pack_counts_what_it_wrote(photos, capsys, tmp_path):
 
 
 def test_cifar10_from_nowhere(tmp_path):
-    with pytest.raises(DsslError, match="not a folder"):
+    with rejects(f"cifar10:{tmp_path}/missing", "dssl data cifar10 FOLDER"):
         run(Arguments(action="cifar10", data=str(tmp_path / "target"), origin=str(tmp_path / "missing")))
     assert not (tmp_path / "target").exists()
 
@@ -97,5 +97,6 @@ def test_cifar10_from_nowhere(tmp_path):
     ],
 )
 def test_options_of_other_actions(action, option):
-    with pytest.raises(DsslError, match="not of `dssl data"):
+    flag = "--" + next(iter(option)).replace("_", "-")
+    with rejects(flag, f"dssl data {action}"):
         run(Arguments(action=action, data="shapes", **option))

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import errno
 import gc
+import os
 import subprocess
 import sys
 import tarfile
@@ -177,7 +179,8 @@ def test_an_error_in_a_thread_reaches_the_consumer_with_the_image_named(index):
     with make(maker=Broken(), steps=12) as batches:
         with pytest.raises(ZeroDivisionError) as caught:
             list(batches)
-        assert caught.value.__notes__ == [f"while making the views of {index}.jpg"]
+        (note,) = caught.value.__notes__
+        assert f"{index}.jpg" in note
         failed = batches.steps - len(batches)
         with pytest.raises(ZeroDivisionError):
             batches.at(failed)
@@ -190,15 +193,15 @@ def test_a_thread_decodes_and_makes_its_images_in_two_calls(tmp_path, monkeypatc
         Image.fromarray(noise).save(tmp_path / f"{number:02}.jpg")
     (tmp_path / "05.jpg").write_bytes((tmp_path / "05.jpg").read_bytes()[:300])
     source = open_source(str(tmp_path))
-    maker = ViewMaker([View(name="a", policy="standard"), View(name="b", policy="ra(2,9)")], size=16, seed=1)
-    decoded, made, decoder, apply_many = [], [], jpeg._decoder(), maker.apply_many
+    decoded, made, decoder = [], [], jpeg._decoder()
 
-    def counted(plan, row, images, out, out_row):
-        made.append(len(images))
-        apply_many(plan, row, images, out, out_row)
+    class Counting(ViewMaker):
+        def apply_many(self, plan, row, images, out, out_row):
+            made.append(len(images))
+            super().apply_many(plan, row, images, out, out_row)
 
+    maker = Counting([View(name="a", policy="standard"), View(name="b", policy="ra(2,9)")], size=16, seed=1)
     monkeypatch.setattr(jpeg, "_decoder", lambda: lambda files: decoded.append(len(files)) or decoder(files))
-    monkeypatch.setattr(maker, "apply_many", counted)
 
     def batch(threads: int) -> Batch:
         decoded.clear(), made.clear()
@@ -267,7 +270,7 @@ def test_files_that_vanish_or_change_during_an_epoch(tmp_path):
     assert shown[10] == 200
     listed = dict(line.split("\t") for line in (tmp_path / "quarantine.txt").read_text().splitlines())
     assert {name.rpartition("/")[2] for name in listed} == {"07.png", "08.png", "09.png"}
-    assert listed[str(tmp_path / "07.png")] == "No such file or directory"
+    assert listed[str(tmp_path / "07.png")] == os.strerror(errno.ENOENT)
 
 
 def loader_threads() -> int:

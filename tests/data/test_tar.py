@@ -1,11 +1,13 @@
 """Tar shards: against Python's own tarfile, patterns against bash, and every kind of damage: nothing lost, one line each."""
 
 import codecs
+import errno
 import gzip
 import io
 import json
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from dssl.data import NoSplitError, Quarantine, UnreadableImage, open_source, re
 from dssl.data import tar as module
 from dssl.data.quarantine import Reader
 from dssl.data.shards import _braces
-from dssl.errors import DsslError
+from tests.rejecting import rejects
 
 
 def png(value: int) -> bytes:
@@ -57,11 +59,9 @@ def values(source) -> list[int]:
     return [int(source.image(n)[0, 0, 0]) for n in range(len(source))]
 
 
-def one_line(text: str, **options) -> str:
-    with pytest.raises(DsslError) as caught:
-        open_source(text, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def refused(text: object, *facts: object, **options) -> None:
+    with rejects(*facts):
+        open_source(str(text), **options)
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -189,8 +189,8 @@ def test_splits(tmp_path):
         assert train.classes == held.classes == ("cat", "dog")
         assert held.labels.tolist() == [1]  # as in training
         write(root / f"val{between}1.tar", [("3.png", png(2)), ("3.cls", b"cow")])
-        assert "'cow' is not in the training split" in one_line(str(root), split="test")
-    with pytest.raises(NoSplitError, match="train- and test-"):
+        refused(root, root, "'cow'", split="test")
+    with rejects(tmp_path / "one", "train-", "test-", error=NoSplitError):
         open_source(str(shards(tmp_path / "one")), split="test")
 
 
@@ -215,7 +215,7 @@ def test_labels(tmp_path, labels, classes, numbers):
     assert source.classes == classes
     assert (None if source.labels is None else source.labels.tolist()) == numbers
     if classes is None:
-        with pytest.raises(DsslError, match=r"\.cls or \.json"):
+        with rejects(tmp_path / "x.tar", ".cls or .json"):
             require_labels(source)
 
 
@@ -252,7 +252,7 @@ def test_names_with_dots_have_labels_of_their_own(tmp_path, members, labels):
 )
 def test_two_labels_for_one_image_are_an_error(tmp_path, members):
     write(tmp_path / "x.tar", members)
-    assert f"{tmp_path}/x.tar" in one_line(str(tmp_path / "x.tar"))
+    refused(tmp_path / "x.tar", tmp_path / "x.tar", "labels")
 
 
 def test_half_a_surrogate_in_a_label(tmp_path):
@@ -276,30 +276,30 @@ def test_refusals(tmp_path):
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress((root / "000000.tar").read_bytes()))
     for text in (packed, packed.parent):
-        assert "x.tar.gz: compressed: reading one image would mean" in one_line(str(text))
+        refused(text, packed, "compressed")
     shutil.copy(packed, tmp_path / "hidden.tar")
-    assert "not compressed" in one_line(str(tmp_path / "hidden.tar"))
+    refused(tmp_path / "hidden.tar", tmp_path / "hidden.tar", "not compressed")
     (tmp_path / "text.tar").write_bytes(b"hello" * 1000)
-    assert "not a tar file" in one_line(str(tmp_path / "text.tar"))
+    refused(tmp_path / "text.tar", tmp_path / "text.tar", "not a tar")
     (tmp_path / "nothing.tar").write_bytes(b"")
-    assert "the file is empty" in one_line(str(tmp_path / "nothing.tar"))
-    assert "000003.tar: No such file" in one_line(f"{root}/{{000000..000003}}.tar")
-    assert "no file matches" in one_line(f"{root}/9*.tar")
-    assert "expected shards that end in" in one_line(f"{root}/{{a,b}}.zip")
-    assert "given twice" in one_line(f"{root}/{{000000,000000}}.tar")
+    refused(tmp_path / "nothing.tar", tmp_path / "nothing.tar", "empty")
+    refused(f"{root}/{{000000..000003}}.tar", root / "000003.tar", os.strerror(errno.ENOENT))
+    refused(f"{root}/9*.tar", root / "9*.tar")
+    refused(f"{root}/{{a,b}}.zip", root / "a.zip", ".tar", ".parquet")
+    refused(f"{root}/{{000000,000000}}.tar", "000000.tar", "twice")
     write(tmp_path / "empty.tar", [])
-    assert "its shards are empty" in one_line(str(tmp_path / "empty.tar"))
+    refused(tmp_path / "empty.tar", tmp_path / "empty.tar", "empty", "000017.jpg")
     write(tmp_path / "text" / "text.tar", [("a.txt", b"x")])
-    assert "none of the 1 files" in one_line(str(tmp_path / "text"))
-    assert "tar files have no columns; only Parquet files do" in one_line(f"{root}#label=x")
+    refused(tmp_path / "text", tmp_path / "text", "1 files", "000017.jpg")
+    refused(f"{root}#label=x", f"{root}#label=x", "Parquet")
     os.mkfifo(tmp_path / "pipe.tar")
-    assert "a FIFO" in one_line(str(tmp_path / "pipe.tar"))
+    refused(tmp_path / "pipe.tar", tmp_path / "pipe.tar", "FIFO")
 
 
 def test_a_missing_shard_is_noticed_where_names_count(tmp_path):
     for number in (0, 1, 3):
         write(tmp_path / f"train-{number:05d}-of-00004.tar", [(f"{number}.png", png(number))])
-    assert "1 of 4 shards are missing, the first is number 2" in one_line(str(tmp_path))
+    refused(tmp_path, "1 of 4", "number 2", f"'{tmp_path}/*.tar'")
     assert values(open_source(f"{tmp_path}/*.tar")) == [0, 1, 3]
 
 
@@ -318,7 +318,7 @@ def test_a_tar_cut_anywhere_keeps_every_whole_image(tmp_path):
         assert len(source.skipped) == 1
         name, reason = source.skipped[0]
         assert name.startswith(f"{path}/")
-        assert "truncated" in reason or "no end mark" in reason or "the rest of the shard is lost" in reason
+        assert re.search("truncated|end mark|lost", reason)
 
 
 def test_a_size_of_5000_digits_in_an_attribute(tmp_path):
@@ -503,26 +503,25 @@ def test_a_shard_that_changes_or_vanishes_in_a_run(tmp_path):
     assert int(source.image(0)[0, 0, 0]) == 0
     with (root / "000000.tar").open("ab") as file:  # in place, under the open descriptor
         file.write(bytes(512))
-    with pytest.raises(UnreadableImage, match=r"000000\.tar/0-0\.png"):
+    with rejects(root / "000000.tar" / "0-0.png", "changed", error=UnreadableImage):
         source.image(0)
     write(tmp_path / "new.tar", [("x.png", png(9))])
     (tmp_path / "new.tar").replace(root / "000001.tar")  # a new file under the name, never opened before
-    with pytest.raises(UnreadableImage, match=r"000001\.tar/"):
+    with rejects(root / "000001.tar" / "1-0.png", "changed", error=UnreadableImage):
         source.image(5)
     assert int(source.image(10)[0, 0, 0]) == 10
     (root / "000002.tar").unlink()
     assert int(source.image(11)[0, 0, 0]) == 11, "an open shard is still there"
-    with pytest.raises(UnreadableImage, match=r"000002\.tar/2-2\.png: No such file"):
+    with rejects(root / "000002.tar" / "2-2.png", os.strerror(errno.ENOENT), error=UnreadableImage):
         unread.image(12)
 
 
-def test_more_shards_than_may_be_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_OPEN", 2)
-    root = shards(tmp_path / "shards", 8, 2)
+def test_more_shards_than_may_be_open(tmp_path):
+    root = shards(tmp_path / "shards", 140, 1)
     source = open_source(str(root))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert values(source) + values(source) == [*range(16)] * 2
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert values(source) + values(source) == [*range(140)] * 2
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 128
 
 
 def test_a_hundred_thousand_members_in_one_shard(tmp_path, cache):

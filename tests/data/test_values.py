@@ -16,6 +16,7 @@ from dssl.data.decode import read_image
 from dssl.data.packed import pack, write_shards
 from dssl.data.scale import DEFAULT, Range, parse_range, read_values, scaled
 from dssl.errors import DsslError
+from tests.rejecting import rejects
 
 GENERATOR = np.random.default_rng(3)
 TWELVE = Range(((0.0, 4095.0),))
@@ -192,19 +193,19 @@ def test_twelve_bits_are_not_black(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (tiff(sensor())[:-30], "failed to read|truncated|corrupt"),
+        (tiff(sensor())[:-30], "1080|truncated|corrupt"),
         (tiff(sensor())[:30], "corrupt|IFD|tag"),
         (png(sensor(channels=4))[:90], "truncated"),
-        (npy(sensor())[:-7], "truncated: 1,080 bytes of values expected, 1,073 found"),
+        (npy(sensor())[:-7], "1,080 .*1,073 "),
         (npy(sensor())[:20], "EOF|header"),
-        (npy(sensor(channels=4)), "4 channels, expected 5"),
-        (tiff(sensor(channels=3)), "3 channels, expected 5"),
+        (npy(sensor(channels=4)), "4 .* 5.*--channels"),
+        (tiff(sensor(channels=3)), "3 .* 5.*--channels"),
         (npy(np.full((4, 4, 5), np.nan)), "finite"),
         (npy(np.ones((4, 4, 5), complex)), "complex128"),
         (npy(np.ones((4, 4, 5), bool)), "bool"),
         (npy(np.ones((2, 4, 4, 5))), r"\(2, 4, 4, 5\)"),
         (npy(np.ones((0, 4, 5))), r"\(0, 4, 5\)"),
-        (b"\xff\xd8\xff\xe0 a photo", "not a TIFF, PNG or NPY"),
+        (b"\xff\xd8\xff\xe0 a photo", "TIFF.*--channels and --range"),
         (b"", "empty"),
     ],
 )
@@ -242,25 +243,25 @@ def test_a_claim_beyond_the_limits_is_refused_before_it_is_read(tmp_path):
 def test_tiff_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
     (tmp_path / "a.tif").write_bytes(tiff(sensor()))
-    with pytest.raises(DsslError, match=r"pip install 'dssl\[science\]'") as caught:
+    with pytest.raises(DsslError, match=r"tifffile.*'dssl\[science\]'") as caught:
         read_image(str(tmp_path / "a.tif"), channels=5, value_range=TWELVE)
     assert not isinstance(caught.value, UnreadableImage)  # the file is not at fault
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "facts"),
     [
-        ("0", "0,4095"),
-        ("a,b", "'a'"),
-        ("5,5", "5,5"),
-        ("1%,99", "'1%,99'"),
-        ("1%,101%", "between 0 and 100"),
-        ("0,1;0,2", "2 pairs for 5 channels"),
-        ("0,inf", "0,inf"),
+        ("0", ["'0'", "0,4095"]),
+        ("a,b", ["'a,b'", "'a'"]),
+        ("5,5", ["5,5", "smaller"]),
+        ("1%,99", ["'1%,99'", "1%,99%"]),
+        ("1%,101%", ["1%,101%", 0, 100]),
+        ("0,1;0,2", ["0,1;0,2", "2 pairs", "5 channels"]),
+        ("0,inf", ["0,inf", "finite"]),
     ],
 )
-def test_a_wrong_range_is_refused(text, line):
-    with pytest.raises(DsslError, match=line):
+def test_a_wrong_range_is_refused(text, facts):
+    with rejects("range", *facts):
         parse_range(text, channels=5)
 
 
@@ -298,7 +299,7 @@ def test_a_folder_holds_tiff_and_npy_with_labels(tmp_path):
     assert [one.dtype for one in source.read([1, 2])] == [np.uint8] * 2
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "a.jpg")
-    with pytest.raises(DsslError, match=r"expected \.npy, \.png, \.tif, \.tiff"):
+    with rejects(tmp_path / "photos", "1 files", ".npy, .png, .tif, .tiff"):
         open_source(str(tmp_path / "photos"), channels=5)
     assert len(open_source(str(tmp_path / "train"))) == 7  # as photographs: .npy is not one
 
@@ -338,7 +339,7 @@ def test_too_many_files_with_other_channels_stop_a_run_with_a_line(tmp_path):
     (tmp_path / "train" / "a" / "odd.npy").write_bytes(npy(sensor(channels=4)))
     source = open_source(str(tmp_path), channels=5, value_range="0,4095")
     quarantine = Quarantine(source, max_share=0.05)
-    with pytest.raises(DsslError, match=r"a/odd\.npy: 4 channels, expected 5"):
+    with rejects("1 of 13", "5.0%", tmp_path / "train" / "a" / "odd.npy", "4 channels", "--channels"):
         check_sample(source, seed=0, quarantine=quarantine)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
@@ -159,7 +160,10 @@ def test_imagenet_weights_see_images_as_they_were_trained(monkeypatch: pytest.Mo
     torch.manual_seed(0)
     original = torchvision.models.resnet18()
     torch.save(original.state_dict(), tmp_path / "resnet18.pth")
-    monkeypatch.setattr(load, "torchvision_file", lambda name: tmp_path / "resnet18.pth")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    published = tmp_path / "hub" / "checkpoints" / Path(torchvision.models.ResNet18_Weights.DEFAULT.url).name
+    published.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "resnet18.pth", published)
     own = Normalization((0.1, 0.1, 0.1), (0.05, 0.05, 0.05))
     as_told = open_weights(tmp_path / "resnet18.pth", normalization=own)
     origin = dataclasses.replace(as_told.origin, header={"normalization": own.plain()})

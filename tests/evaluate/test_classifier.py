@@ -194,7 +194,7 @@ def test_a_training_that_was_stopped_resumes_to_the_bit(small: Encoder, freeze: 
         return head, own.network
 
     whole = train(None, None)
-    with pytest.raises(Stopped, match=r"^stopped by signal 15$"):  # without a folder nothing is saved
+    with pytest.raises(Stopped, match=r"signal 15$"):  # without a folder nothing is saved
         train(3, None)
     with pytest.raises(Stopped, match="signal 15"):
         train(3, tmp_path)  # in the second epoch of two steps each

@@ -23,15 +23,12 @@ from dssl.evaluation.comparison import open_other
 from dssl.evaluation.protocols import PROTOCOLS, Benchmark, aligned_labels, chosen_protocols, evaluate
 from dssl.report import evaluation as page
 from dssl.weights.load import open_weights
+from tests.rejecting import rejects
 
 
 def test_the_command_writes_numbers_with_their_protocol(
-    run_folder: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    few_test_images: int,
+    run_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str], few_test_images: int
 ) -> None:
-    monkeypatch.setattr("dssl.report.pictures.MAPPED", 100)  # t-SNE of more takes long
     folder = run_folder()
     assert run(Arguments(weights=folder, threads=1)) == 0
     output = capsys.readouterr().out
@@ -104,11 +101,11 @@ def test_what_one_protocol_trained_outlives_the_failure_of_the_next(
     monkeypatch.setattr(classifier._Fitting, "after_step", counted)
 
     def failing(_: Benchmark) -> None:
-        raise DsslError("the disk is full")
+        raise DsslError("ENOSPC")
 
     with monkeypatch.context() as patch:
         patch.setitem(PROTOCOLS, "finetune", failing)
-        with pytest.raises(DsslError, match="the disk is full"):
+        with pytest.raises(DsslError, match="ENOSPC"):
             evaluate(benchmark, ("linear-sgd", "finetune"))
     found = evaluate(benchmark, ("linear-sgd", "finetune"))
     assert steps == [(True, 0), (False, 0)]  # the first protocol was not trained again
@@ -210,28 +207,27 @@ def folder_of_images(root: Path, layout: dict[str, int]) -> Path:
     return root
 
 
-def test_sentences_of_the_command(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_mistakes_are_one_line(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     folder = run_folder()
 
-    def refused(match: str, **settings: Any) -> None:
-        with pytest.raises(DsslError, match=match) as caught:
+    def refused(*facts: object, **settings: Any) -> None:
+        with rejects(*facts):
             run(Arguments(weights=folder, threads=1, **settings))
-        assert "\n" not in str(caught.value)
 
-    refused("no labels", data=str(folder_of_images(tmp_path / "loose", {"": 6})))
-    refused("only one class", data=str(folder_of_images(tmp_path / "one", {"cat": 6})))
+    refused(tmp_path / "loose", "no labels", data=str(folder_of_images(tmp_path / "loose", {"": 6})))
+    refused(tmp_path / "one", "one class", data=str(folder_of_images(tmp_path / "one", {"cat": 6})))
     differing = folder_of_images(tmp_path / "differing", {"train/cat": 3, "train/dog": 3, "val/cat": 1, "val/zebra": 1})
-    refused("zebra", data=str(differing))
+    refused(differing, "'zebra'", data=str(differing))
     plain = folder_of_images(tmp_path / "plain", {"train": 3, "val": 3})
-    refused("no labels", data=str(plain))
+    refused(plain, "no labels", data=str(plain))
     single = folder_of_images(tmp_path / "single", {"train/cat": 3, "val/cat": 3})
-    refused("only one class", data=str(single))
-    refused("did you mean 'probe'", protocols=("prob",))
-    refused("epochs is 0", epochs=0)
-    refused("--protocols is empty", protocols=())
+    refused(single, "one class", "'cat'", data=str(single))
+    refused("'prob'", "'probe'", protocols=("prob",))
+    refused("epochs", 0, 1, epochs=0)
+    refused("--protocols", "empty", protocols=())
     foreign = tmp_path / "w.pt"
     torch.save(nn.Linear(2, 2).state_dict(), foreign)
-    with pytest.raises(DsslError, match=r"w\.pt.*--encoder"):
+    with rejects(foreign, "--encoder"):
         run(Arguments(weights=foreign))
 
 
@@ -255,7 +251,7 @@ def test_protocols_by_name() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, 5_000, 100_000])
 def test_a_size_that_no_image_has_is_refused(size: int, run_folder: Callable[..., Path]) -> None:
-    with pytest.raises(DsslError, match=f"image_size is {size}, expected"):
+    with rejects("image_size", size, 8, "4,096"):
         run(Arguments(weights=run_folder(), image_size=size))
 
 

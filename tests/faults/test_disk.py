@@ -1,5 +1,7 @@
 """Disks that are full, broken, read-only or gone: one line names the place, checkpoints stay whole, the run goes on later."""
 
+import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from dssl.weights import checkpoint
 from tests.faults.conftest import Tally
 from tests.faults.inside import at_step, train
 from tests.faults.processes import command, launch, under_strace
+from tests.rejecting import rejects
 from tests.train.running import end_of
 from tests.train.test_resume import metrics_of
 
@@ -86,7 +89,7 @@ def test_a_disk_that_is_full_to_the_last_byte(
             at_step(patch, 1, fill)
             assert train("simsiam", out, *flags) == 2
         assert str(out / "metrics.jsonl") in (line := one_line(capsys))
-        assert "No space left" in line
+        assert os.strerror(errno.ENOSPC) in line
         filler.unlink()
         assert train("simsiam", out, *flags) == train("simsiam", tmp_path / "untouched", *flags) == 0
         assert end_of(out) == end_of(tmp_path / "untouched")
@@ -102,7 +105,7 @@ def test_a_disk_that_is_full_before_the_run_begins(
         assert train("simsiam", disk / "run") == 2
         line = one_line(capsys)
         assert str(disk / "run") in line
-        assert "No space left" in line
+        assert os.strerror(errno.ENOSPC) in line
 
 
 def test_a_read_only_disk(
@@ -125,7 +128,7 @@ def test_a_read_only_disk(
             assert train("simsiam", place) == 2
             line = one_line(capsys)
             assert str(place) in line
-            assert "Read-only file system" in line
+            assert os.strerror(errno.EROFS) in line
         assert end_of(out) == before
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
         same_end(out, untouched)
@@ -142,7 +145,7 @@ def test_a_folder_that_vanishes(
             assert train("simsiam", out) == 2
         line = one_line(capsys)
         assert str(out / "checkpoints" / "step-000000003.safetensors") in line
-        assert "No such file" in line
+        assert os.strerror(errno.ENOENT) in line
         assert "it needs 2.4 MB" in line
         assert not out.exists(), "a folder that is gone must not be made anew behind the user's back"
         away.rename(out)
@@ -214,10 +217,8 @@ def test_a_full_disk_while_shards_are_packed(small_disk: Disk, tally: Tally, tmp
     with tally.trial(f"disk full while {form} shards are packed"):
         disk = small_disk("size=300k")
         words = Arguments(action="pack", data=str(tmp_path / "photos"), out=disk / "out", format=form, shard=10)  # type: ignore[arg-type]
-        line = r"No space left on device after \d+ of 40 images, about 0\.00 GB"
-        with pytest.raises(DsslError, match=line) as caught:
+        with rejects(disk / "out", os.strerror(errno.ENOSPC), "of 40 images", "0.00 GB"):
             run(words)
-        assert "\n" not in str(caught.value)
         shards = [f"train-0000{number}-of-00004.{form}" for number in range(2)]
         assert sorted(path.name for path in (disk / "out").iterdir()) == ["packed.json", *shards]
         with pytest.raises(DsslError, match="incomplete"):

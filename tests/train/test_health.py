@@ -10,6 +10,7 @@ import torch
 from dssl import Objective, SimSiam, SimSiamConfig, named_graph
 from dssl.methods import METHODS
 from dssl.training.health import COLLAPSED, Observation, RunMonitor, likely_cause, observe, patience, rank_share
+from tests.rejecting import states
 
 CURVES = sorted((Path(__file__).parent / "curves").glob("*.jsonl"))
 COLLAPSED_RUNS = [file for file in CURVES if json.loads(file.read_text().partition("\n")[0])["collapsed"]]
@@ -106,7 +107,7 @@ def test_weights_that_are_no_numbers_stop_a_run_whose_loss_is_one() -> None:
     health.note_divergence(constant(0.9), first=-1)
     said = health.judge(replace(constant(0.9), step=7))
     assert said.status == "diverged"
-    assert said.reason == "weights or the optimiser's state are no longer numbers, though the loss is one"
+    states(said.reason, "weights", "loss")
 
 
 def test_a_view_that_collapsed_fully_is_not_hidden_by_one_of_low_rank() -> None:
@@ -147,12 +148,12 @@ def test_the_likely_cause_points_at_a_heavy_view() -> None:
     ("text", "view", "edge", "remedy"),
     [
         # one heavy view in a mean makes it a heavy target
-        ("s1<->s2, s3->mean(s1,h1)", "s3", "s3->mean(s1,h1)", "a heavy view such as h1 is pulled and never pulls"),
+        ("s1<->s2, s3->mean(s1,h1)", "s3", "s3->mean(s1,h1)", "heavy view such as h1"),
         # a small crop is judged as any other view, and its target is a standard one
         ("s1<->s2, l1->mean(s1,s2), l1 = crop(0.05,0.3)@16(image)", "l1", "l1->mean(s1,s2)", "lower --optimizer.rate"),
         # what a frozen teacher makes of a heavy view cannot collapse
         ("s1<->s2, h1->teacher(h1)", "h1", "h1->teacher(h1)", "lower --optimizer.rate"),
-        ("s1<->s2, h1->teacher(h1), s1->h1:0..1", "s1", "s1->h1", "a heavy view such as h1"),
+        ("s1<->s2, h1->teacher(h1), s1->h1:0..1", "s1", "s1->h1", "heavy view such as h1"),
     ],
 )
 def test_a_collapse_with_an_addition_names_its_view_and_edge(text: str, view: str, edge: str, remedy: str) -> None:
@@ -252,7 +253,7 @@ def test_a_run_that_recovers_from_a_long_collapse_is_not_healthy() -> None:
     for watch in (health, resumed):
         said = [watch.judge(replace(constant(0.9), step=step)) for step in range(40, 80)]
         assert said[-1].status == "partial collapse"
-        assert "between steps 0 and 41, at 52% of all checks" in said[-1].reason
+        states(said[-1].reason, "0 and 41", "52%")
         assert (said[-1].view, said[-1].edge, len(said[-1].remedies)) == ("h1", "h1->h2", 3)
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import dssl
-from dssl import models
 from dssl.cli import main
 from dssl.errors import DsslError
 from dssl.models import build_encoder, named_encoder
 from dssl.run import RunFolder
 from dssl.weights import checkpoint
 from tests.distributed.test_torchrun import assert_same_weights, free_port, start_agent
+from tests.test_plugins import forgetting
 from tests.train.running import end_of, fork
 
 SETTINGS: dict[str, Any] = {
@@ -171,9 +171,7 @@ def test_another_module_of_the_same_structure_gets_the_weights(run: dssl.Run, tm
         dssl.load_encoder(run.path)
 
 
-def test_it_is_evaluated_against_its_start_on_objects(
-    run: dssl.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_evaluated_against_its_start_on_objects(run: dssl.Run, capsys: pytest.CaptureFixture[str]) -> None:
     result = dssl.evaluate(
         run, data=Photos(), test=Photos(seed=2), encoder=Own(), against=["start", run], protocols=["knn"], threads=1
     )
@@ -183,10 +181,10 @@ def test_it_is_evaluated_against_its_start_on_objects(
     capsys.readouterr()
     assert main(["evaluate", str(run.path), "--data", "shapes:64"]) == 2
     assert "--plugin" in capsys.readouterr().err
-    # what dssl.register_encoder does, taken out again
-    monkeypatch.setitem(models._registered, "own-vectors", lambda image_size, channels: Vectors())
     words = ["--encoder", "own-vectors", "--data", "shapes:64", "--protocols", "knn", "--threads", "1", "--no-page"]
-    assert main(["evaluate", str(run.path), "--out", str(run.path / "by-name"), *words]) == 0
+    with forgetting():
+        dssl.register_encoder("own-vectors", lambda image_size, channels: Vectors())
+        assert main(["evaluate", str(run.path), "--out", str(run.path / "by-name"), *words]) == 0
 
 
 def test_views_are_drawn_of_objects(tmp_path: Path) -> None:

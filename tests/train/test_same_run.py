@@ -13,6 +13,7 @@ from dssl.recipes import recipe
 from dssl.run import RunFolder
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
+from tests.rejecting import states
 from tests.train.running import end_of
 from tests.train.test_train import TINY
 
@@ -60,7 +61,7 @@ def test_a_finished_run_takes_more_epochs(tmp_path: Path, caplog: pytest.LogCapt
     assert shapes(out, "--epochs", "2", "--health.every", "1") == 0
     first = rates(out)
     assert main(["train", "shapes", "--out", str(out), "--epochs", "5"]) == 0
-    assert "2 epochs are done: 3 more from the last weights" in caplog.text
+    states(caplog.text, "2 epochs", "3 more")
     assert checkpoint.steps_in(out / "checkpoints")[-1] == 20
     assert (kept(out)["epochs"], kept(out)["schedule_from"]) == (5, 2)
     again = rates(out)
@@ -69,7 +70,7 @@ def test_a_finished_run_takes_more_epochs(tmp_path: Path, caplog: pytest.LogCapt
     assert again[-1] < max(again) / 10  # and falls
     caplog.clear()
     assert main(["train", "--resume", str(out)]) == 0
-    assert "this run is finished: 20 steps" in caplog.text
+    assert "finished: 20 steps" in caplog.text
     config = config_io.load(out / "config.json")
     assert train(config, out).step == 20
 

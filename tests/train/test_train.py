@@ -1,5 +1,6 @@
 """The loop as a library call: what a run leaves, how it ends when it goes bad, and what it refuses."""
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from dssl.run import RunFolder
 from dssl.training.prepare import open_test_data
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
+from tests.rejecting import rejects
 from tests.train.running import command, fork
 
 TINY = RunConfig(
@@ -295,23 +297,23 @@ def test_a_folder_of_images_of_every_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "part"),
+    ("changes", "facts"),
     [
-        ({"data": "shapes:8"}, "fewer than the batch"),
-        ({"data": "EMPTY"}, "the folder is empty"),
-        ({"data": "ONE"}, "batch"),
-        ({"data": "/nowhere/at/all"}, "No such file"),
-        ({"data": "BROKEN"}, "cannot be read"),
-        ({"encoder": "resnet81"}, "did you mean"),
-        ({"encoder": "alexnet"}, "encoder alexnet"),
-        ({"encoder": "maxvit_t"}, "encoder maxvit_t"),
-        ({"encoder": "vit_b_16", "image_size": 30}, "encoder vit_b_16"),
-        ({"encoder": "densenet121", "image_size": 8}, "encoder densenet121"),
-        ({"init": Path("nowhere.safetensors")}, "nowhere.safetensors"),
+        ({"data": "shapes:8"}, ["8 images", "batch", 16]),
+        ({"data": "EMPTY"}, ["EMPTY", "empty"]),
+        ({"data": "ONE"}, ["1 images", "batch"]),
+        ({"data": "/nowhere/at/all"}, ["'/nowhere/at/all'", os.strerror(errno.ENOENT)]),
+        ({"data": "BROKEN"}, ["1 of 30", "1.0%", "BROKEN/0.jpg"]),
+        ({"encoder": "resnet81"}, ["'resnet81'", "'resnet18'"]),
+        ({"encoder": "alexnet", "data": "/nowhere"}, ["encoder alexnet"]),  # before the data is opened
+        ({"encoder": "maxvit_t"}, ["encoder maxvit_t"]),
+        ({"encoder": "vit_b_16", "image_size": 30}, ["encoder vit_b_16", "30 px"]),
+        ({"encoder": "densenet121", "image_size": 8}, ["encoder densenet121", "3 x 8 x 8"]),
+        ({"init": Path("nowhere.safetensors")}, ["nowhere.safetensors"]),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
-    tmp_path: Path, changes: dict[str, object], part: str
+    tmp_path: Path, changes: dict[str, object], facts: list[object]
 ) -> None:
     for name, count in (("EMPTY", 0), ("ONE", 1)):
         (tmp_path / name).mkdir()
@@ -322,9 +324,8 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
         (tmp_path / "BROKEN" / f"{number}.jpg").write_bytes(b"no image")
     if str(changes.get("data")) in ("EMPTY", "ONE", "BROKEN"):
         changes = changes | {"data": str(tmp_path / str(changes["data"]))}
-    with pytest.raises((DsslError, OSError)) as caught:
+    with rejects(*facts):
         train(replace(TINY, **changes), tmp_path / "run")  # type: ignore[arg-type]
-    assert part in str(caught.value)
     assert not (tmp_path / "run" / "config.json").exists()
     assert "encoder" not in changes or not (tmp_path / "run").exists()  # it is built before the folder is
 
@@ -332,7 +333,7 @@ def test_what_cannot_be_trained_on_is_refused_before_anything_is_written(
 def test_a_run_inside_its_own_images_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for number in range(20):
         Image.new("RGB", (40, 40), (number, 0, 0)).save(tmp_path / f"{number}.png")
-    with pytest.raises(DsslError, match="folder outside"):
+    with rejects(tmp_path / "runs" / "folder", "outside"):
         train(replace(TINY, data=str(tmp_path)), tmp_path / "runs" / "folder")
     assert not (tmp_path / "runs").exists()
 
@@ -422,5 +423,5 @@ def test_what_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DsslError, match=str(tmp_path / "file")):
         train(TINY, tmp_path / "file")
-    with pytest.raises(OSError, match="Not a directory"):
+    with pytest.raises(NotADirectoryError, match=str(tmp_path / "file")):
         train(TINY, tmp_path / "file" / "run")
