@@ -70,7 +70,7 @@ class Folder(Files):
         self.name = f"{printable(root)} ({len(self.index):,} images)"
         self.skipped = self.index.skipped_paths()
         # whose classes the labels count
-        first = self.index if root == splits.train else open_index(splits.train, photos=photos)
+        first = self.index if root == splits.train else open_index(splits.train, photos=photos, sizes=False)
         problem = f"has no image in {printable(first.root)}"
         self.classes, self.labels = classes_of(self.index, first, printable(self.index.root), problem)
         self.fingerprint = self.index.fingerprint

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ _CHECKED = 1000  # files of a folder whose sizes are compared with those of its 
 _YOUNG = 2_000_000_000  # ns; a container younger than this at the scan may change again without a new time stamp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Index:
     """The images below a root, in the order of their paths' bytes, container by container."""
 
@@ -107,10 +108,20 @@ def endings_of(*, photos: bool) -> frozenset[bytes]:
     return frozenset(ending.encode() for ending in (EXTENSIONS if photos else SCIENCE))
 
 
-def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True) -> Index:
-    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible)."""
+def open_index(root: str | bytes | os.PathLike[str], *, photos: bool = True, sizes: bool = True) -> Index:
+    """The index of a folder: from the cache if nothing has changed, else scanned (and kept if possible).
+
+    Without `sizes`, for its classes alone, one that is open already will do, and no image is looked at again.
+    """
     root = os.path.realpath(os.fsencode(root))
-    return kept_index(root, lambda: scan(root, photos=photos), options=kind_option(photos=photos))
+    index = None if sizes else _open.get((root, photos))
+    if index is None or not index.reusable or not _is_current(index, sizes=False):
+        options = kind_option(photos=photos)
+        index = _open[root, photos] = kept_index(root, lambda: scan(root, photos=photos), options=options, sizes=sizes)
+    return index
+
+
+_open: weakref.WeakValueDictionary[tuple[bytes, bool], Index] = weakref.WeakValueDictionary()
 
 
 def kind_option(*, photos: bool) -> tuple[bytes, ...]:
@@ -119,13 +130,14 @@ def kind_option(*, photos: bool) -> tuple[bytes, ...]:
 
 
 def kept_index(
-    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...]
-) -> Index:
+    root: bytes, make: Callable[[], Index], *, shards: tuple[bytes, ...] = (), options: tuple[bytes, ...],
+    sizes: bool = True,
+) -> Index:  # fmt: skip
     """The index of a folder, or of these shards below it, from the cache if it is current, else made (and kept)."""
     place = _place(b"\0".join([root, *shards, *options]))
     if place is not None:
         kept = _load(place, root)
-        if kept is not None and _is_current(kept):
+        if kept is not None and _is_current(kept, sizes=sizes):
             return kept
     index = make()
     if place is not None and index.reusable:
@@ -274,8 +286,8 @@ def _scan_folder(
     return (before.st_dev, before.st_ino), container, sorted(subfolders)
 
 
-def _is_current(index: Index) -> bool:
-    """True if every container has the time stamp, every shard the length, and some images the sizes of the scan."""
+def _is_current(index: Index, *, sizes: bool) -> bool:
+    """True if every container has the time stamp, every shard the length, and some images the `sizes` of the scan."""
     lengths: list[int | None] = [*index.lengths] or [None] * len(index.containers)
     try:
         for number, (modified, length) in enumerate(zip(index.times, lengths, strict=True)):
@@ -284,7 +296,7 @@ def _is_current(index: Index) -> bool:
                 return False
         # a file that is overwritten in place leaves its folder's time as it was
         rows = np.linspace(0, max(0, len(index) - 1), min(len(index), _CHECKED)).astype(int)
-        for row in rows if not index.lengths else ():
+        for row in rows if sizes and not index.lengths else ():
             status = os.stat(index.path(row))  # noqa: PTH116 (bytes)
             if status.st_size != index.records["size"][row]:
                 return False
