@@ -173,7 +173,7 @@ def peers_ahead(results: Results) -> list[str]:
                     f"shards, {'cold' if cold else 'warm'}: {peer} is {times:.2f} times as fast as dssl, {name}"
                 )
     for row in results["view_costs"]["operations"] if "view_costs" in results else []:
-        if row["ratio"] < 1:
+        if row.get("ratio", 1) < 1:
             found.append(
                 f"one operation, {row['size']} px: Pillow's {row['operation']} is {1 / row['ratio']:.2f} times as fast"
             )

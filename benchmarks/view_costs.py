@@ -3,8 +3,9 @@
     python -m benchmarks.view_costs [--photos FOLDER] [--seconds 0.05] [--rounds 5]
 
 An operation's cost is that of a view with it several times over, less that of a view without it, in CPU seconds of one core;
-Pillow's is that of the same call on a Pillow image. The physical limit is ``memcpy``: a view has to read a source image of its
-own size (uint8) once and write a float32 view once; what a plain copy moves in that time is what the memory would allow.
+Pillow's is that of the same call on a Pillow image, which most corruptions do not have. The physical limit is ``memcpy``: a view
+has to read a source image of its own size (uint8) once and write a float32 view once; what a plain copy moves in that time is
+what the memory would allow.
 """
 
 import functools
@@ -18,10 +19,10 @@ from PIL import Image
 from torchvision import transforms
 
 from benchmarks import charts, images, our_views, pillow_views, record, view_peers
-from dssl.augment import TABLES
+from dssl.augment import KINDS, TABLES
 
 _REPEATS = 6
-_MAGNITUDE = 9
+_MAGNITUDE, _SEVERITY = 9, 3
 SIZES = (32, 64, 96, 128, 224, 320, 512)
 
 
@@ -43,10 +44,10 @@ def alternating(jobs: dict[str, Callable[[], int]], *, seconds: float, rounds: i
     return found
 
 
-def operations() -> dict[str, tuple[str, Callable[[Image.Image], Image.Image]]]:
-    """Every step of a view: its name, our text for it, and Pillow's or torchvision's call."""
+def operations() -> dict[str, tuple[str, Callable[[Image.Image], Image.Image] | None]]:
+    """Every step of a view: its name, our text for it, and Pillow's or torchvision's call, if there is one."""
     jitter = transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)
-    found: dict[str, tuple[str, Callable[[Image.Image], Image.Image]]] = {
+    found: dict[str, tuple[str, Callable[[Image.Image], Image.Image] | None]] = {
         "flip": ("flip(1)", transforms.functional.hflip),
         "colour jitter": ("jitter", jitter),
         "hue alone": ("jitter(0,0,0,0.1)", transforms.ColorJitter(hue=0.1)),
@@ -61,6 +62,9 @@ def operations() -> dict[str, tuple[str, Callable[[Image.Image], Image.Image]]]:
             f"op({row.operation},{_MAGNITUDE})",
             functools.partial(pillow_views.operation, row.operation, value=value),
         )
+    for kind in KINDS.values():
+        if kind.operation is None:  # the others are operations above
+            found[f"corruption {kind.name}"] = (f"corruption({kind.name},{_SEVERITY})", None)
     return found
 
 
@@ -70,16 +74,20 @@ def by_operation(size: int, arrays: np.ndarray, *, seconds: float, rounds: int) 
     rows = []
     for name, (text, call) in operations().items():
         ours = our_views.many(size, arrays, policy=" > ".join(["center", *[text] * _REPEATS]), views=1)
-        pillow = view_peers.per_image(call, pictures, views=1)
-        found = alternating({"without": plain, "with": ours, "pillow": pillow}, seconds=seconds, rounds=rounds)
+        jobs = {"without": plain, "with": ours}
+        if call is not None:
+            jobs["pillow"] = view_peers.per_image(call, pictures, views=1)
+        found = alternating(jobs, seconds=seconds, rounds=rounds)
         pairs = zip(found["with"], found["without"], strict=True)
         # below the noise of the subtraction a cost means nothing: a hundredth of a plain view is the floor
         floor = 0.01 * min(found["without"])
         cost = record.summary([max((one - none) / _REPEATS, floor) * 1e6 for one, none in pairs])
-        theirs = record.summary([value * 1e6 for value in found["pillow"]])
-        rows.append({"size": size, "operation": name, "microseconds": cost, "pillow_microseconds": theirs,
-                     "ratio": theirs["median"] / cost["median"]})  # fmt: skip
-        print(f"  {size} px {name:20} {cost['median']:8.2f} us, Pillow {theirs['median']:8.1f} us", flush=True)
+        row: record.Record = {"size": size, "operation": name, "microseconds": cost}
+        if call is not None:
+            theirs = record.summary([value * 1e6 for value in found["pillow"]])
+            row |= {"pillow_microseconds": theirs, "ratio": theirs["median"] / cost["median"]}
+        rows.append(row)
+        print(f"  {size} px {name:26} {cost['median']:8.2f} us, {row.get('ratio', 0):6.1f} times Pillow", flush=True)
     crop = our_views.many(size, arrays, policy="crop", views=1)
     pillow = view_peers.per_image(transforms.RandomResizedCrop(size, scale=(0.2, 1.0)), pictures, views=1)
     found = alternating({"dssl": crop, "pillow": pillow}, seconds=seconds, rounds=rounds)
@@ -158,7 +166,7 @@ def main() -> int:
     groups = {
         f"{size} px, one operation on one view": [
             {"name": f"dssl {row['operation']}", "rate": row["microseconds"], "ratio": row["ratio"]}
-            for row in costs if row["size"] == size
+            for row in costs if row["size"] == size and "ratio" in row
         ]
         for size in options.operation_sizes
     }  # fmt: skip

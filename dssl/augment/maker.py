@@ -27,7 +27,7 @@ DEFAULT_POLICIES: Mapping[str, str] = {"standard": "standard", "heavy": "0.9*ra(
 RawImages = Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
 """Several images: of any sizes, or of one size as an array N x H x W x C."""
 
-_LINE = 256  # pixels that are normalised at a time
+_LINE = 1024  # pixels that are normalised at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,28 @@ A tone curve's new value of a byte depends on its old value and the channel's hi
 import numpy as np
 from numba import njit
 
-_RED, _GREEN, _BLUE = np.float32(19595), np.float32(38470), np.float32(7471)
-_ROUND, _SHIFT = np.float32(32768), np.float32(2.0**-16)
-_SIXTH, _6_255THS, _255TH = 1.0 / 6.0, 6.0 / 255.0, 1.0 / 255.0
-_ZERO, _HALF, _ONE, _TOP = np.float32(0), np.float32(0.5), np.float32(1), np.float32(255)
+_RED, _GREEN, _BLUE, _ROUND = np.uint32(19595), np.uint32(38470), np.uint32(7471), np.uint32(32768)
+_ZERO, _HALF, _ONE, _TWO, _FOUR, _SIX = (np.float32(value) for value in (0, 0.5, 1, 2, 4, 6))
+_255, _256, _510, _765, _1020 = (np.float32(value) for value in (255, 256, 510, 765, 1020))
+_255_SQUARED = np.float32(1.0 / 255.0**2)
+_LITTLE = np.float32(0.001)
+_BLOCK = 4096
 
 
 @njit(nogil=True)
 def _luma(r, g, b):
-    """Pillow's L as a whole float32; every partial sum is below 2**24, so nothing is rounded."""
-    return np.float32(
-        np.int32((np.float32(r) * _RED + np.float32(g) * _GREEN + np.float32(b) * _BLUE + _ROUND) * _SHIFT)
-    )
+    """Pillow's L; every sum and product is cut to 32 bits, which is what lets LLVM use narrow vectors."""
+    both = np.uint32(np.uint32(np.uint32(r) * _RED) + np.uint32(np.uint32(g) * _GREEN))
+    return np.uint32(np.uint32(both + np.uint32(np.uint32(np.uint32(b) * _BLUE) + _ROUND)) >> np.uint32(16))
 
 
 @njit(nogil=True)
 def byte(value):
-    """Clipped and truncated, as Pillow stores a float."""
-    value = value if value > _ZERO else _ZERO
-    value = value if value < _TOP else _TOP
-    return np.uint8(np.int32(value))
+    """Truncated and clipped, as Pillow stores a float; in this order, since processors clip whole numbers as they store them."""
+    whole = np.int32(value)
+    whole = whole if whole > np.int32(0) else np.int32(0)
+    whole = whole if whole < np.int32(255) else np.int32(255)
+    return np.uint8(whole)
 
 
 @njit(nogil=True)
@@ -36,23 +38,32 @@ def brightness(row, factor):
 
 
 @njit(nogil=True)
+def _blend(row, level, factor):
+    for i in range(row.size):
+        row[i] = byte(level + factor * (np.float32(row[i]) - level))
+
+
+@njit(nogil=True)
 def contrast(planes, factor):
     """A blend with the rounded mean of the image's gray; where there is no colour, of each channel by itself."""
     channels, length = planes.shape
     total = np.int64(0)
     if channels == 3:
-        red, green, blue = planes[0], planes[1], planes[2]
-        for i in range(length):
-            total += np.int32(_luma(red[i], green[i], blue[i]))
+        for start in range(0, length, _BLOCK):  # the sum of a block needs only 32 bits
+            stop = min(start + _BLOCK, length)
+            red, green, blue = planes[0, start:stop], planes[1, start:stop], planes[2, start:stop]
+            part = np.uint32(0)
+            for i in range(red.size):
+                part = np.uint32(part + _luma(red[i], green[i], blue[i]))
+            total += part
+        _blend(planes.reshape(planes.size), np.float32(int(total / length + 0.5)), factor)
+        return
     for c in range(channels):
         row = planes[c]
-        if channels != 3:
-            total = np.int64(0)
-            for i in range(length):
-                total += row[i]
-        mean = np.float32(int(total / length + 0.5))
+        total = np.int64(0)
         for i in range(length):
-            row[i] = byte(mean + factor * (np.float32(row[i]) - mean))
+            total += row[i]
+        _blend(row, np.float32(int(total / length + 0.5)), factor)
 
 
 @njit(nogil=True)
@@ -63,7 +74,7 @@ def color(planes, factor):
     red, green, blue = planes[0], planes[1], planes[2]
     for i in range(red.size):
         r, g, b = np.float32(red[i]), np.float32(green[i]), np.float32(blue[i])
-        gray = _luma(r, g, b)
+        gray = np.float32(np.int32(_luma(red[i], green[i], blue[i])))
         red[i] = byte(gray + factor * (r - gray))
         green[i] = byte(gray + factor * (g - gray))
         blue[i] = byte(gray + factor * (b - gray))
@@ -76,58 +87,65 @@ def grayscale(planes):
         return
     red, green, blue = planes[0], planes[1], planes[2]
     for i in range(red.size):
-        gray = np.uint8(np.int32(_luma(red[i], green[i], blue[i])))
+        gray = np.uint8(_luma(red[i], green[i], blue[i]))
         red[i] = gray
         green[i] = gray
         blue[i] = gray
 
 
 @njit(nogil=True)
+def _largest(r, g, b):
+    larger = r if r > g else g
+    return larger if larger > b else b
+
+
+@njit(nogil=True)
+def _smallest(r, g, b):
+    smaller = r if r < g else g
+    return smaller if smaller < b else b
+
+
+@njit(nogil=True)
+def _clipped(value):
+    value = value if value > _ZERO else _ZERO
+    return value if value < _255 else _255
+
+
+@njit(nogil=True)
 def hue(planes, shift):
     """Pillow's RGB -> HSV, hue + shift modulo 256, HSV -> RGB; one channel has no hue and stays as it is.
 
-    Pillow mixes float and double. Where single precision or a multiplication stands for its double precision or its
-    division here, the result was compared for every possible input; the angle needs double precision. There is no
-    branch in the loop: both sides of every choice are computed, so that LLVM can vectorise it.
+    Pillow mixes float and double. This is single precision, and was compared with Pillow for every colour. There is no branch
+    in the loop: both sides of every choice are computed, so that LLVM can vectorise it.
     """
     if planes.shape[0] != 3:
         return
     red, green, blue = planes[0], planes[1], planes[2]
-    move = np.float64(shift)
+    move = np.float32(shift)
     for i in range(red.size):
-        r, g, b = np.float32(red[i]), np.float32(green[i]), np.float32(blue[i])
-        top = r if r > g else g
-        top = top if top > b else b
-        low = r if r < g else g
-        low = low if low < b else b
-        spread = top - low
-        safe = spread if spread > _ZERO else _ONE
-        is_red = r == top
-        is_green = g == top
-        base = 0.0 if is_red else (2.0 if is_green else 4.0)
-        plus = (top - (b if is_red else (r if is_green else g))) / safe
-        minus = (top - (g if is_red else (b if is_green else r))) / safe
-        angle = np.float64(np.float32(base + np.float64(plus) - np.float64(minus))) * _SIXTH + 1.0
-        angle = angle - 1.0 if angle >= 1.0 else angle
-        turned = np.float64(np.int32(np.float64(np.float32(angle)) * 255.0)) + move
-        turned = turned - 256.0 if turned >= 256.0 else turned
-        saturation = np.int32(spread / (top if top > _ZERO else _ONE) * _TOP)
-        amount = np.float32(np.float64(saturation) * _255TH)
-        sixth = turned * _6_255THS
-        sector = np.int32(sixth)
-        part = np.float32(sixth - np.float64(sector))
-        part = part if (sector & np.int32(1)) == 1 else _ONE - part
-        v = np.uint8(np.int32(top))
-        p = np.uint8(np.int32(top * (_ONE - amount) + _HALF))
-        q = np.uint8(np.int32(top * (_ONE - amount * part) + _HALF))
-        sector = np.int32(0) if sector == 6 else sector
-        flat = amount == _ZERO  # no spread: the value itself, at any hue
-        new_r = v if (sector == 0) | (sector == 5) | flat else (q if (sector == 1) | (sector == 4) else p)
-        new_g = v if (sector == 1) | (sector == 2) | flat else (q if (sector == 0) | (sector == 3) else p)
-        new_b = v if (sector == 3) | (sector == 4) | flat else (q if (sector == 2) | (sector == 5) else p)
-        red[i] = new_r
-        green[i] = new_g
-        blue[i] = new_b
+        r, g, b = np.int32(red[i]), np.int32(green[i]), np.int32(blue[i])
+        most, least = _largest(r, g, b), _smallest(r, g, b)
+        middle = np.int32(np.int32(np.int32(r + g) + b) - np.int32(most + least))
+        top, spread = np.float32(most), np.float32(np.int32(most - least))
+        part = np.float32(np.int32(most - middle)) / (spread if spread > _ZERO else _ONE)
+        is_red, is_green = r == most, g == most
+        base = _ZERO if is_red else (_TWO if is_green else _FOUR)
+        rises = (b if is_red else (r if is_green else g)) == least
+        # rounded once in either case, as in Pillow, since the first sum is a small whole number
+        turn = ((base + _ONE) - part if rises else (base - _ONE) + part) / _SIX
+        turn = turn + _ONE if turn < _ZERO else turn
+        # whole numbers of 255ths are the only ones near a step: whether such a turn, which is rounded, lies below it shows
+        # in turn * 255 - angle, here without rounding
+        angle = np.floor(turn * _255 + _LITTLE)
+        angle = angle - _ONE if (turn * _256 - angle) - turn < _ZERO else angle
+        angle += move
+        angle = angle - _256 if angle >= _256 else angle
+        saturation = np.floor(spread / (top if top > _ZERO else _ONE) * _255)
+        # a channel loses up to top * saturation / 255, by how far the angle (in sixths of a circle, times 255) is from it
+        loss, sixths, rounded = top * saturation * _255_SQUARED, angle * _SIX, top + _HALF
+        red[i] = np.uint8(np.int32(rounded - loss * _clipped(_510 - abs(sixths - _765))))
+        green[i] = np.uint8(np.int32(rounded - loss * _clipped(abs(sixths - _510) - _255)))
+        blue[i] = np.uint8(np.int32(rounded - loss * _clipped(abs(sixths - _1020) - _255)))
 
 
 @njit(nogil=True)

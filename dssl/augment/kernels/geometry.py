@@ -17,13 +17,6 @@ def copy(old, new):
 
 
 @njit(nogil=True)
-def clear(new):
-    """Zeros."""
-    for i in range(new.size):
-        new[i] = 0
-
-
-@njit(nogil=True)
 def flip(source, target):
     """Mirrors left and right."""
     channels, height, width = source.shape
@@ -40,10 +33,51 @@ def _floor_coordinate(value):
 
 
 @njit(nogil=True)
+def _gather(old, plane, places, begin, end, new, row, width, channels):
+    """Row ``row`` of every channel from places in its plane; zeros before ``begin`` and from ``end`` on.
+
+    Places are unsigned, which spares numba the question whether they are negative, and rows are not slices, whose references
+    numba would count.
+    """
+    line = np.uint64(row * width)
+    for c in range(channels):
+        start = np.uint64(c * plane) + line
+        for x in range(np.uint64(begin)):
+            new[start + x] = 0
+        for x in range(np.uint64(end), np.uint64(width)):
+            new[start + x] = 0
+    if channels == 3:  # all three at once, since to load a place costs as much as to load a pixel
+        green, blue = np.uint64(plane), np.uint64(2 * plane)
+        for x in range(np.uint64(begin), np.uint64(end)):
+            place, to = np.uint64(places[x]), line + x
+            new[to], new[green + to], new[blue + to] = old[place], old[green + place], old[blue + place]
+    else:
+        for c in range(channels):
+            start = np.uint64(c * plane)
+            for x in range(np.uint64(begin), np.uint64(end)):
+                new[start + line + x] = old[start + np.uint64(places[x])]
+
+
+@njit(nogil=True)
+def _shift(old, plane, place, begin, end, new, row, width, channels):
+    """As ``_gather``, from neighbouring places: the pixel at ``begin`` comes from ``place``."""
+    for c in range(channels):
+        start, source = np.uint64(c * plane + row * width), np.uint64(c * plane + place)
+        for x in range(np.uint64(begin)):
+            new[start + x] = 0
+        for x in range(np.uint64(end - begin)):
+            new[start + np.uint64(begin) + x] = old[source + x]
+        for x in range(np.uint64(end), np.uint64(width)):
+            new[start + x] = 0
+
+
+@njit(nogil=True)
 def _scale_translate(source, target, a):
     """Pillow's path for a matrix without rotation or shear: coordinates are summed in double, then truncated."""
     channels, height, width = source.shape
-    columns = np.empty(width, np.int64)
+    plane = height * width
+    old, new = source.reshape(source.size), target.reshape(target.size)
+    columns, places = np.empty(width, np.int64), np.empty(width, np.int64)
     position = a[2] + a[0] * 0.5
     for x in range(width):
         columns[x] = _floor_coordinate(position)
@@ -57,37 +91,14 @@ def _scale_translate(source, target, a):
     for y in range(height):
         row = _floor_coordinate(position)
         position += a[4]
-        inside = 0 <= row < height
-        for c in range(channels):
-            new = target[c, y]
-            if not inside:
-                clear(new)
-                continue
-            old = source[c, row]
-            clear(new[:begin])
-            clear(new[end:])
-            if a[0] == 1.0 and begin < end:
-                start = columns[begin]
-                copy(old[start:], new[begin:end])
-            else:
-                for x in range(begin, end):
-                    new[x] = old[columns[x]]
-
-
-@njit(nogil=True)
-def _gather(pixels, target, y, places, begin, end):
-    """Part of a row of every channel from places in its pixels; those of colour at once, since to load a place costs as much."""
-    if len(pixels) == 3:
-        red, green, blue = pixels[0], pixels[1], pixels[2]
-        new_red, new_green, new_blue = target[0, y], target[1, y], target[2, y]
-        for x in range(np.uint64(begin), np.uint64(end)):
-            place = np.uint64(places[x])
-            new_red[x], new_green[x], new_blue[x] = red[place], green[place], blue[place]
-    else:
-        for c in range(len(pixels)):
-            old, new = pixels[c], target[c, y]
-            for x in range(np.uint64(begin), np.uint64(end)):
-                new[x] = old[np.uint64(places[x])]
+        if not 0 <= row < height or begin == end:
+            _shift(old, plane, 0, width, width, new, y, width, channels)
+        elif a[0] == 1.0:
+            _shift(old, plane, row * width + columns[begin], begin, end, new, y, width, channels)
+        else:
+            for x in range(begin, end):
+                places[x] = row * width + columns[x]
+            _gather(old, plane, places, begin, end, new, y, width, channels)
 
 
 @njit(nogil=True)
@@ -97,24 +108,21 @@ def affine(source, target, a):
         _scale_translate(source, target, a)
         return
     channels, height, width = source.shape
+    plane = height * width
     a0, a1 = math.floor(a[0] * 65536.0 + 0.5), math.floor(a[1] * 65536.0 + 0.5)
     a3, a4 = math.floor(a[3] * 65536.0 + 0.5), math.floor(a[4] * 65536.0 + 0.5)
     row_x = math.floor((a[2] + a[0] * 0.5 + a[1] * 0.5) * 65536.0 + 0.5)
     row_y = math.floor((a[5] + a[3] * 0.5 + a[4] * 0.5) * 65536.0 + 0.5)
-    pixels = source.reshape(channels, height * width)  # once: numba takes as long for it as for a row
+    old, new = source.reshape(source.size), target.reshape(target.size)
     places = np.empty(width, np.int64)
     for y in range(height):
         if a0 == 65536 and a3 == 0:  # a horizontal shear moves whole rows
             row, shift = row_y >> 16, row_x >> 16
             begin, end = max(0, -shift), min(width, width - shift)
-            for c in range(channels):
-                new = target[c, y]
-                if 0 <= row < height and begin < end:
-                    clear(new[:begin])
-                    clear(new[end:])
-                    copy(source[c, row, begin + shift :], new[begin:end])
-                else:
-                    clear(new)
+            if 0 <= row < height and begin < end:
+                _shift(old, plane, row * width + begin + shift, begin, end, new, y, width, channels)
+            else:
+                _shift(old, plane, 0, width, width, new, y, width, channels)
         else:
             for x in range(width):
                 column, row = (row_x + x * a0) >> 16, (row_y + x * a3) >> 16
@@ -125,10 +133,7 @@ def affine(source, target, a):
                 begin += 1
             while end > begin and places[end - 1] < 0:
                 end -= 1
-            for c in range(channels):
-                clear(target[c, y, :begin])
-                clear(target[c, y, end:])
-            _gather(pixels, target, y, places, begin, end)
+            _gather(old, plane, places, begin, end, new, y, width, channels)
         row_x += a1
         row_y += a4
 

@@ -17,6 +17,7 @@ from dssl.augment.kernels import color, geometry, resample
 from dssl.augment.kernels.corrupt import corrupt
 from dssl.augment.kernels.draw import draw_all
 from dssl.augment.kernels.geometry import copy
+from dssl.augment.kernels.vectors import interleave
 from dssl.files import first_alone, forget_kernels
 
 _logger = logging.getLogger("dssl")
@@ -92,35 +93,31 @@ def _moved(kind, source, target, values):
 
 
 @njit(nogil=True)
-def _interleave(planes, start, out):
-    """Pixels from ``start`` on, channels x pixels, into pixels x channels."""
-    count = out.shape[0]
-    if planes.shape[0] != 3:
-        for c in range(planes.shape[0]):
-            plane = planes[c, start : start + count]
-            for i in range(count):
-                out[i, c] = plane[i]
-        return
-    red, green, blue = planes[0, start:], planes[1, start:], planes[2, start:]
-    for i in range(count):
-        out[i, 0] = red[i]
-        out[i, 1] = green[i]
-        out[i, 2] = blue[i]
+def _interleave(planes, channels, start, count, out):
+    """So many pixels from ``start`` on, channels x pixels, as pixels x channels into the beginning of ``out``."""
+    pixels = planes.size // channels
+    if channels == 3 and count >= 16:
+        red, green, blue = np.uint64(start), np.uint64(start + pixels), np.uint64(start + 2 * pixels)
+        for part in range(0, count, 16):
+            x = np.uint64(min(part, count - 16))  # the last sixteen may be done twice
+            interleave(planes, red + x, green + x, blue + x, out, np.uint64(3) * x)
+    else:
+        for i in range(count):
+            for c in range(channels):
+                out[i * channels + c] = planes[c * pixels + start + i]
 
 
 @njit(nogil=True)
-def _emit_floats(planes, out, scale, offset):
+def _emit_floats(planes, channels, out, scale, offset):
     """Normalised, in two steps through a short line: interleaved bytes first, since interleaving floats is slow."""
-    channels, pixels = planes.shape
-    flat = out.reshape(pixels * channels)
-    line = np.empty((scale.size // channels, channels), np.uint8)
-    codes = line.reshape(line.size)
-    for start in range(0, pixels, line.shape[0]):
-        count = min(line.shape[0], pixels - start)
-        _interleave(planes, start, line[:count])
-        part = flat[start * channels : (start + count) * channels]
-        for i in range(part.size):
-            part[i] = np.float32(codes[i]) * scale[i] + offset[i]
+    pixels, length = planes.size // channels, scale.size // channels
+    line = np.empty(scale.size, np.uint8)
+    for start in range(0, pixels, length):
+        count = min(length, pixels - start)
+        _interleave(planes, channels, start, count, line)
+        place = np.uint64(start * channels)
+        for i in range(np.uint64(count * channels)):
+            out[place + i] = np.float32(line[i]) * scale[i] + offset[i]
 
 
 def _sources_digest() -> int:
@@ -187,9 +184,9 @@ def _build(sources: int, *, cache: bool) -> Kernels:
                     if kind == code.CROP or kind == code.RESIZE:
                         image = whole
                         if sized:
-                            again = np.empty((here.shape[1], here.shape[2], channels), np.uint8)
-                            _interleave(here.reshape(channels, pixels), 0, again.reshape(pixels, channels))
-                            image = again
+                            again = np.empty(here.size, np.uint8)
+                            _interleave(here.reshape(here.size), channels, 0, pixels, again)
+                            image = again.reshape(here.shape[1], here.shape[2], channels)
                         _resize(image, kind, numbers, workspace, here)
                         sized = True
                     elif kind == code.CUTOUT:
@@ -201,11 +198,12 @@ def _build(sources: int, *, cache: bool) -> Kernels:
                         if _moved(kind, here, planes[spare], numbers):
                             slots[number_of_views] = slots[view]
                             slots[view] = spare
-                flat = planes[slots[view]].reshape(channels, pixels)
+                flat = planes[slots[view]].reshape(channels * pixels)
                 if as_float:
-                    _emit_floats(flat, floats_out[view, out_row + item], scale, offset)
+                    out = floats_out[view, out_row + item].reshape(flat.size)
+                    _emit_floats(flat, channels, out, scale, offset)
                 else:
-                    _interleave(flat, 0, bytes_out[view, out_row + item].reshape(pixels, channels))
+                    _interleave(flat, channels, 0, pixels, bytes_out[view, out_row + item].reshape(flat.size))
         return -1
 
     return Kernels(draw, run)
