@@ -13,7 +13,7 @@ _BLOCK, _TRAIN_BLOCK = 512, 65_536
 """Test and training rows that are compared at a time: 134 MB of similarities."""
 _FEW = 128
 """Test rows at a time on a CPU with oneDNN, whose products do not need more; their similarities stay in the cache."""
-_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @torch.no_grad()

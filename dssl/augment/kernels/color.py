@@ -115,8 +115,8 @@ def _clipped(value):
 def hue(planes, shift):
     """Pillow's RGB -> HSV, hue + shift modulo 256, HSV -> RGB; one channel has no hue and stays as it is.
 
-    Pillow mixes float and double. This is single precision, which gave every colour the same bytes at five shifts. There is no branch
-    in the loop: both sides of every choice are computed, so that LLVM can vectorise it.
+    Pillow mixes float and double. This is single precision, which gave every colour the same bytes at five shifts. There is no
+    branch in the loop: both sides of every choice are computed, so that LLVM can vectorise it.
     """
     if planes.shape[0] != 3:
         return

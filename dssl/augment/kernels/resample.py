@@ -117,16 +117,16 @@ def _horizontal(image, top, left, height, width, size, new, row_step, plane_step
         row0, row1 = np.uint64(corner + y * stride), np.uint64(corner + y1 * stride)
         row2, row3 = np.uint64(corner + y2 * stride), np.uint64(corner + y3 * stride)
         for part in range(0, width, 4):
-            x = np.uint64(min(part, width - 4))  # the last four may be done twice
-            place = np.uint64(3) * x
-            pack(old, row0 + place, row1 + place, row2 + place, row3 + place, words, np.uint64(16) * x)
+            at = np.uint64(min(part, width - 4))  # the last four may be done twice
+            place = np.uint64(3) * at
+            pack(old, row0 + place, row1 + place, row2 + place, row3 + place, words, np.uint64(16) * at)
         if width != size:
             _weighed(words, first, weights, size, widest, resized)
         row0, row1 = np.uint64(y * row_step), np.uint64(y1 * row_step)
         row2, row3 = np.uint64(y2 * row_step), np.uint64(y3 * row_step)
         for part in range(0, size, 16):
-            x = np.uint64(min(part, size - 16))
-            unpack(resized, np.uint64(16) * x, new, row0 + x, row1 + x, row2 + x, row3 + x, np.uint64(plane_step))
+            at = np.uint64(min(part, size - 16))
+            unpack(resized, np.uint64(16) * at, new, row0 + at, row1 + at, row2 + at, row3 + at, np.uint64(plane_step))
 
 
 @njit(nogil=True)

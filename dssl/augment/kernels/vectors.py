@@ -4,6 +4,7 @@ All arrays are one-dimensional, all places count their elements, and nobody chec
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]  # it has none
 from numba import types
@@ -16,24 +17,24 @@ _BYTE, _WORD, _INDEX = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _PLACE = types.uint64
 
 
-def _load(builder, data, place, count):
+def _load(builder: Any, data: Any, place: Any, count: int) -> Any:
     """So many bytes."""
     pointer = builder.bitcast(builder.gep(data, [place]), ir.VectorType(_BYTE, count).as_pointer())
     return builder.load(pointer, align=1)
 
 
-def _store(builder, vector, data, place):
+def _store(builder: Any, vector: Any, data: Any, place: Any) -> None:
     pointer = builder.bitcast(builder.gep(data, [place]), vector.type.as_pointer())
     builder.store(vector, pointer, align=1)
 
 
-def _shuffle(builder, one, other, order: Iterable[int]):
+def _shuffle(builder: Any, one: Any, other: Any, order: Iterable[int]) -> Any:
     """Elements of two vectors, of which the second continues the numbers of the first."""
     places = list(order)
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_WORD, len(places)), places))
 
 
-def _data(context, builder, signature, arguments, *numbers):
+def _data(context: Any, builder: Any, signature: Any, arguments: Any, *numbers: int) -> list[Any]:
     return [context.make_array(signature.args[k])(context, builder, arguments[k]).data for k in numbers]
 
 
@@ -108,7 +109,7 @@ def unpack(typing_context, words, place, planes, first, second, third, fourth, s
     return signature, generate
 
 
-def _zipped(builder, one, other):
+def _zipped(builder: Any, one: Any, other: Any) -> tuple[Any, Any]:
     """The elements of two vectors in turn, as two vectors."""
     count = one.type.count
     order = [place for k in range(count) for place in (k, count + k)]
