@@ -142,10 +142,11 @@ _BEYOND: tuple[tuple[str, Experiment, tuple[str, ...], str], ...] = (
     ("small crops, equal time", replace(_CROPS, epochs=1.5), _ADDED, EQUAL_COMPUTE),
 )
 _THREE = ("simclr", "byol", "simsiam")
-_PLAIN, _PLAIN_CORRUPTED, _DSSL_CORRUPTED = (
+_PLAIN, _PLAIN_CORRUPTED, _DSSL_CORRUPTED, _UNDIRECTED_CORRUPTED = (
     "2 standard pairs",
     "2 standard pairs, corruptions on every view",
     "DSSL, corruptions",
+    "DSSL's views and corruptions, without direction",
 )
 _WEAK = ", ".join(f"w{number} = (crop(0.2,1) > flip)(image)" for number in (1, 2, 3, 4))
 _TO_WEAK = f"s1->w2[similarity], s2->w1[similarity], s3->w4[similarity], s4->w3[similarity], {_WEAK}"
@@ -159,6 +160,7 @@ _ROBUSTNESS: tuple[tuple[str, Experiment, tuple[str, ...]], ...] = (
     ("DSSL", _DSSL, _THREE),
     ("DSSL, UA", replace(_DSSL, heavy="ua"), _THREE),
     (_DSSL_CORRUPTED, replace(_DSSL, heavy="corrupt?0.75"), _THREE),
+    (_UNDIRECTED_CORRUPTED, replace(_DSSL, graph="s1<->s2, h1<->s1, h2<->s2", heavy="corrupt?0.75"), _THREE),
     ("four means (FastSiam)", replace(_PAIRS, graph="fastsiam"), _THREE),
     ("weak targets", replace(_PAIRS, graph=_TO_WEAK), ("byol",)),
     ("weak sources (control)", replace(_PAIRS, graph=_FROM_WEAK), ("byol",)),
@@ -238,7 +240,8 @@ ROBUSTNESS = Target(
         "an entry is the mean over its kinds and severities.",
         "The policy `corrupt` draws one of 5 of these kinds. The sets are the same for every row, whatever its own policies.",
         "A difference is over the seeds that both rows have.",
-        "In every row four views of an image learn. Weak views are only cropped and flipped: with weak targets each standard "
+        "In every row four views of an image learn. Without direction, a corrupted view and the standard view that it was made "
+        "from attract each other (`h1<->s1`). Weak views are only cropped and flipped: with weak targets each standard "
         "view learns from one, which costs four more views to make but no more passes, and the control reverses that.",
     ),
     compare_rows=(
@@ -246,6 +249,7 @@ ROBUSTNESS = Target(
         ("DSSL", _PLAIN_CORRUPTED),
         (_DSSL_CORRUPTED, "DSSL"),
         (_DSSL_CORRUPTED, _PLAIN_CORRUPTED),
+        (_DSSL_CORRUPTED, _UNDIRECTED_CORRUPTED),
         ("weak targets", "weak sources (control)"),
     ),
     cells=tuple(
