@@ -69,6 +69,25 @@ def test_the_readme_quotes_the_measured_robustness() -> None:
     assert quoted <= measured
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/robust.md"])
+def test_the_table_of_directions_is_the_measured_one(page: str) -> None:
+    result = json.loads((DOCS / "results" / "cpu-few" / "robustness.json").read_text())
+    means = {(cell["row"], cell["column"]): cell["mean"] for cell in result["cells"]}
+    rows = (
+        "2 standard pairs",
+        "2 standard pairs, corruptions on every view",
+        "DSSL's views and corruptions, without direction",
+        "DSSL, corruptions",
+    )
+    text = (README.parent / page).read_text()
+    table = text[text.index("| clean / corrupted | SimCLR | BYOL | SimSiam |") :].split("\n\n", 1)[0].splitlines()[2:]
+    for row, line in zip(rows, table, strict=True):
+        entries = line.strip("|").split("|")[1:]
+        for method, entry in zip(("SimCLR", "BYOL", "SimSiam"), entries, strict=True):
+            measured = [means[row, f"{method}, linear probe: {kinds}"] for kinds in ("clean", "10 other kinds")]
+            assert [float(number) for number in re.findall(r"\d+\.\d", entry)] == pytest.approx(measured, abs=0.0501)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/results/README.md"])
 def test_the_main_table_is_the_measured_one(page: str) -> None:
     result = json.loads((DOCS / "results" / "cpu-few" / "table2.json").read_text())
