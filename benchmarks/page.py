@@ -494,7 +494,16 @@ def _unmeasured(results: Results) -> Lines:
     ]
     if "note" in results.get("shards", {}):
         found.append(f"- **Shards read as {', '.join(_OUTDATED)}**. {results['shards']['note']}")
+    if found:
+        found = [_SINCE, *found]
     return found + [f"- **{name}**: not measured yet." for name in NAMES if name not in results]
+
+
+_SINCE = (
+    "- **The kernels of crops, colour and affine operations, and kNN** are faster since these tables were measured "
+    "([log](log.md#2026-11-18-faster-kernels-at-224-px)). Their rows are lower bounds until they are measured again on an idle "
+    "machine."
+)
 
 
 def show_unmeasured(results: Results) -> Lines:
