@@ -156,7 +156,7 @@ def test_a_grid_for_each_method_and_classifier() -> None:
     assert "- Not run: SimCLR, linear probe: clean" in text
     assert "not in the paper" in text
     assert picture(made) is None
-    assert len(plain(made)["cells"]) == 8 * (3 * 11 + 3)  # ten rows of three methods, three of one
+    assert len(plain(made)["cells"]) == 8 * (3 * 11 + 3)  # eleven rows of three methods, three of one
 
 
 def test_a_result_without_corruptions_is_not_run_in_this_table() -> None:
