@@ -500,7 +500,7 @@ def _unmeasured(results: Results) -> Lines:
 
 
 _SINCE = (
-    "- **The kernels of crops, colour and affine operations, and kNN** are faster since these tables were measured "
+    "- **The kernels of crops, colour and affine operations** are faster since these tables were measured "
     "([log](log.md#2026-11-18-faster-kernels-at-224-px)). Their rows are lower bounds until they are measured again on an idle "
     "machine."
 )

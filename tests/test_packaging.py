@@ -27,17 +27,7 @@ INTERNAL = {"numba.core": "numba", "llvmlite.ir": "llvmlite"}
 ATTRIBUTES = {
     "_mode": "pillow",
     **dict.fromkeys(
-        (
-            "_BatchNorm",
-            "_apply",
-            "_buffers",
-            "_cdata",
-            "_linear_pointwise",
-            "_modules",
-            "_overloadpacket",
-            "_parameters",
-        ),
-        "torch",
+        ("_BatchNorm", "_apply", "_buffers", "_cdata", "_modules", "_overloadpacket", "_parameters"), "torch"
     ),
     "_exit": None,  # of os, and documented
     "_replace": None,  # of named tuples, and documented

@@ -11,9 +11,6 @@ from dssl.errors import DsslError
 
 _BLOCK, _TRAIN_BLOCK = 512, 65_536
 """Test and training rows that are compared at a time: 134 MB of similarities."""
-_FEW = 128
-"""Test rows at a time on a CPU with oneDNN, whose products do not need more; their similarities stay in the cache."""
-_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @torch.no_grad()
@@ -22,7 +19,7 @@ def neighbours(
     test_features: Tensor,
     *,
     k: int,
-    block: int | None = None,
+    block: int = _BLOCK,
     train_block: int = _TRAIN_BLOCK,
     device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -38,13 +35,9 @@ def neighbours(
     kind = torch.float64 if train_features.dtype == torch.float64 else torch.float32
     similarities = torch.empty(len(test_features), k, dtype=kind, device=device)
     indices = torch.empty(len(test_features), k, dtype=torch.int64, device=device)
-    onednn = _ONEDNN and device.type == "cpu" and kind == torch.float32
-    block = block or (_FEW if onednn else _BLOCK)
     # one buffer for all blocks: allocating a new one costs more than choosing the neighbours
     room = torch.empty(
-        0 if onednn else min(block, len(test_features)) * min(train_block, len(train_features)),
-        dtype=kind,
-        device=device,
+        min(block, len(test_features)) * min(train_block, len(train_features)), dtype=kind, device=device
     )
     count = 0  # neighbours so far
     for begin in range(0, len(train_features), train_block):  # the outer loop: each training row is moved once
@@ -53,12 +46,8 @@ def neighbours(
         for start in range(0, len(test_features), block):
             rows = slice(start, start + block)
             test = _normalised(test_features[rows].to(device))
-            if onednn:
-                # torch.mm (MKL) took 1.7 times as long on an AMD EPYC; this has no public name
-                between = torch.ops.mkldnn._linear_pointwise(test, train, None, "none", [], "")
-            else:
-                between = torch.mm(test, train.T, out=room[: len(test) * len(train)].view(len(test), len(train)))
-            best, place = largest(between, min(k, len(train)))
+            between = room[: len(test) * len(train)].view(len(test), len(train))
+            best, place = largest(torch.mm(test, train.T, out=between), min(k, len(train)))
             place += begin
             if count:
                 best, order = torch.cat([similarities[rows, :count], best], dim=1).topk(now, dim=1)
