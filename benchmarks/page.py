@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.bars import Results, bars, peers_ahead, reading_rates, speed_up
+from benchmarks.bars import PRECISIONS, Results, bars, peers_ahead, reading_rates, speed_up
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 NAMES = ("views", "view_costs", "train", "evaluate", "startup", "growth", "memory", "quality", "shards")
@@ -27,6 +27,13 @@ make bench            # views, training steps, evaluation, start-up: about 25 mi
 make bench-long       # growth, memory, time to quality, shards: about half an hour
 make bench ONLY=train # one of them: {names}
 make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-10 instead of drawn images
+```
+
+One row, in about two minutes after `make bench-setup`:
+
+```
+benchmarks/.venv/bin/python -m benchmarks.views --rounds 2 --out /tmp/bench
+benchmarks/.venv/bin/python -m benchmarks.train --encoders small --batches 128 --methods simclr --graphs dssl --out /tmp/bench
 ```
 
 ## How to read it
@@ -78,11 +85,13 @@ def source(result: dict[str, Any]) -> Lines:
 
 def show_summary(results: Results) -> Lines:
     """What a user asks first, each number with its caveat."""
-    found = [line for part in (_summary_of_views, _summary_of_training, _summary_of_the_rest) for line in part(results)]
+    found = [
+        line for part in (_summary_of_views, _summary_of_training, _summary_of_evaluation) for line in part(results)
+    ]
     if not found:
         return []
     cores = sorted({str(result["environment"]["cores"]) for result in results.values()})
-    where = f"This page measures dssl against what you would use instead, on {' or '.join(cores)} CPU cores."
+    where = f"How fast is dssl compared with what you would use instead, on {' or '.join(cores)} CPU cores?"
     end = (
         ["What is not measured is [at the end of the page](#not-measured-at-present).", ""]
         if _unmeasured(results)
@@ -110,42 +119,21 @@ def _summary_of_training(results: Results) -> Lines:
     settings = results["train"]["results"] if "train" in results else []
     lines: Lines = []
     for encoder in dict.fromkeys(row["encoder"] for row in settings):
-        ratios: list[float] = []
-        rounds: set[int] = set()
-        for row in settings:
-            rates = {one["name"]: one["rate"] for one in row["rows"]}
-            for precision in ("fp32", "bf16"):
-                names = [f"{peer}, {precision}" for peer in ("lightly", "stable-pretraining")]
-                peers = [rates[name]["median"] for name in names if name in rates]
-                ours = rates.get(f"dssl, {precision}")
-                if row["encoder"] == encoder and peers and ours:
-                    ratios.append(ours["median"] / max(peers))
-                    rounds.add(ours["n"])
-        if ratios:
-            lines.append(
-                f"**Training steps with `{encoder}`, at equal precision**: {min(ratios):.2f} to {max(ratios):.2f} times as "
-                "fast as the faster of lightly and stable-pretraining. "
-                f"These are medians of {' or '.join(map(str, sorted(rounds)))} rounds on one machine."
-            )
-    if settings:
-        all_ratios = [speed_up(row) for row in settings]
+        rows = [row for row in settings if row["encoder"] == encoder]
+        rounds = sorted({one["rate"]["n"] for row in rows for one in row["rows"]})
+        spans = []
+        for precision in reversed(PRECISIONS):
+            ratios = [speed_up(row, precision) for row in rows]
+            spans.append(f"{min(ratios):.2f} to {max(ratios):.2f} times in {precision}")
         lines.append(
-            f"**Training steps in bf16 against the paper's way in fp32**: {min(all_ratios):.2f} to {max(all_ratios):.2f} "
-            "times as fast. "
-            "The precisions differ, so this is not a comparison of the programs alone."
+            f"**Training steps with `{encoder}`**: {' and '.join(spans)} as fast as the fastest of lightly, "
+            f"stable-pretraining and the paper's way at the same precision, medians of {' or '.join(map(str, rounds))} rounds."
         )
     return lines
 
 
-def _summary_of_the_rest(results: Results) -> Lines:
+def _summary_of_evaluation(results: Results) -> Lines:
     lines: Lines = []
-    if "quality" in results:
-        found = results["quality"]["results"]
-        ratios = [f"{one['ratio']:.2f}" for one in found]
-        lines.append(
-            f"**Time to the same kNN accuracy**: {', '.join(ratios)} times as fast as the paper's way. "
-            f"This compares {results['quality']['precision']} with fp32, with {len(found)} seed{'s' if len(found) > 1 else ''}."
-        )
     if "evaluate" in results:
         seconds = {row["name"]: row["seconds"]["median"] for row in results["evaluate"]["results"]}
         ours, other = seconds.get("dssl, probe, one strength"), seconds.get("probe, scikit-learn, one strength")
@@ -160,28 +148,6 @@ def _summary_of_the_rest(results: Results) -> Lines:
             shapes = results["evaluate"]["shapes"]
             sizes = f"{shapes['test'][0]:,} test images against {shapes['train'][0]:,} training images"
             lines.append(f"**kNN**: {number(ours)} s for {sizes}. faiss is {than}.")
-    if "startup" in results:
-        seconds = {row["name"]: row["seconds"]["median"] for row in results["startup"]["results"]}
-        shown, step = "dssl --help", "dssl train, to the first step"
-        torch = next((value for name, value in seconds.items() if "import torch" in name), None)
-        if {shown, step} <= set(seconds):
-            alone = f" Importing torch alone takes {torch:.1f} s." if torch else ""
-            lines.append(
-                f"**Start-up**: {seconds[shown]:.2f} s to the help, and {seconds[step]:.1f} s to the first training step.{alone}"
-            )
-    if "memory" in results:
-        found = results["memory"]
-        lines.append(
-            f"**Memory**: {found['peak_mb'] / 1024:.2f} GB at batch {found['batch']}. "
-            f"The encoder is `{found['encoder']}`, and the data are {found['data']}."
-        )
-    files = results["growth"]["results"].get("files", []) if "growth" in results else []
-    for row in files:
-        if row["x"] == 1_000_000:
-            lines.append(
-                f"**A folder of {row['x']:,} files**: indexed in {row['scan_seconds']:.1f} s. "
-                "The files were new and empty: names and sizes come from the system's cache, not from a disk."
-            )
     return lines
 
 
@@ -290,7 +256,7 @@ def train(result: dict[str, Any]) -> Lines:
         f"{machine['torch_threads']} torch threads and {machine['worker_processes']} worker processes (dssl: threads).",
         "The paper's way makes views with Pillow in workers, one pass per view, with BYOL's eight passes. The paper used fp32.",
         "lightly and stable-pretraining run their own modules, losses, transforms and loops, extended to four views.",
-        "**The last column compares bf16 with fp32**: for equal precision, compare the columns of one precision.", "",
+        "The last two columns compare dssl with the fastest other program at the same precision.", "",
         *picture("train", "images per second of training by library"),
     ]  # fmt: skip
     columns = list(dict.fromkeys(one["name"] for row in result["results"] for one in row["rows"]))
@@ -299,12 +265,12 @@ def train(result: dict[str, Any]) -> Lines:
         found = {one["name"]: one for one in row["rows"]}
         name = f"{row['encoder']}, {row['method']}, {row['graph']}, batch {row['batch']}"
         cells = [short(found[column]["rate"]) if column in found else "missing" for column in columns]
-        rows.append([name, *cells, f"**{speed_up(row):.2f}**"])
+        rows.append([name, *cells, *(f"**{speed_up(row, precision):.2f}**" for precision in PRECISIONS)])
         parts.append([
             name, f"{row['passes']} of {row['passes_of_the_paper']}", f"{row['end_to_end_share_of_compute']:.1%}",
             f"{row['share_of_matrix_rate']:.0%}", *(f"{share:.1%}" for share in row["time"].values()),
         ])  # fmt: skip
-    lines += table(["", *columns, "dssl bf16 / paper's way fp32"], rows)
+    lines += table(["", *columns, *(f"dssl / fastest other, {precision}" for precision in PRECISIONS)], rows)
     lines += [
         f"One large matrix product reaches {machine['matrix_rate_bf16'] / 1e9:,.0f} GFLOP/s in bf16 and "
         f"{machine['matrix_rate_fp32'] / 1e9:,.0f} in fp32 here.",
@@ -437,7 +403,7 @@ def quality(result: dict[str, Any]) -> Lines:
         f"Both train {result['method']} with the graph {result['graph']} and the small encoder on {result['images']:,} images of "
         f"{result['data']} for {result['epochs']} epochs (recipe `shapes` with a shorter schedule).",
         "Seeds, first weights and order of images are the same.",
-        f"**dssl runs in {result['precision']}, the paper's way in fp32.**", "",
+        f"Both run in {result['precision']}.", "",
         *picture("quality", "accuracy against the wall clock"),
         *table(head, rows),
         *source(result),
@@ -494,16 +460,7 @@ def _unmeasured(results: Results) -> Lines:
     ]
     if "note" in results.get("shards", {}):
         found.append(f"- **Shards read as {', '.join(_OUTDATED)}**. {results['shards']['note']}")
-    if found:
-        found = [_SINCE, *found]
     return found + [f"- **{name}**: not measured yet." for name in NAMES if name not in results]
-
-
-_SINCE = (
-    "- **The kernels of crops, colour and affine operations** are faster since these tables were measured "
-    "([log](log.md#2026-11-18-faster-kernels-at-224-px)). Their rows are lower bounds until they are measured again on an idle "
-    "machine."
-)
 
 
 def show_unmeasured(results: Results) -> Lines:

@@ -3,8 +3,8 @@
     python -m benchmarks.quality --data cifar10:FOLDER [--epochs 8] [--seeds 0] [--limit 10000]
 
 The settings are those of the recipe ``shapes`` (small encoder, batch 64) on 10,000 images: the schedule is laid over as
-many epochs as are asked for. Both start from the same weights and see the same images; each epoch of the one is followed by the
-same epoch of the other, so that the machine is the same for both. Measuring accuracy is not counted.
+many epochs as are asked for. Both have the same precision, start from the same weights and see the same images; each epoch of
+the one is followed by the same epoch of the other, so that the machine is the same for both. Measuring accuracy is not counted.
 """
 
 import dataclasses
@@ -76,9 +76,9 @@ class OurRun:
 class PaperRun:
     name = "paper's way"
 
-    def __init__(self, config: RunConfig, images: np.ndarray, *, method: str) -> None:
+    def __init__(self, config: RunConfig, images: np.ndarray, *, method: str, bf16: bool) -> None:
         self.config, self.images = config, images
-        self.job = PaperWay(config, method, images, bf16=False)
+        self.job = PaperWay(config, method, images, bf16=bf16)
         self.job.close()  # its endless loader; every epoch has one of its own, as in a script
         self.encoder = self.job.method.encoder
 
@@ -105,7 +105,10 @@ def race(config: RunConfig, method: str, *, threads: int, bf16: bool) -> dict[st
     source, test = open_data(config), open_test_data(config)
     assert test is not None
     images = np.stack([source.image(index) for index in range(len(source))])
-    runs: list[Run] = [OurRun(config, source, threads=threads, bf16=bf16), PaperRun(config, images, method=method)]
+    runs: list[Run] = [
+        OurRun(config, source, threads=threads, bf16=bf16),
+        PaperRun(config, images, method=method, bf16=bf16),
+    ]
     steps = len(source) // config.batch_size
     curves: dict[str, list[dict[str, float]]] = {run.name: [] for run in runs}
     spent = dict.fromkeys(curves, 0.0)

@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", default=["simsiam", "byol", "simclr"])
     parser.add_argument("--graphs", nargs="+", default=["standard2", "dssl"])
     parser.add_argument("--steps", type=int, default=1, help="counted steps in a turn")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--threads", type=int, default=record.CORES, help="torch's, and those of our loader")
     options = parser.parse_args()
     if len(options.batches) != len(options.encoders):

@@ -1,0 +1,245 @@
+"""The CPU speedrun: how well can two cores learn CIFAR-10 without labels, and in how many minutes? docs/results/speedrun.md
+
+python -m benchmarks.speedrun --data FOLDER --epochs 10 --seed 0 [--held-out]
+
+Makes encoders of the 50,000 training images without their labels, and notes the wall clock from the start of the process until
+they are final. Only then a linear probe learns from all labels and is measured on the test images. With ``--held-out`` it learns
+from 45,000 labels and is measured on the other 5,000 images: settings are chosen like that. Every measurement is a line of
+docs/results/speedrun.jsonl, of which the page is made.
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.encoder_search import HELD_OUT
+from benchmarks.record import CORES, processor
+from dssl import rng
+from dssl.augment import CIFAR10
+from dssl.cli import keep_freed_memory
+from dssl.config import RunConfig
+from dssl.data import Source, open_source
+from dssl.evaluation.probe import fit
+from dssl.models.for_cpus import WhitenedEncoder
+from dssl.text import markdown
+from dssl.training.prepare import images_to_whiten
+from dssl.training.pretrain import train
+from dssl.weights.encoder import Encoder
+from dssl.weights.load import open_weights
+from dssl_reproduce.scales import SCALES
+
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "speedrun.md"
+ROWS = PAGE.with_suffix(".jsonl")
+CELLS = 4
+"""Rows and columns of the map that the encoder ends with at 32 px: nothing is pooled."""
+ROWS_OF_A_RUN = {
+    # what is measured of one run: how many networks, rows and columns of their pooled map, and whether with the patches
+    "random patches, nothing trained": (0, 0, True),
+    "one network, pooled by quadrants": (1, 2, False),
+    "one network, its last map": (1, CELLS, False),
+    "a network per core, their last maps": (CORES, CELLS, False),
+    "a network per core, their last maps, and random patches": (CORES, CELLS, True),
+}
+_ABOUT = """<!-- written by `python -m benchmarks.speedrun`: do not edit -->
+
+How well can two CPU cores learn CIFAR-10 without labels, and in how many minutes?
+
+- **Data**: the 50,000 training images without labels.
+- **Clock**: wall clock from the start of the process until the encoder is final, on an idle machine.
+  Computing features and solving the probe come after it.
+- **Score**: a linear probe on standardized features and all 50,000 labels, measured on the 10,000 test images.
+  It is a logistic regression whose strength is chosen on a part of the training images.
+  The test images are read once for each row and seed.
+- **Settings** are chosen on held-out training images ([rates](tuning.md)).
+  Every row of a run is listed: none was chosen by its score.
+- **Dimensions** are those that the probe sees.
+  More of them are not free for whoever uses the encoder.
+"""
+
+
+class RandomPatches(nn.Module):
+    """Responses to whitened random patches beyond a threshold, pooled by quadrants (Coates and Ng, 2011): nothing is trained."""
+
+    filters: Tensor
+    offset: Tensor
+
+    def __init__(self, images: Tensor, *, count: int = 400, size: int = 6, threshold: float = 0.25) -> None:
+        super().__init__()
+        self.size, self.threshold = size, threshold
+        patches = F.unfold(images, size).transpose(1, 2).flatten(0, 1)
+        patches = patches[torch.randint(len(patches), (200_000,))]
+        patches = patches - patches.mean(dim=1, keepdim=True)
+        patches = patches / (patches.square().mean(dim=1, keepdim=True) + self.floor).sqrt()
+        mean = patches.mean(dim=0)
+        variances, axes = torch.linalg.eigh((patches - mean).T.cov().double())
+        whitening = ((axes / (variances + 0.1).sqrt()) @ axes.T).float()
+        rows = F.normalize((patches[:count] - mean) @ whitening, dim=1) @ whitening
+        self.register_buffer("offset", (rows @ mean).view(1, -1, 1, 1))
+        # without its mean, a filter ignores the mean of the patch that it meets
+        rows = rows - rows.mean(dim=1, keepdim=True)
+        self.register_buffer("filters", rows.view(count, 3, size, size).contiguous(memory_format=torch.channels_last))
+
+    floor = 2.5e-3
+    """Added to the variance of a patch, so that the noise of flat ones is not amplified."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        mean = F.avg_pool2d(images.mean(dim=1, keepdim=True), self.size, stride=1)
+        square = F.avg_pool2d(images.square().mean(dim=1, keepdim=True), self.size, stride=1)
+        scale = (square - mean.square() + self.floor).rsqrt()
+        response = F.conv2d(images, self.filters) * scale - self.offset
+        halves = [F.relu(sign * response - self.threshold) for sign in (1, -1)]
+        return torch.cat([F.adaptive_avg_pool2d(half, 2).flatten(1) for half in halves], dim=1)
+
+
+def seconds_since_start() -> float:
+    """Of this process, imports included (Linux)."""
+    ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def config_of(data: str, *, epochs: int, seed: int) -> RunConfig:
+    """SimCLR with four means at the scale ``hour``, for so many epochs."""
+    config = SCALES["hour"].settings("cifar10", "simclr")
+    return dataclasses.replace(
+        config, data=data, graph="fastsiam", epochs=epochs, seed=seed, threads=1, torch_threads=1, knn_every=0,
+        optimizer=dataclasses.replace(config.optimizer, warmup_epochs=0.05 * epochs),
+        health=dataclasses.replace(config.health, compare_with_start=False),
+    )  # fmt: skip
+
+
+def train_networks(data: str, folder: Path, *, epochs: int, seed: int) -> list[Path]:
+    """One network per core, each with a seed of its own; their runs."""
+    places = [folder / str(number) for number in range(CORES)]
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=_train, args=(config_of(data, epochs=epochs, seed=CORES * seed + number), place))
+        for number, place in enumerate(places)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0, f"a training ended with exit code {process.exitcode}"
+    return places
+
+
+def _train(config: RunConfig, place: Path) -> None:
+    keep_freed_memory()
+    train(config, place)
+
+
+def standardized(encoder: Encoder, train: Source, test: Source) -> tuple[Tensor, Tensor]:
+    """Features of both, each dimension with mean 0 and variance 1 over the training images."""
+    values, others = (encoder.features(source).values for source in (train, test))
+    mean, deviation = values.mean(dim=0), values.std(dim=0) + 1e-5
+    return (values - mean) / deviation, (others - mean) / deviation
+
+
+def measure(networks: Sequence[Encoder], patches: Encoder, data: str, *, held_out: bool, seed: int) -> dict[str, Any]:
+    """Dimensions and accuracy of every row."""
+    train, test = open_source(data), open_source(data, split="train" if held_out else "test")
+    kept = np.arange(len(train))
+    asked = np.arange(len(test))
+    if held_out:
+        order = rng.permutation(rng.key(7, "search"), len(train))
+        kept, asked = np.sort(order[:-HELD_OUT]), np.sort(order[-HELD_OUT:])
+    assert train.labels is not None
+    assert test.labels is not None
+    labels, truth = torch.from_numpy(train.labels[kept]), torch.from_numpy(test.labels[asked])
+    features: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    found = {}
+    for name, (count, cells, with_patches) in ROWS_OF_A_RUN.items():
+        parts = []
+        for number, encoder in enumerate(networks[:count]):
+            if (number, cells) not in features:
+                assert isinstance(encoder.network, WhitenedEncoder)
+                encoder.network.pooled = cells
+                features[number, cells] = standardized(encoder, train, test)
+            parts.append(features[number, cells])
+        if with_patches:
+            if (-1, 0) not in features:
+                features[-1, 0] = standardized(patches, train, test)
+            parts.append(features[-1, 0])
+        values, others = (torch.cat(blocks, dim=1) for blocks in zip(*parts, strict=True))
+        probe, _ = fit(values[kept], labels, classes=10, seed=seed, device=torch.device("cpu"))
+        right = probe.predict(others[asked]) == truth
+        found[name] = {"dimensions": values.shape[1], "accuracy": round(100 * float(right.double().mean()), 2)}
+        print(f"{name}: {found[name]}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="the folder of CIFAR-10")
+    parser.add_argument("--epochs", type=int, default=10, help="of each network")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held-out", action="store_true", help="measure on 5,000 training images, and keep nothing")
+    options = parser.parse_args()
+    keep_freed_memory()
+    data, load = f"cifar10:{options.data}", os.getloadavg()[0]
+    torch.manual_seed(rng.key(options.seed, "speedrun") % 2**63)
+    config = config_of(data, epochs=options.epochs, seed=options.seed)
+    filters = RandomPatches(images_to_whiten(config, open_source(data), CIFAR10))
+    minutes = {0: seconds_since_start() / 60}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = train_networks(data, Path(folder), epochs=options.epochs, seed=options.seed)
+        minutes[CORES] = minutes[1] = seconds_since_start() / 60
+        print(f"the encoders are final after {minutes[CORES]:.1f} minutes", flush=True)
+        networks = [open_weights(run) for run in runs]
+        patches = Encoder(
+            network=filters, name="patches", image_size=32, normalization=CIFAR10, batch_size=32,
+            autocast=torch.bfloat16,
+        )  # fmt: skip
+        found = measure(networks, patches, data, held_out=options.held_out, seed=options.seed)
+    if options.held_out:
+        return
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    about = {
+        "date": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(), "seed": options.seed, "cores": CORES,
+        "processor": processor(), "load": round(load, 2),
+    }  # fmt: skip
+    with ROWS.open("a", encoding="utf-8") as file:
+        for name, result in found.items():
+            count = ROWS_OF_A_RUN[name][0]
+            row = {"row": name, "epochs": options.epochs if count else 0, "minutes": round(minutes[count], 2)}
+            file.write(json.dumps(row | result | about) + "\n")
+    write_page()
+
+
+def write_page() -> None:
+    """The page, from the lines."""
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["row"], row["epochs"]), []).append(row)
+    lines = []
+    for (name, epochs), runs in sorted(groups.items(), key=lambda item: item[1][0]["minutes"]):
+        scores = [run["accuracy"] for run in runs]
+        spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+        clock = max(run["minutes"] for run in runs)
+        lines.append([
+            name, str(epochs) if epochs else "–", f"{clock:.1f}", f"{runs[0]['dimensions']:,}",
+            f"{statistics.fmean(scores):.1f}{spread}", str(len(runs)), runs[-1]["date"], runs[-1]["commit"],
+        ])  # fmt: skip
+    head = ["encoder", "epochs", "minutes", "dimensions", "linear accuracy, %", "seeds", "date", "commit"]
+    processors = sorted({f"{row['cores']} cores of {row['processor']}" for row in rows})
+    text = ["# The CPU speedrun", "", _ABOUT, *markdown(head, lines), "", f"Measured on {', '.join(processors)}.", ""]
+    PAGE.write_text("\n".join(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
