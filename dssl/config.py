@@ -132,12 +132,12 @@ class RunConfig:
     image_size: int = 32
     """Width and height of a view, in pixels."""
     channels: int = 3
-    """1 for gray images, 3 for color; any other number for TIFF, PNG and NPY files with that many channels."""
+    """1 for gray images, 3 for colour; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
-    """Pixel normalization: cifar10, imagenet (with --init, what the weights need), or measure (of the images themselves)."""
+    """Pixel normalisation: cifar10, imagenet (with --init, what the weights need), or measure (of the images themselves)."""
     bad_share: float = 0.01
     """Stop if more than this share of the images is unreadable; up to it, other images replace them, and quarantine.txt lists
     them."""

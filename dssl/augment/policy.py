@@ -356,7 +356,7 @@ def check_channels(policy: Policy, channels: int) -> None:
     for part in parts(policy):
         if not isinstance(part, Chain | Choose | Maybe) and without_colour(part) != part:
             raise DsslError(
-                f"policy {show(policy)!r} uses {show(part)}, which needs color, and the images have {channels} channels: "
+                f"policy {show(policy)!r} uses {show(part)}, which needs colour, and the images have {channels} channels: "
                 f"use {show(without_colour(policy))!r}"
             )
 

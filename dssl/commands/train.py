@@ -26,7 +26,7 @@ logger = logging.getLogger("dssl")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Pretrain an encoder on unlabeled images, or adapt one that is pretrained already.
+    """Pretrain an encoder on unlabelled images, or adapt one that is pretrained already.
 
     Rerun the same command to resume a run that was stopped.
     On several GPUs: torchrun --nproc-per-node 8 -m dssl train ...

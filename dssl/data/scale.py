@@ -183,7 +183,7 @@ def _png(content: bytearray) -> NDArray[Any]:
     bits, kind = content[24], content[25]
     if kind == 3 or bits < 8:
         raise ValueError(
-            "a PNG with a palette or few bits: expected 8 or 16 bits of gray or color, with or without alpha"
+            "a PNG with a palette or few bits: expected 8 or 16 bits of gray or colour, with or without alpha"
         )
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
     if bits == 16 and channels == 2:  # the bytes of one pixel are laid out as those of 8-bit RGBA
@@ -215,7 +215,7 @@ def _tiff(content: bytearray) -> NDArray[Any]:
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     with tifffile.TiffFile(io.BytesIO(content)) as file:
         if file.pages.first.photometric == tifffile.PHOTOMETRIC.PALETTE:
-            raise ValueError("a TIFF with a palette: expected gray, color or channels")
+            raise ValueError("a TIFF with a palette: expected gray, colour or channels")
         series = file.series[0]
         if any(page is None for page in series.pages):
             raise ValueError("some of its channels are in other files (multi-file OME-TIFF): write them into one file")

@@ -259,7 +259,7 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
             encoder = open_weights(run.path)
             source = open_test_data(run.config, value_range=encoder.value_range)
             if source is None or source.labels is None or source.classes is None:
-                raise DsslError(f"{run.config.data} has no labeled test images")
+                raise DsslError(f"{run.config.data} has no labelled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
             chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
