@@ -281,7 +281,10 @@ class _Reader:
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
             raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
-        return make(*(arguments or default))
+        try:
+            return make(*(arguments or default))
+        except DsslError as error:
+            raise DsslError(f"policy {self.text!r}: {error}") from None
 
     def argument(self, name: str, number: int, type_: Any) -> Argument:
         kind = "name" if type_ is str else "number"

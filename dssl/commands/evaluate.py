@@ -56,7 +56,7 @@ class Arguments(EncoderArguments):
     """Labelled images: a folder that contains train and val or only class folders, cifar10:FOLDER or shapes; by default the run's
     images."""
     test: str | None = None
-    """Test images, if --data has no test split; by default a fifth of each class is held out."""
+    """Test images, if IMAGES has no test split; by default a fifth of each class is held out."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None

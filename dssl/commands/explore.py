@@ -45,7 +45,7 @@ class Arguments(EncoderArguments):
     )
 
     data: str | None = None
-    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes; by default those of the run."""
+    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes; by default the run's images."""
     query: tuple[str, ...] = ()
     """Show the nearest neighbours of these: image files, or names as in the CSV files; by default of some medoids."""
     label: int | None = None
@@ -129,6 +129,10 @@ def _queries(
     if paths := [expanded(name) for name in arguments.query if name not in rows]:
         if store is None:
             raise DsslError(f"--query {paths[0]}: not a name in {arguments.weights}; other images need the encoder")
+        if missing := [path for path in paths if not Path(path).exists()]:
+            raise DsslError(
+                f"--query is {missing[0]}, which does not exist: expected an image file, or a name in clusters.csv"
+            )
         absolute = [os.fsencode(Path(path).absolute()) for path in paths]
         files = GivenFiles(absolute, channels=store.encoder.channels, value_range=store.encoder.value_range)
         values = store.of(files, allow_unreadable=False).values

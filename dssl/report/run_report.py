@@ -228,7 +228,9 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
                     raise
                 logger.warning(f"{path} is left out: {error}")
         if not inside:
-            raise DsslError(f"{folder} contains no run (no {file} in it or one level below)")
+            raise DsslError(
+                f"{folder} contains no run (no {file} in it or one level below): expected the --out of dssl train"
+            )
         runs |= {path: run for path, run in inside.items() if path not in runs}
     shared = os.path.commonpath([path.parent for path in runs])
     return [replace(run, name=path.relative_to(shared).as_posix()) for path, run in runs.items()]
