@@ -314,9 +314,9 @@ def summary(runs: Sequence[RunData]) -> str:
     """The table of the runs for a terminal."""
     rows = [("run", "kNN", "spread", "rank", "verdict")]
     for run in runs:
-        knn = "–" if run.knn is None else f"{run.knn:.1f} %"
+        knn = "–" if run.knn is None else f"{run.knn:.1f}%"
         spread = "–" if run.spread is None else f"{run.spread:.2f}"
-        rank = "–" if run.rank is None else f"{100 * run.rank:.0f} %"
+        rank = "–" if run.rank is None else f"{100 * run.rank:.0f}%"
         partly = "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
         rows.append((printable(run.name), knn, spread, rank, run.verdict.status + partly))
     lines = columns(rows, align="<>>>")
