@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP) ## run the main job on built-in data
-	@echo "training three runs on built-in images: about 4 minutes on two idle cores"
+	@echo "training three runs on built-in images: a few minutes on two idle cores"
 	@$(BIN)/dssl demo
 
 test: $(STAMP) lint ## lint, types and the test suite (at most 8 minutes on two cores)

@@ -16,16 +16,19 @@ from dssl.text import columns
 from dssl.version import VERSION
 
 _HELP_WORDS = ("-h", "--help", "help")
+_VERSION_WORDS = ("-V", "--version", "version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``dssl COMMAND ...``; a user's mistake is one line on stderr and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if words[:1] == ["help"] and words[1:2]:  # dssl help train
+            words = [words[1], "--help"]
         if not words or words[0] in _HELP_WORDS:
             print(_help())
             return 0
-        if words[0] == "--version":
+        if words[0] in _VERSION_WORDS:
             print(f"dssl {VERSION}")
             return 0
         return _run(words[0], words[1:])
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, words: list[str]) -> int:
     if name not in COMMANDS:
-        raise choices("command", name, COMMANDS)
+        raise DsslError(f"{choices('command', name, COMMANDS)}. See dssl --help".replace("?.", "?"))
     from dssl.commands.options import build, help_text, options_of, scan
 
     takes_plugins = name in TAKE_PLUGINS
@@ -93,7 +96,7 @@ def _help() -> str:
     commands = "\n".join(f"  {line}" for line in columns(list(COMMANDS.items())))
     return f"""usage: dssl COMMAND [arguments]        (see dssl COMMAND --help)
 
-Pretrain or adapt a vision encoder on unlabelled images, also with heavy augmentations, and see whether it works.
+Pretrain or adapt a vision encoder on unlabelled images, make it robust, and see whether it works.
 
 {commands}"""
 

@@ -73,7 +73,7 @@ class HealthConfig:
     stop: bool = False
     """Stop the run when it has collapsed; a NaN always stops it."""
     every: int = 20
-    """Check every N steps."""
+    """Check for collapse every N steps."""
     compare_with_start: bool = True
     """Measure the encoder before the first step and whenever kNN is measured, to see whether it has become better."""
 
@@ -99,7 +99,7 @@ class AdaptConfig:
     """Move from the start towards the average only until features drift by this much (1 - mean cosine); none: all the way."""
     evaluation_size: int = 128
     """Size at which whole images are measured and embedded; larger than the views, because crops enlarge what they show.
-    Transformers, which are built for one size, keep that of the views."""
+    Transformers, which are built for one size, keep the size of the views."""
 
     def __post_init__(self) -> None:
         within("adapt.head_epochs", self.head_epochs, "[0, inf)")
@@ -132,12 +132,13 @@ class RunConfig:
     image_size: int = 32
     """Width and height of a view, in pixels."""
     channels: int = 3
-    """1 for gray images, 3 for color; any other number for TIFF, PNG and NPY files with that many channels."""
+    """1 for gray images, 3 for colour; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None
     """For images that are not photographs: the values that become black and white, such as 0,4095, or percentiles to measure,
     such as 1%,99% (the default if channels is neither 1 nor 3); a pair for each channel: 0,4095;0,10000."""
     normalization: str = "cifar10"
-    """Pixel normalization: cifar10, imagenet (with --init, what the weights need), or measure (of the images themselves)."""
+    """Pixel normalisation: cifar10, imagenet (with --init, what the weights need), or measure, which takes the mean and
+    deviation of your images."""
     bad_share: float = 0.01
     """Stop if more than this share of the images is unreadable; up to it, other images replace them, and quarantine.txt lists
     them."""
@@ -155,7 +156,7 @@ class RunConfig:
     """The method: simsiam, byol, moco, simclr, vicreg, barlowtwins, lejepa, swav, dino or match."""
     relation: RelationConfig = field(default_factory=RelationConfig)
     graph: str = "dssl"
-    """The view graph: a preset such as dssl, standard2 or heavy, or its text (see dssl graph)."""
+    """The view graph: a preset such as dssl, standard2 or heavy, or its text; dssl graph shows it."""
     standard: str = "standard-cifar"
     """The policy of standard views; dssl views shows policies on your images."""
     heavy: str = "ra(2,5)"

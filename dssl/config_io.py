@@ -11,7 +11,7 @@ import tomllib
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -175,7 +175,7 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
     for given, value in values.items():
         name = RENAMED.get(prefix + given, prefix + given).removeprefix(prefix)
         if name not in names:
-            raise DsslError(f"{where}: {choices('setting', prefix + name, (prefix + setting for setting in names))}")
+            raise DsslError(f"{where}: {choices('setting', prefix + name, _names(kind, prefix))}")
         if hints[name] is MethodSettings:
             changes[name] = _method(value, base.get(name), where)
         elif (table := table_in(hints[name])) is not None and isinstance(value, Mapping):
@@ -184,6 +184,15 @@ def _build(kind: type, values: Mapping[str, Any], base: Mapping[str, Any], where
         else:
             changes[name] = _convert(value, hints[name], f"{where}: {prefix}{name}")
     return kind(**({name: value for name, value in base.items() if name in names} | changes))
+
+
+def _names(kind: type, prefix: str = "") -> Iterator[str]:
+    """The settings of a kind, with those of its tables but for the method's, which its name decides."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = prefix + field.name, hints[field.name]
+        table = None if hint is MethodSettings else table_in(hint)
+        yield from [name] if table is None else _names(table, f"{name}.")
 
 
 def path_of(text: str | Path) -> Path:

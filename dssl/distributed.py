@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dssl.errors import DsslError
+from dssl.errors import DsslError, InvalidSetting
 
 T = TypeVar("T")
 _LAUNCH = "start several processes with torchrun, and one with WORLD_SIZE unset"
@@ -36,7 +36,7 @@ def pick_device(name: str) -> torch.device:
         name = next(kind for kind, here in present.items() if here)
         return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
     if not present.get(name, True):
-        raise DsslError(f"device is {name}, which this machine does not have: use auto, or see `dssl doctor`")
+        raise InvalidSetting("device", f"is {name}, which this machine does not have: use auto, or see `dssl doctor`")
     return torch.device(name)
 
 

@@ -38,6 +38,7 @@ HABITS = {
     "backbone": "encoder", "dataset": "data", "images": "data", "output": "out", "out_dir": "out", "img_size": "image_size",
     "resolution": "image_size", "crop_size": "image_size", "bs": "batch_size", "pretrained": "init", "checkpoint": "resume",
     "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method",
+    "momentum": "optimizer.momentum", "optimizer": "optimizer.name", "wandb": "log", "mlflow": "log", "trackio": "log",
     "randaug": "ra", "randaugment": "ra", "rand_augment": "ra", "resize_crop": "crop", "random_resized_crop": "crop",
     "horizontal_flip": "flip", "hflip": "flip", "color_jitter": "jitter", "grayscale": "gray", "gaussian_blur": "blur",
 }  # fmt: skip
@@ -47,12 +48,9 @@ _LISTED = 8
 
 def nearest(given: str, possible: Iterable[str]) -> str | None:
     """The name that was probably meant: similar to what was given, or another program's word for it."""
-    names: dict[str, str] = {}
-    for name in possible:
-        names |= {name: name}
-        names.setdefault(name.rpartition(".")[2], name)
-    known = set(names.values())
-    names = {habit: name for habit, name in HABITS.items() if name in known} | names
+    known = {name: name for name in possible}
+    habits = {habit: name for habit, name in HABITS.items() if name in known}
+    names = {name.rpartition(".")[2]: name for name in reversed(known)} | habits | known
     close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.7)
     return names[close[0]] if close else None
 

@@ -24,7 +24,7 @@ class LossReport:
     edges: dict[str, Scalar]
     """The unweighted loss of every active edge, by its name; detached, like everything below."""
     regularizers: dict[str, Scalar]
-    """The unweighted term of every view that the method regularizes."""
+    """The unweighted term of every view that the method regularises."""
     projections: dict[str, Embedding]
     """For every view that the encoder saw."""
     predictions: dict[str, Embedding]
@@ -201,7 +201,7 @@ class Objective(nn.Module):
         return target.detach() if edge.detach else target
 
     def _term(self, view: str, prediction: Prediction) -> dict[str, Scalar]:
-        """The view's regularizer, or nothing."""
+        """The view's regulariser, or nothing."""
         needed = any(edge.predictor == view for edge in self._regularized)
         term = self.method.regularize(prediction) if needed else None
         return {} if term is None else {view: term}

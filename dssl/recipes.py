@@ -7,7 +7,7 @@ from typing import Any
 
 from dssl import config_io
 from dssl.config import AdaptConfig, OptimizerConfig, RunConfig
-from dssl.errors import DsslError, choices
+from dssl.errors import InvalidSetting, choices
 from dssl.methods import METHODS, Defaults, MethodSettings
 
 PAPER_HEAVY = "0.9*ra(2,5) | 0.1*jigsaw(4)"
@@ -206,7 +206,7 @@ def recipe(
         settings = RECIPES[name]() if method is None else RECIPES[name](method)
     if keep_head:
         if name != "robust":
-            raise DsslError(f"keep_head with the recipe {name}: only the recipe robust has it; leave it out")
+            raise InvalidSetting("keep_head", f"is for the recipe robust, not for {name}: leave it out")
         settings |= _KEEP_HEAD
     settings = shortened(settings, changes.get("epochs"))
     if changes.get("channels", 3) not in (1, 3):

@@ -83,7 +83,7 @@ class Monitor(Generic[Report]):
     verdict: Verdict
     """Of its health, which is not whether it learns."""
     progress: str = ""
-    """How the encoder compares with the run's start, such as "better than untrained (kNN 44.3 -> 51.0 %)"; empty if unknown."""
+    """How the encoder compares with the run's start, such as "better than untrained (kNN 44.3 -> 51.0%)"; empty if unknown."""
     near_start: bool = False
     """Whether the weights as they are now were measured and are close to those that the run started from."""
     last_near_start: int | None = None

@@ -213,9 +213,9 @@ def _explain(found: Comparison, size: int, tolerance: float, *, wrong_gradient: 
     if found.deviation > tolerance:
         numbers += f" with differences of up to {found.deviation:.1%} of the largest beyond that factor"
     if not found.sees_other_rows:
-        return f"{numbers}: the loss does not see the rows of other processes, each has that of its own rows"
+        return f"{numbers}: the loss does not see the rows of other processes, each has the loss of its own rows"
     if not found.gradient_reaches_other_rows:
         return f"{numbers}: no gradient goes through the gather or reduction: use one with a backward"
     if found.deviation <= tolerance:
         return f"{numbers}: a factor, so look for a division or multiplication by the number of processes, or a sum for a mean"
-    return f"{numbers}: a part of the loss is that of each process's own rows, or its terms have different factors"
+    return f"{numbers}: a part of the loss covers only each process's own rows, or its terms have different factors"

@@ -167,7 +167,9 @@ def _open(config: CocoConfig) -> Encoder:
     loaded = open_weights(Path(weights), encoder=config.encoder)
     _resnet(loaded.name, weights)
     if loaded.channels != 3:
-        raise DsslError(f"{weights} is an encoder for gray images, but COCO's are in color: pretrain with --channels 3")
+        raise DsslError(
+            f"{weights} is an encoder for gray images, but COCO's are in colour: pretrain with --channels 3"
+        )
     loaded.network.train()
     return loaded
 

@@ -16,7 +16,7 @@ from dssl.training.pretrain import train
 
 
 def summary(result: Ending) -> str:
-    accuracy = "" if result.knn is None else f", kNN {result.knn:.1f} %"  # where the data has labels and a test split
+    accuracy = "" if result.knn is None else f", kNN {result.knn:.1f}%"  # where the data has labels and a test split
     return f"{result.verdict.status}{accuracy}: {result.checkpoint}"
 
 

@@ -159,6 +159,19 @@ def test_version() -> None:
     assert dssl("--version").stdout == f"dssl {VERSION}\n"
 
 
+def test_help_and_version_as_other_programs_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, same in (
+        (["help", "graph"], ["graph", "--help"]),
+        (["version"], ["--version"]),
+        (["-V"], ["--version"]),
+    ):
+        said = []
+        for either in (words, same):
+            assert cli.main(either) == 0
+            said.append(capsys.readouterr().out)
+        assert said[0] == said[1]
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     code = f"{sys.executable} -m dssl graph dssl | head -c 5"
     result = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
@@ -255,7 +268,16 @@ def test_a_mistake_in_the_flags_is_plain_on_a_terminal(words: tuple[str, ...], f
         (["train", "shapes", "--adapt.average", "0"], ["--adapt.average"]),
         (["train", "shapes", "--method", "simclr", "--guard", "1"], ["--guard", "simclr"]),
         (["train", str(Path(__file__).parent)], [f"dssl train folder {Path(__file__).parent}"]),
-        (["evaluate"], ["WEIGHTS"]),
+        (["train", "shapes", "--momentum", "0.9"], ["--momentum", "--optimizer.momentum"]),
+        (["train", "shapes", "--optimizer", "adam"], ["--optimizer", "--optimizer.name"]),
+        (["train", "shapes", "--wandb"], ["--wandb", "--log"]),
+        (["train", "shapes", "--keep-head"], ["--keep-head", "shapes", "robust"]),
+        (["train", "shapes", "--minutes", "1", "--hours", "1"], ["--minutes", "--hours"]),
+        (["train", "shapes", "--channels", "2", "--range", "1"], ["--range", "'1'"]),
+        (["train", "shapes", "--heavy", "ra(2,50)"], ["'ra(2,50)'", 50, 30]),
+        (["train", "--config", "nosuch.toml"], ["--config", "nosuch.toml"]),
+        (["evaluate"], ["WEIGHTS", "dssl evaluate"]),
+        (["data", "photos"], ["'photos'", "show"]),
         (["graph", "dssl", "extra"], ["extra"]),
     ],
 )

@@ -70,6 +70,7 @@ def test_toml_with_defaults(tmp_path: Path) -> None:
         ({"epochs": 0}, ["epochs", 0, 1]),
         ({"batch_size": 1}, ["batch_size", 1, 2, "BatchNorm"]),
         ({"optimizer": {"rte": 1}}, ["'optimizer.rte'", "'optimizer.rate'"]),
+        ({"lerning_rate": 1}, ["'lerning_rate'", "'optimizer.rate'"]),
         ({"optimizer": {"rate": float("nan")}}, ["optimizer.rate", "nan", 0]),
         ({"optimizer": {"rate": -1.0}}, ["optimizer.rate", -1.0, 0]),
         ({"optimizer": {"momentum": 1.0}}, ["optimizer.momentum", 1.0, 1]),

@@ -40,11 +40,11 @@ class Normalization:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
             raise DsslError(
-                f"a normalization needs as many means as deviations, not {len(self.mean)} and {len(self.std)}"
+                f"a normalisation needs as many means as deviations, not {len(self.mean)} and {len(self.std)}"
             )
         if not all(np.isfinite(self.mean)) or not all(0 < value < np.inf for value in self.std):
             raise DsslError(
-                f"a normalization needs finite means and positive deviations, not {self.mean} and {self.std}"
+                f"a normalisation needs finite means and positive deviations, not {self.mean} and {self.std}"
             )
 
     @classmethod
@@ -161,7 +161,7 @@ class ViewMaker(BaseViewMaker):
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise DsslError(f"views of {size!r} pixels: expected a whole number from 1 to 4096")
         if normalization is not None and len(normalization.mean) != channels:
-            raise DsslError(f"the normalization has {len(normalization.mean)} channels, but the images have {channels}")
+            raise DsslError(f"the normalisation has {len(normalization.mean)} channels, but the images have {channels}")
         self.names = tuple(view.name for view in views)
         for view in views:
             if view.size not in (None, size):

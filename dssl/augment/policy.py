@@ -281,7 +281,10 @@ class _Reader:
         if not fewest <= len(arguments) <= most:
             expected = str(most) if fewest == most else f"{fewest} to {most}"
             raise self.wrong(f"{name} takes {expected} arguments, not {len(arguments)}")
-        return make(*(arguments or default))
+        try:
+            return make(*(arguments or default))
+        except DsslError as error:
+            raise DsslError(f"policy {self.text!r}: {error}") from None
 
     def argument(self, name: str, number: int, type_: Any) -> Argument:
         kind = "name" if type_ is str else "number"
@@ -356,7 +359,7 @@ def check_channels(policy: Policy, channels: int) -> None:
     for part in parts(policy):
         if not isinstance(part, Chain | Choose | Maybe) and without_colour(part) != part:
             raise DsslError(
-                f"policy {show(policy)!r} uses {show(part)}, which needs color, and the images have {channels} channels: "
+                f"policy {show(policy)!r} uses {show(part)}, which needs colour, and the images have {channels} channels: "
                 f"use {show(without_colour(policy))!r}"
             )
 

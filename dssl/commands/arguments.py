@@ -41,7 +41,7 @@ class WeightsArguments:
     image_size: int | None = None
     """Image size, if the file does not state it or you want another one."""
     normalization: Literal["cifar10", "imagenet"] | None = None
-    """Pixel normalization, if the file does not state it."""
+    """Pixel normalisation, if the file does not state it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,8 @@ class Arguments(EncoderArguments):
     data: str
     """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes."""
     out: Path = Path("embeddings")
-    """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet (path, label, embedding)."""
+    """A folder for shards (embeddings-00000.npy, names-00000.txt), or a .npz, .csv or .parquet file with path,
+    label and embedding."""
     shard: int | None = None
     """Images per shard or row group, which is what fits in memory at a time; 10,000 by default."""
     split: Literal["train", "test"] = "train"

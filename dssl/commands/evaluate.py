@@ -36,7 +36,7 @@ TEST_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(EncoderArguments):
-    """Measure an encoder on labeled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
+    """Measure an encoder on labelled images: kNN, linear probe, the paper's linear protocols, part of the labels, fine-tuning.
 
     Protocols: knn, probe, probe-1 and probe-10 (1% and 10% of the labels) need one pass over the images; together they are
     "quick", the default. linear-sgd, linear-lars, finetune-1, finetune-10, finetune and supervised train on augmented images;
@@ -53,10 +53,10 @@ class Arguments(EncoderArguments):
     )
 
     data: str | None = None
-    """Labeled images: a folder that contains train and val or only class folders, cifar10:FOLDER or shapes; by default the run's
+    """Labelled images: a folder that contains train and val or only class folders, cifar10:FOLDER or shapes; by default the run's
     images."""
     test: str | None = None
-    """Test images, if --data has no test split; by default a fifth of each class is held out."""
+    """Test images, if IMAGES has no test split; by default a fifth of each class is held out."""
     protocols: tuple[str, ...] = ("quick",)
     """What to measure, such as: knn probe linear-sgd."""
     out: Path | None = None
@@ -78,7 +78,7 @@ class Arguments(EncoderArguments):
     references: bool = True
     """Also show what the same images give without learning: the largest class, raw pixels and the untrained encoder."""
     page: bool = True
-    """Write the page with the map of the embedding and the nearest neighbors."""
+    """Write the page with the map of the embedding and the nearest neighbours."""
 
     def __post_init__(self) -> None:
         check_counts(self, "image_size", "epochs", "threads", "corruption_images")

@@ -29,7 +29,7 @@ _QUERIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(EncoderArguments):
-    """Look at images without labels: what to label first, a map, neighbors, near-duplicates and outliers.
+    """Look at images without labels: what to label first, a map, neighbours, near-duplicates and outliers.
 
     It writes a page that opens from disk and a CSV file for each question. It keeps the features: a second call is fast.
     WEIGHTS may also be the .npz that dssl embed wrote for the same images.
@@ -45,11 +45,11 @@ class Arguments(EncoderArguments):
     )
 
     data: str | None = None
-    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes; by default those of the run."""
+    """Images: a folder, a list of files, tar or Parquet shards, cifar10:FOLDER, shapes; by default the run's images."""
     query: tuple[str, ...] = ()
-    """Show the nearest neighbors of these: image files, or names as in the CSV files; by default of some medoids."""
+    """Show the nearest neighbours of these: image files, or names as in the CSV files; by default of some medoids."""
     label: int | None = None
-    """How many images to propose for labeling, one per cluster; by default 50, or a tenth of fewer than 500 images."""
+    """How many images to propose for labelling, one per cluster; by default 50, or a tenth of fewer than 500 images."""
     duplicates: float | None = None
     """The cosine above which two images are near-duplicates; by default it is measured."""
     split: Literal["train", "test"] = "train"
@@ -129,6 +129,10 @@ def _queries(
     if paths := [expanded(name) for name in arguments.query if name not in rows]:
         if store is None:
             raise DsslError(f"--query {paths[0]}: not a name in {arguments.weights}; other images need the encoder")
+        if missing := [path for path in paths if not Path(path).exists()]:
+            raise DsslError(
+                f"--query is {missing[0]}, which does not exist: expected an image file, or a name in clusters.csv"
+            )
         absolute = [os.fsencode(Path(path).absolute()) for path in paths]
         files = GivenFiles(absolute, channels=store.encoder.channels, value_range=store.encoder.value_range)
         values = store.of(files, allow_unreadable=False).values

@@ -31,7 +31,7 @@ class Arguments(WeightsArguments):
     formats: tuple[str, ...] = ("safetensors",)
     """Any of: safetensors torchvision timm detectron2 onnx torch hub."""
     onnx_preprocessing: bool = False
-    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalizes them itself."""
+    """The ONNX file takes uint8 pixels (N x height x width x channels, of the image size) and normalises them itself."""
     license: str = "unknown"
     """With the format hub: the licence of the weights for its card, as the Hub calls it, such as apache-2.0."""
     out: Path | None = None

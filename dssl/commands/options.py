@@ -168,8 +168,8 @@ def scan(kind: type[Any], words: Sequence[str]) -> Given:
             given[name] = Typed(metavar.strip("[.] "), loose if several else loose[:1])
             loose = [] if several else loose[1:]
     if loose:
-        places = " ".join(kind.USAGE.positional.values()) or "options only"
-        raise DsslError(f"unexpected {loose[0]!r}: expected {places}, and options that begin with --")
+        places = " ".join([*kind.USAGE.positional.values(), "[options]"])
+        raise DsslError(f"unexpected {loose[0]!r}: expected {places}; options begin with --")
     return given
 
 
@@ -177,9 +177,11 @@ def build(kind: type[Any], given: Given, base: Any) -> Any:
     """The arguments, with the values of ``base`` (or the defaults) for what was not given."""
     if base is None:
         for option in options_of(kind):
-            if option.default is dataclasses.MISSING and option.name not in given:
+            if option.name in given:
+                given[option.name].value(option.hint)  # what is wrong comes before what is missing: dssl data photos
+            elif option.default is dataclasses.MISSING:
                 what = kind.USAGE.positional.get(option.name, option.flag)
-                raise DsslError(f"{what} is missing: {_sentence(option)}")
+                raise DsslError(f"{what} is missing, as in {kind.USAGE.examples[0]}")
     return _build(kind, given, base, "")
 
 
@@ -206,7 +208,11 @@ def help_text(kind: type[Any], program: str, *, base: Any = None, plugins: bool 
     sections += [textwrap.fill(" ".join(part.split()), width) for part in (inspect.getdoc(kind) or "").split("\n\n")]
     if usage.defaults and base is None:
         sections.append(textwrap.fill(usage.defaults, width))
-    places = [(metavar.strip("[]"), _sentence(options.pop(name))) for name, metavar in usage.positional.items()]
+    places = [
+        (metavar.strip("[]"), f"{_sentence(options[name])}{f' Also {options[name].flag}.' if name == 'data' else ''}")
+        for name, metavar in usage.positional.items()
+    ]
+    options = {name: option for name, option in options.items() if name not in usage.positional}
     sections += [_rows(places, width)] if places else []
     for heading, entries in {**usage.groups, "advanced" if usage.groups else "options": [""]}.items():
         names = [

@@ -14,7 +14,7 @@ from dssl.errors import DsslError, one_line
 class Arguments(WeightsArguments):
     """Export an encoder for the Hugging Face Hub, verify it, and upload it.
 
-    timm and dssl load it from there. The token is that of hf auth login, or HF_TOKEN. Paths on this machine are not uploaded.
+    timm and dssl load it from there. The token comes from hf auth login or HF_TOKEN. Paths on this machine are not uploaded.
     """
 
     USAGE: ClassVar[Usage] = Usage(
@@ -29,7 +29,7 @@ class Arguments(WeightsArguments):
     repository: str
     """The repository, which is created unless it exists."""
     private: bool = False
-    """Create it as a private one."""
+    """Create a private repository."""
     license: str = "unknown"
     """The licence of the weights for the model card, as the Hub calls it, such as apache-2.0."""
     out: Path | None = None

@@ -14,7 +14,7 @@ from dssl.files import write_text
 class Arguments:
     """Make one HTML page about runs: curves, verdicts, what differs between them, views, speed and a map of the embeddings.
 
-    The page is one file that works offline. Runs may still be running; the page shows their progress.
+    The page is one file that works offline. Runs may still be in progress.
     """
 
     USAGE: ClassVar[Usage] = Usage(

@@ -26,7 +26,7 @@ logger = logging.getLogger("dssl")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Pretrain an encoder on unlabeled images, or adapt one that is pretrained already.
+    """Pretrain an encoder on unlabelled images, or adapt one that is pretrained already.
 
     Rerun the same command to resume a run that was stopped.
     On several GPUs: torchrun --nproc-per-node 8 -m dssl train ...
@@ -53,7 +53,7 @@ class Arguments:
             "dssl train adapt photos --encoder resnet50 --out runs/photos",
         ),
         defaults="The defaults depend on the recipe: dssl train RECIPE --help shows them. The settings of a method are in the "
-        "help of a recipe, too: dssl train RECIPE --method NAME --help.",
+        "help of a recipe, too: dssl train RECIPE --method NAME --help. One of them is --guard, against collapse.",
     )  # fmt: skip
 
     recipe: str | None = None
@@ -91,6 +91,8 @@ def base(given: Given) -> Arguments:
     keep_head = "keep_head" in given and given["keep_head"].value(bool)
     if keep_head and name is None:
         raise DsslError("--keep-head is for the recipe robust: expected dssl train robust --keep-head")
+    if {"minutes", "hours"} <= given.keys():
+        raise DsslError("both --minutes and --hours are given; choose one")
     if "hours" in given:
         hours = given["hours"].value(float)
         within("hours", hours, "(0, inf)")
@@ -103,7 +105,9 @@ def base(given: Given) -> Arguments:
         if "out" in given:
             raise DsslError(f"--out with --resume {resumed}: the run stays in its folder; leave --out out")
         if (before := _run_in(out)) is None:
-            raise DsslError(f"--resume is {resumed}, which has no run of dssl train in it (no config.json)")
+            raise DsslError(
+                f"--resume is {resumed}, which has no run in it (no config.json): expected the --out of dssl train"
+            )
         settings, name = before
         _require_no_fewer(settings, given)
         if method is not None and method != settings.method.name:
@@ -112,6 +116,8 @@ def base(given: Given) -> Arguments:
             )
     elif file is not None:
         path = Path(expanded(file))
+        if not path.exists():
+            raise DsslError(f"--config is {file}, which does not exist: expected a TOML or JSON file of settings")
         settings = config_io.load(path)
         if method is not None:
             raise DsslError(f"--method {method} with --config {file}: the file names the method; change it there")

@@ -31,9 +31,9 @@ class Arguments:
     out: Path = Path("views.html")
     """The page to write; the contact sheet has the same name with .png."""
     standard: str | None = None
-    """The standard policy; by default the one of dssl train for these images."""
+    """The standard policy; by default as in dssl train for these images."""
     image_size: int | None = None
-    """Width and height of a view, in pixels; by default that of dssl train for these images."""
+    """Width and height of a view, in pixels; by default as in dssl train for these images."""
     channels: int = 3
     """1 for gray views of gray images; any other number for TIFF, PNG and NPY files with that many channels."""
     range: str | None = None

@@ -301,7 +301,7 @@ def _array(image: Any) -> NDArray[np.uint8]:
         if not (low >= 0 and high <= 1):
             raise DsslError(
                 f"an image has floating-point values from {low:.3g} to {high:.3g}, expected 0 to 1 as ToTensor gives them: leave "
-                "Normalize out, since dssl normalizes itself, or give uint8"
+                "Normalize out, since dssl normalises itself, or give uint8"
             )
         values = np.rint(values * 255).astype(np.uint8)
     if values.dtype != np.uint8:

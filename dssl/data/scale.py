@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import PngImagePlugin
 
 from dssl.data.jpeg import check_size
-from dssl.errors import DsslError
+from dssl.errors import DsslError, InvalidSetting
 from dssl.text import number
 from dssl.types import Image
 
@@ -26,7 +26,7 @@ MAX_CHANNELS = 1024
 MAX_VALUES = 1 << 28  # of an image: a gigabyte as float32
 ENDINGS = frozenset(["tif", "tiff", "png", "npy"])
 NPY, PNG, TIFF = b"\x93NUMPY", b"\x89PNG\r\n\x1a\n", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_EXPECTED = "expected such as 0,4095 or 1%,99%, or a pair for each channel: 0,4095;0,10000"
+_EXPECTED = "expected LOW,HIGH such as 0,4095 or 1%,99%, or a pair for each channel: 0,4095;0,10000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Range:
     def __post_init__(self) -> None:
         for low, high in self.bounds:
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise DsslError(f"range {self.text()}: expected finite numbers, the smaller one first")
+                raise InvalidSetting("range", f"is {self.text()}, expected finite numbers, the smaller one first")
             if self.percent and not 0 <= low < high <= 100:
-                raise DsslError(f"range {self.text()}: percentiles must be between 0 and 100")
+                raise InvalidSetting("range", f"is {self.text()}, expected percentiles between 0 and 100")
 
     def text(self) -> str:
         """As `parse_range` reads it."""
@@ -73,7 +73,7 @@ def parse_range(text: str | Range | None, *, channels: int) -> Range | None:
     value_range = text if isinstance(text, Range) else _parse(text)
     pairs = len(value_range.bounds)
     if pairs not in (1, channels):
-        raise DsslError(f"range {value_range.text()}: {pairs} pairs for {channels} channels; {_EXPECTED}")
+        raise InvalidSetting("range", f"has {pairs} pairs for {channels} channels ({value_range.text()}), {_EXPECTED}")
     return value_range
 
 
@@ -82,13 +82,13 @@ def _parse(text: str) -> Range:
     parts = [part.strip() for pair in pairs for part in pair]
     percent = parts[0].endswith("%")
     if any(len(pair) != 2 for pair in pairs):
-        raise DsslError(f"range {text!r}: {_EXPECTED}")
+        raise InvalidSetting("range", f"is {text!r}, {_EXPECTED}")
     if any(part.endswith("%") != percent for part in parts):
-        raise DsslError(f"range {text!r}: values and percentiles cannot be mixed; {_EXPECTED}")
+        raise InvalidSetting("range", f"is {text!r}, which mixes values and percentiles: {_EXPECTED}")
     try:
         numbers = [float(part.removesuffix("%")) for part in parts]
-    except ValueError as error:
-        raise DsslError(f"range {text!r}: {error}; {_EXPECTED}") from None
+    except ValueError:
+        raise InvalidSetting("range", f"is {text!r}, {_EXPECTED}") from None
     return Range(tuple(zip(numbers[::2], numbers[1::2], strict=True)), percent=percent)
 
 
@@ -183,7 +183,7 @@ def _png(content: bytearray) -> NDArray[Any]:
     bits, kind = content[24], content[25]
     if kind == 3 or bits < 8:
         raise ValueError(
-            "a PNG with a palette or few bits: expected 8 or 16 bits of gray or color, with or without alpha"
+            "a PNG with a palette or few bits: expected 8 or 16 bits of gray or colour, with or without alpha"
         )
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[kind]
     if bits == 16 and channels == 2:  # the bytes of one pixel are laid out as those of 8-bit RGBA
@@ -215,7 +215,7 @@ def _tiff(content: bytearray) -> NDArray[Any]:
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)
     with tifffile.TiffFile(io.BytesIO(content)) as file:
         if file.pages.first.photometric == tifffile.PHOTOMETRIC.PALETTE:
-            raise ValueError("a TIFF with a palette: expected gray, color or channels")
+            raise ValueError("a TIFF with a palette: expected gray, colour or channels")
         series = file.series[0]
         if any(page is None for page in series.pages):
             raise ValueError("some of its channels are in other files (multi-file OME-TIFF): write them into one file")

@@ -15,7 +15,7 @@ _NORMAL_95 = 1.959963984540054
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson's score), from 0 to 1; valid also for one image, or when none is right."""
+    """The 95% interval of a share (Wilson's score), from 0 to 1; valid also for one image, or when none is right."""
     share, z2 = correct / total, _NORMAL_95**2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = _NORMAL_95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
@@ -41,7 +41,7 @@ class Result:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 %, in percent."""
+        """95%, in percent."""
         low, high = wilson(self.correct, self.total)
         return 100 * low, 100 * high
 

@@ -58,7 +58,7 @@ LINEAR_IMAGENET_SGD = Training(rate=0.1, batch_size=4096, epochs=90, decay="line
 LINEAR_LARS = Training(optimizer="lars", rate=0.1, batch_size=4096, epochs=90, decay="cosine")
 """The paper's for SimSiam and BYOL on ImageNet; it has no LARS on CIFAR-10."""
 FINETUNE = Training(rate=0.05, batch_size=256, epochs=30, decay="cosine", nesterov=True)
-"""SimCLR's for a part of the labels: Nesterov, no weight decay, 30 epochs (60 with 1 %); ours: batch 256, cosine."""
+"""SimCLR's for a part of the labels: Nesterov, no weight decay, 30 epochs (60 with 1%); ours: batch 256, cosine."""
 SUPERVISED = Training(
     rate=0.1, batch_size=256, epochs=200, decay="cosine", weight_decay=5e-4, policy="crop(0.2,1) > flip"
 )

@@ -24,7 +24,7 @@ from dssl.weights.load import HUB_PREFIX, WORD, imagenet_normalization, is_image
 RESAMPLES = 10_000
 LEVEL = 0.95
 FEWEST = 6
-"""Images that must change sides before a difference can be shown: five tosses of a coin fall on one side in 6 % of cases."""
+"""Images that must change sides before a difference can be shown: five tosses of a coin fall on one side in 6% of cases."""
 SUPERVISED = "supervised"
 WORDS = {
     WORD: "the ImageNet weights of the same encoder",
@@ -62,7 +62,7 @@ class Comparison:
     """Accuracy in percent, the mean over draws."""
     after: float
     interval: tuple[float, float]
-    """95 % interval of the difference in points, from resampling the images; (0, 0) where no image changed sides."""
+    """95% interval of the difference in points, from resampling the images; (0, 0) where no image changed sides."""
     p_value: float | None
     """McNemar's exact test, two-sided; None with several draws, which are not independent."""
     won: int
@@ -104,13 +104,13 @@ def mcnemar(won: int, lost: int) -> float:
 
 
 def percentile_interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """What 95 % of the values lie between."""
+    """What 95% of the values lie between."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def bootstrap_interval(differences: NDArray[np.float64], *, seed: int) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean when the images are drawn again, with replacement."""
+    """The 95% percentile interval of the mean when the images are drawn again, with replacement."""
     # images with the same difference are interchangeable, so how many of each value are drawn is multinomial: exact, and
     # the cost does not grow with the images
     values, counts = np.unique(differences, return_counts=True)

@@ -138,7 +138,7 @@ def _normalised(features: Tensor) -> Tensor:
 
 def _check(train: Tensor, test: Tensor, *, k: int, rows: int) -> None:
     if k < 1:
-        raise DsslError(f"k is {k}: expected at least 1 neighbor")
+        raise DsslError(f"k is {k}: expected at least 1 neighbour")
     if len(train) == 0 or len(test) == 0:
         raise DsslError(f"kNN needs at least one training and one test image, not {len(train)} and {len(test)}")
     if train.dim() != 2 or test.dim() != 2 or train.shape[1] != test.shape[1]:

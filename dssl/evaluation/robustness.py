@@ -45,7 +45,7 @@ class Measure:
 
     accuracy: float
     interval: tuple[float, float]
-    """95 %, from resampling the images."""
+    """95%, from resampling the images."""
     retention: float | None
     """(corrupted - random) / (clean - random), where random is 1 / classes; None if clean images are not above random."""
     retention_interval: tuple[float, float] | None

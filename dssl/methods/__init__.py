@@ -104,9 +104,10 @@ class SimSiamConfig(MethodSettings):
     bottleneck: int = 512
     """Width of the predictor's hidden layer."""
     predictor: Literal["shared", "per-kind"] = "shared"
-    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    """One predictor for all views, or with per-kind one for standard and one for heavy views."""
     guard: float = 0.0
-    """Weight of a variance term that keeps every view's predictions apart, against collapse with any graph; 1 is a good start."""
+    """Weight of a variance term that keeps every view's predictions apart, against collapse with any graph; 1 is a good start.
+    Also --guard."""
 
     def __post_init__(self) -> None:
         require(self.projector_layers in (2, 3), "method.projector_layers", self.projector_layers, "2 or 3")
@@ -134,9 +135,10 @@ class BYOLConfig(MethodSettings):
     momentum: float = 0.996
     """Momentum of the target at the start; it grows to 1 along a cosine."""
     predictor: Literal["shared", "per-kind"] = "shared"
-    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    """One predictor for all views, or with per-kind one for standard and one for heavy views."""
     guard: float = 0.0
-    """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start."""
+    """Weight of a variance term that keeps every view's projections apart, against collapse with any graph; 1 is a good start.
+    Also --guard."""
 
     def __post_init__(self) -> None:
         self.check(WIDTH, "hidden", "output")
@@ -195,7 +197,7 @@ class MoCoConfig(MethodSettings):
     momentum: float = 0.99
     """Momentum of the target at the start; it grows to 1 along a cosine."""
     predictor: Literal["shared", "per-kind"] = "shared"
-    """One predictor for all views, or one for standard and one for heavy views (per-kind)."""
+    """One predictor for all views, or with per-kind one for standard and one for heavy views."""
 
     def __post_init__(self) -> None:
         self.check(WIDTH, "hidden", "output")
@@ -371,9 +373,9 @@ class RelationConfig:
     """Relation edges, such as h1->s1[relation], of whatever method."""
 
     temperature: float = 0.1
-    """Of the predictions; ReSSL's."""
+    """Temperature of the predictions of relation edges."""
     target_temperature: float = 0.04
-    """Of the targets; lower is sharper."""
+    """Temperature of their targets; lower is sharper."""
     queue: int = 0
     """Also relate images to this many targets of earlier steps; 0: only to the other images of the batch."""
 

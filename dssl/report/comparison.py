@@ -18,7 +18,7 @@ def summary(comparisons: Sequence[Against]) -> str:
     """The numbers for a terminal."""
     lines = []
     for against in comparisons:
-        rows = [("protocol", "other", "this", "difference", "95 % interval", "p", "draws", "")]
+        rows = [("protocol", "other", "this", "difference", "95% interval", "p", "draws", "")]
         for row in against.rows:
             rows.append((row.name, *_numbers(row), str(row.comparison.draws), row.comparison.verdict))
         this, other = run_as(against)

@@ -37,7 +37,7 @@ def html(evaluation: Evaluation, benchmark: Benchmark, *, command: str) -> str:
 
 def summary(evaluation: Evaluation) -> str:
     """The numbers for a terminal."""
-    rows = [("protocol", "top-1 %", "95 % interval", "correct", "backbone")]
+    rows = [("protocol", "top-1 %", "95% interval", "correct", "backbone")]
     rows += [(result.name, *_numbers(result), str(result.protocol["backbone"])) for result in evaluation.results]
     if evaluation.reference_rows:
         rows += [("for reference", "", "", "", "")]
@@ -49,7 +49,7 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def written_numbers(folder: Path) -> list[tuple[str, str, str]]:
-    """What `dssl evaluate` left in a run's folder, in brief: what was measured, the number and its 95 % interval.
+    """What `dssl evaluate` left in a run's folder, in brief: what was measured, the number and its 95% interval.
 
     A file that is missing, damaged or of another kind has no rows.
     """
@@ -59,7 +59,7 @@ def written_numbers(folder: Path) -> list[tuple[str, str, str]]:
         epoch = evaluation["checkpoint"].get("epoch")
         at = "" if epoch is None else f", epoch {epoch:g}"
         rows += [
-            (f"{result['name']}{at}", f"{result['accuracy']:.2f} %", "{:.2f} - {:.2f}".format(*result["interval_95"]))
+            (f"{result['name']}{at}", f"{result['accuracy']:.2f}%", "{:.2f} - {:.2f}".format(*result["interval_95"]))
             for result in (*evaluation["results"], *evaluation.get("reference_rows", ()))
         ]
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -74,7 +74,7 @@ def written_numbers(folder: Path) -> list[tuple[str, str, str]]:
             for key in ("clean", "corrupted"):
                 measure = result["measures"][key]
                 interval = "{:.2f} - {:.2f}".format(*measure["interval"])
-                rows.append((f"{name}, {key} (robustness)", f"{measure['accuracy']:.2f} %", interval))
+                rows.append((f"{name}, {key} (robustness)", f"{measure['accuracy']:.2f}%", interval))
     return rows
 
 

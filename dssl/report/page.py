@@ -40,15 +40,15 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uf
 
 
 def percent(share: float) -> str:
-    """A share for people, with one digit near the ends: "0 %" means none and "100 %" means all, never nearly."""
+    """A share for people, with one digit near the ends: "0%" means none and "100%" means all, never nearly."""
     if 0 < share < 0.001:
-        text = "< 0.1 %"
+        text = "< 0.1%"
     elif 0.999 < share < 1:
-        text = "> 99.9 %"
+        text = "> 99.9%"
     elif 0 < share < 0.0995 or 0.9905 <= share < 1:
-        text = f"{100 * share:.1f} %"
+        text = f"{100 * share:.1f}%"
     else:
-        text = f"{100 * share:.0f} %"
+        text = f"{100 * share:.0f}%"
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 

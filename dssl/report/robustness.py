@@ -55,7 +55,7 @@ def summary(measured: Robustness, others: Others) -> str:
     lines = columns(rows, align="<>>>>>>")
     for word, other in others.items():
         tables = {protocol: measured.against(other, protocol) for protocol in measured.right}
-        rows = [("", *(text for protocol in tables for text in ("other", "this", protocol, "95 % interval", "")))]
+        rows = [("", *(text for protocol in tables for text in ("other", "this", protocol, "95% interval", "")))]
         for name in _sets(measured):
             rows.append((name, *(cell for table in tables.values() for cell in _difference(table[name]))))
         lines += ["", f"against {called(word)}", *columns(rows, align="<>>>><>>>><")]
@@ -93,7 +93,7 @@ def _sets(measured: Robustness) -> list[str]:
 
 
 def _heads(measured: Robustness) -> list[str]:
-    return [word for protocol in measured.right for word in (f"{protocol}, %", "95 % interval", "retention")]
+    return [word for protocol in measured.right for word in (f"{protocol}, %", "95% interval", "retention")]
 
 
 def _about(measured: Robustness, name: str) -> str:
@@ -111,7 +111,7 @@ def _measures(measured: Robustness) -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for protocol in measured.right:
         for name, measure in measured.measures(protocol).items():
-            retention = "–" if measure.retention is None else f"{100 * measure.retention:.0f} %"
+            retention = "–" if measure.retention is None else f"{100 * measure.retention:.0f}%"
             interval = "{:.1f} to {:.1f}".format(*measure.interval)
             texts.setdefault(name, []).extend((f"{measure.accuracy:.1f}", interval, retention))
     return texts

@@ -228,7 +228,9 @@ def find_runs(folders: Sequence[Path]) -> list[RunData]:
                     raise
                 logger.warning(f"{path} is left out: {error}")
         if not inside:
-            raise DsslError(f"{folder} contains no run (no {file} in it or one level below)")
+            raise DsslError(
+                f"{folder} contains no run (no {file} in it or one level below): expected the --out of dssl train"
+            )
         runs |= {path: run for path, run in inside.items() if path not in runs}
     shared = os.path.commonpath([path.parent for path in runs])
     return [replace(run, name=path.relative_to(shared).as_posix()) for path, run in runs.items()]
@@ -259,7 +261,7 @@ def embedding_maps(runs: Sequence[RunData], *, images: int) -> tuple[list[Embedd
             encoder = open_weights(run.path)
             source = open_test_data(run.config, value_range=encoder.value_range)
             if source is None or source.labels is None or source.classes is None:
-                raise DsslError(f"{run.config.data} has no labeled test images")
+                raise DsslError(f"{run.config.data} has no labelled test images")
             if first is not None and source.fingerprint != first:
                 raise DsslError("its test images differ from those of the first run")
             chosen = rng.sample(rng.key(0, "report", "map"), len(source), images)
@@ -312,9 +314,9 @@ def summary(runs: Sequence[RunData]) -> str:
     """The table of the runs for a terminal."""
     rows = [("run", "kNN", "spread", "rank", "verdict")]
     for run in runs:
-        knn = "–" if run.knn is None else f"{run.knn:.1f} %"
+        knn = "–" if run.knn is None else f"{run.knn:.1f}%"
         spread = "–" if run.spread is None else f"{run.spread:.2f}"
-        rank = "–" if run.rank is None else f"{100 * run.rank:.0f} %"
+        rank = "–" if run.rank is None else f"{100 * run.rank:.0f}%"
         partly = "" if run.finished else f" ({run.steps:,} of {run.total:,} steps)"
         rows.append((printable(run.name), knn, spread, rank, run.verdict.status + partly))
     lines = columns(rows, align="<>>>")

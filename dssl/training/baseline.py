@@ -120,7 +120,7 @@ class Baseline:
         if now.held_out:
             if not sure or max(sure.values()) > 0:
                 return None
-            worse = ", ".join(f"{name} {before[name]:.1f} -> {now.held_out[name]:.1f} %" for name in sure)
+            worse = ", ".join(f"{name} {before[name]:.1f} -> {now.held_out[name]:.1f}%" for name in sure)
             reason = f"on held-out training images {worse}"
         elif now.drift < self.apart:
             return None
@@ -156,7 +156,7 @@ class Baseline:
         return ", ".join(parts)
 
     def progress(self, *, finished: bool) -> str:
-        """How the encoder compares with the start, such as "better than untrained (kNN 44.3 -> 51.0 %)"; empty if unknown."""
+        """How the encoder compares with the start, such as "better than untrained (kNN 44.3 -> 51.0%)"; empty if unknown."""
         now, changes = self.latest, {}
         if now.held_out:
             values = {name: (self.start.held_out[name], value) for name, value in now.held_out.items()}
@@ -169,7 +169,7 @@ class Baseline:
         else:
             return ""
         start = "untrained" if self.config.init is None else "its start"
-        numbers = ", ".join(f"{name} {before:.1f} -> {after:.1f} %" for name, (before, after) in values.items())
+        numbers = ", ".join(f"{name} {before:.1f} -> {after:.1f}%" for name, (before, after) in values.items())
         if changes and min(changes.values()) > 0:
             return f"better than {start} ({numbers})"
         if changes and max(changes.values()) < 0:

@@ -17,7 +17,7 @@ from dssl.data import Source, open_source
 from dssl.data.loader import Batches
 from dssl.data.pipeline import default_threads
 from dssl.distributed import World
-from dssl.errors import LARGEST
+from dssl.errors import LARGEST, InvalidSetting
 from dssl.loop import take_step
 from dssl.models.blocks import checkpoint_activations
 from dssl.objective import Objective
@@ -171,6 +171,16 @@ def measured(config: RunConfig, source: Source, device: torch.device, *, seconds
     )  # fmt: skip
 
 
+def steps_in_epoch(config: RunConfig, source: Source) -> int:
+    """As many as there are whole batches."""
+    if len(source) < config.batch_size:
+        raise InvalidSetting(
+            "batch_size",
+            f"is {config.batch_size:,}, and there are {len(source):,} images: choose a smaller batch or more images",
+        )
+    return len(source) // config.batch_size
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
     """Decides what was left to decide about a new run."""
@@ -196,7 +206,7 @@ class Planner:
     def _sized(self, config: RunConfig, source: Source, device: torch.device) -> tuple[RunConfig, Throughput]:
         """On a CPU, with minutes: the last of ``ON_CPUS`` that sees as many images as it needs."""
         if config.minutes is None or self.recipe != "folder" or device.type != "cpu":
-            return config, self.measure(config, source, device)
+            return config, self._measured(config, source, device)
         best: tuple[RunConfig, Throughput] | None = None
         seen = math.inf
         for encoder, size, least in ON_CPUS:
@@ -209,7 +219,7 @@ class Planner:
             # it is about twice as slow as the one before
             if best is not None and (seen < 2 * least or tried == best[0]):
                 break
-            throughput = self.measure(tried, source, device)
+            throughput = self._measured(tried, source, device)
             seen = 60 * config.minutes * (1 - _MARGIN) * throughput.images_per_second
             if best is not None and seen < least:
                 break
@@ -217,10 +227,13 @@ class Planner:
         assert best is not None
         return best
 
+    def _measured(self, config: RunConfig, source: Source, device: torch.device) -> Throughput:
+        steps_in_epoch(config, source)  # which has an error that nobody should wait for
+        return self.measure(config, source, device)
+
     def _fitted(self, config: RunConfig, source: Source, throughput: Throughput, *, seconds: float) -> dict[str, Any]:
         """As many epochs as the seconds allow, with the measurements of kNN and progress."""
-        steps = max(1, len(source) // config.batch_size)
-        epoch = steps * config.batch_size / throughput.images_per_second
+        epoch = steps_in_epoch(config, source) * config.batch_size / throughput.images_per_second
         check = throughput.check_seconds(config, source)
         checks = min(_CHECKS, max(1, int(_CHECK_SHARE * seconds / check))) if check else 0
         epochs = min(max(1, int((seconds - (2 + checks) * check) / epoch)), LARGEST["epochs"])
@@ -259,7 +272,7 @@ class Planner:
     def warning(self, config: RunConfig, source: Source, device: torch.device) -> list[str]:
         """That a run would take days; measured only if it could."""
         pixels = config.epochs * len(source) * len(config.view_graph.made) * config.image_size**2
-        return too_long(config, source, self.measure(config, source, device)) if pixels > _MANY_PIXELS else []
+        return too_long(config, source, self._measured(config, source, device)) if pixels > _MANY_PIXELS else []
 
     def _length(self, config: RunConfig, source: Source, throughput: Throughput) -> str:
         seconds = throughput.seconds(config, source)

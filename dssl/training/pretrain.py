@@ -29,7 +29,7 @@ from dssl.precision import half_type, precision_of
 from dssl.run import Run, RunFolder
 from dssl.state import RunLength, StopSignals
 from dssl.training.adaptation import Averaged, ComparedWithStart, rate_shares
-from dssl.training.budget import Planner
+from dssl.training.budget import Planner, steps_in_epoch
 from dssl.training.health import RunMonitor, patience
 from dssl.training.knn import OnlineKnn
 from dssl.training.prepare import (
@@ -191,12 +191,7 @@ def set_up(
 
 def epochs_of(config: RunConfig, source: Source) -> RunLength:
     """As many steps in an epoch as there are whole batches."""
-    steps = len(source) // config.batch_size
-    if steps < 1:
-        raise DsslError(
-            f"{source.name} has {len(source)} images, fewer than the batch of {config.batch_size}: "
-            "choose a smaller --batch-size or more data"
-        )
+    steps = steps_in_epoch(config, source)
     return RunLength(total=steps * config.epochs, steps_per_epoch=steps, round=steps, counted="epoch")
 
 

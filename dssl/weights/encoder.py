@@ -175,7 +175,7 @@ class Encoder:
         }
 
     def raw_pixels(self) -> "Encoder":
-        """The baseline that learns nothing: the same images, their normalized pixels as features."""
+        """The baseline that learns nothing: the same images, their normalised pixels as features."""
         return dataclasses.replace(self, network=nn.Flatten(), name="raw pixels", origin=None)
 
     def features(

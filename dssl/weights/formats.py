@@ -495,19 +495,19 @@ def card(
         for result in evaluation["results"]:
             protocol, interval = result["protocol"], "{:.2f} to {:.2f}".format(*result["interval_95"])
             images = f"{protocol['train_images']} / {protocol['test_images']}"
-            rows.append((result["name"], f"{result['accuracy']:.2f} %", interval, images,
+            rows.append((result["name"], f"{result['accuracy']:.2f}%", interval, images,
                          str(protocol.get("test_data", "unknown")), protocol["backbone"]))  # fmt: skip
-        heads = ("protocol", "top-1", "95 % interval", "train / test images", "test set", "backbone")
+        heads = ("protocol", "top-1", "95% interval", "train / test images", "test set", "backbone")
         lines += markdown(heads, rows)
     if comparison is not None:
         compared = []
         for other in comparison["against"]:
             for row in other["protocols"]:
-                numbers = (f"{row['before']:.2f} %", f"{row['after']:.2f} %", f"{row['difference']:+.2f}")
+                numbers = (f"{row['before']:.2f}%", f"{row['after']:.2f}%", f"{row['difference']:+.2f}")
                 interval = "{:+.2f} to {:+.2f}".format(*row["interval"])
                 compared.append((row["name"], f"`{other['against']}`", *numbers, interval, row["verdict"]))
         lines += ["", "## Compared image by image", ""]
-        lines += markdown(("protocol", "against", "other", "this", "points", "95 % interval", "this is"), compared)
+        lines += markdown(("protocol", "against", "other", "this", "points", "95% interval", "this is"), compared)
     return "\n".join(lines) + "\n"
 
 

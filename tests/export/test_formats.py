@@ -337,7 +337,7 @@ def test_the_card_holds_the_numbers_of_the_same_weights_only(small_checkpoint: P
         content = {"checkpoint": about | change, "results": [result]}
         (folder / "evaluation" / "evaluation.json").write_text(json.dumps(content))
         run(Arguments(weights=folder))
-        assert ("41.50 %" in (folder / "export" / "README.md").read_text()) == shown
+        assert ("41.50%" in (folder / "export" / "README.md").read_text()) == shown
 
 
 @pytest.mark.parametrize("name", ["timm:resnet26d", "timm:resnetv2_50"])
@@ -359,7 +359,7 @@ def test_the_card_knows_comparisons_of_the_same_weights(small_checkpoint: Path) 
         content = {"checkpoint": about | change, "against": [{"against": "start", "protocols": [row]}]}
         (folder / "evaluation" / "comparison.json").write_text(json.dumps(content))
         run(Arguments(weights=folder))
-        line = "| linear probe | `start` | 70.50 % | 72.25 % | +1.75 | +0.50 to +3.00 | better |"
+        line = "| linear probe | `start` | 70.50% | 72.25% | +1.75 | +0.50 to +3.00 | better |"
         assert (line in (folder / "export" / "README.md").read_text()) == shown
 
 

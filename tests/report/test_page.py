@@ -75,8 +75,8 @@ def test_a_name_that_is_not_unicode_can_be_written_and_read(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0, "0 %"), (1, "100 %"), (0.0002, "< 0.1 %"), (0.9998, "> 99.9 %"), (0.014, "1.4 %"), (0.498, "50 %"), (0.0999, "10 %"),
-     (0.996, "99.6 %")],
+    [(0, "0%"), (1, "100%"), (0.0002, "< 0.1%"), (0.9998, "> 99.9%"), (0.014, "1.4%"), (0.498, "50%"), (0.0999, "10%"),
+     (0.996, "99.6%")],
 )  # fmt: skip
 def test_shares(share: float, text: str) -> None:
     assert page.percent(share) == text.replace(" ", "\N{NO-BREAK SPACE}")

@@ -149,7 +149,7 @@ def test_what_was_evaluated_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtu
     (bare / "evaluation" / "evaluation.json").write_text("{")
     out = tmp_path / "report.html"
     assert command.run(command.Arguments(runs=(run, bare), out=out, images=0)) == 0
-    numbers = ("81.23 %", "79.00 - 83.00", "20.50 %", "-1.75 points", "-3.00 to -0.50", "55.12 %")
+    numbers = ("81.23%", "79.00 - 83.00", "20.50%", "-1.75 points", "-3.00 to -0.50", "55.12%")
     for text in (capsys.readouterr().out, out.read_text().replace("\N{NO-BREAK SPACE}", " ")):
         for number in (*numbers, "against start: worse", "epoch 12"):
             assert number in text

@@ -179,7 +179,7 @@ def test_the_report_shows_the_start_in_every_curve(whole: Path) -> None:
     text = run_report.html([run], command="dssl report")
     assert "Compared with the start" in text
     (_, before), *_, (_, after) = run.since_start("kNN")
-    assert f">{before:.1f} → {after:.1f} %<" in text
+    assert f">{before:.1f} → {after:.1f}%<" in text
     assert f">{drift[-1][1]:.2f}<" in text
     plot = str(run_report.start_plot([run]).svg)
     assert plot.count("stroke-dasharray") >= 4  # the dashed line of the start in each of the four panels

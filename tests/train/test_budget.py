@@ -15,6 +15,7 @@ from dssl.recipes import recipe
 from dssl.training.budget import ON_CPUS, Planner, Throughput
 from dssl.training.pretrain import train
 from dssl.weights import checkpoint
+from tests.rejecting import rejects
 from tests.train.test_resume import draw
 
 CPU, GPU = torch.device("cpu"), torch.device("meta")
@@ -114,6 +115,13 @@ def test_a_run_of_days_says_so_before_it_starts() -> None:
     assert planner({}).warning(recipe("shapes", data="shapes:500"), open_source("shapes:500"), CPU) == []  # unmeasured
     _, screen = planner({("resnet18", 128): 1.0}).plan(recipe("folder", data="shapes:900"), source, CPU)
     assert any(line.startswith("warning") for line in screen)
+
+
+@pytest.mark.parametrize("minutes", [None, 5.0])
+def test_too_few_images_for_a_batch_are_an_error_before_anything_is_measured(minutes: float | None) -> None:
+    config = recipe("folder", data="shapes:40", minutes=minutes)
+    with rejects("batch_size", 64 if minutes else config.batch_size, 40):
+        planner({}).plan(config, open_source("shapes:40"), CPU)
 
 
 def words(images: Path, out: Path, *more: str) -> list[str]:

@@ -35,10 +35,10 @@ class _Given(Baseline):
 @pytest.mark.parametrize(
     ("now", "p_values", "words"),
     [
-        ((51.0, 60.0), (0.001, 0.4), "better than untrained (kNN 44.0 -> 51.0 %, probe 48.0 -> 60.0 %)"),
-        ((51.0, 60.0), (0.06, 0.4), "no better than untrained yet (kNN 44.0 -> 51.0 %, probe 48.0 -> 60.0 %)"),
-        ((37.0, 48.0), (0.01, 0.9), "worse than untrained (kNN 44.0 -> 37.0 %, probe 48.0 -> 48.0 %)"),
-        ((37.0, 60.0), (0.01, 0.01), "no better than untrained yet (kNN 44.0 -> 37.0 %, probe 48.0 -> 60.0 %)"),
+        ((51.0, 60.0), (0.001, 0.4), "better than untrained (kNN 44.0 -> 51.0%, probe 48.0 -> 60.0%)"),
+        ((51.0, 60.0), (0.06, 0.4), "no better than untrained yet (kNN 44.0 -> 51.0%, probe 48.0 -> 60.0%)"),
+        ((37.0, 48.0), (0.01, 0.9), "worse than untrained (kNN 44.0 -> 37.0%, probe 48.0 -> 48.0%)"),
+        ((37.0, 60.0), (0.01, 0.01), "no better than untrained yet (kNN 44.0 -> 37.0%, probe 48.0 -> 60.0%)"),
     ],
 )
 def test_progress_with_labels(now: tuple[float, float], p_values: tuple[float, float], words: str) -> None:
@@ -61,7 +61,7 @@ def test_progress_without_labels(now: float, word: str) -> None:
     measured = Comparison(drift=0.5, feature_rank=9.0, held_out={}, p_values={}, retrieval=now)
     baseline = _Given(recipe("shapes"), measured, before={}, retrieval=50.0)
     said = baseline.progress(finished=True)
-    assert said == f"{word} than untrained (a view finds its image 50.0 -> {now:.1f} %)"
+    assert said == f"{word} than untrained (a view finds its image 50.0 -> {now:.1f}%)"
 
 
 def test_a_run_with_labels_measures_its_start(tmp_path: Path) -> None:
