@@ -58,18 +58,18 @@ DSSL has four views and half the epochs of the encoder: equal compute."""
 COLUMNS = {
     "knn k=20": "kNN",
     "linear probe": "probe",
-    "linear probe, 1% of the labels": "1 % of the labels",
-    "linear probe, 10% of the labels": "10 % of the labels",
+    "linear probe, 1% of the labels": "1% of the labels",
+    "linear probe, 10% of the labels": "10% of the labels",
 }
 FINETUNED = {
-    "fine-tuned, 1% of the labels": "1 % of the labels",
-    "fine-tuned, 10% of the labels": "10 % of the labels",
+    "fine-tuned, 1% of the labels": "1% of the labels",
+    "fine-tuned, 10% of the labels": "10% of the labels",
     "fine-tuned": "all labels",
 }
 _FINETUNED = """## All weights fine-tuned
 
-From the adapted weights and from the start, with the same labels, epochs and order of images: 60 epochs with 1 % of the labels,
-30 with 10 %, 5 with all of them. One draw of the labels."""
+From the adapted weights and from the start, with the same labels, epochs and order of images: 60 epochs with 1% of the labels,
+30 with 10%, 5 with all of them. One draw of the labels."""
 
 
 @dataclass(frozen=True)

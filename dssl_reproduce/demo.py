@@ -30,8 +30,8 @@ MEASURED = (
     "All three runs make four views of an image in as many steps: equal compute.",
     "Measured with seeds 0, 1 and 2: two heavy pairs, which attract each other, collapsed every time. "
     "With direction the same heavy views are safe: DSSL was healthy every time.",
-    "On these clean images direction does not pay: two standard pairs reached 85.6, 88.0 and 86.8 %, "
-    "DSSL 82.5, 80.7 and 84.0 %. Tilted by 15 degrees: 56.2, 61.7 and 58.9 % against 65.2, 59.8 and 62.9 %.",
+    "On these clean images direction does not pay: two standard pairs reached 85.6, 88.0 and 86.8%, "
+    "DSSL 82.5, 80.7 and 84.0%. Tilted by 15 degrees: 56.2, 61.7 and 58.9% against 65.2, 59.8 and 62.9%.",
 )
 """What came out with three seeds (docs/results/demo.json), as the page and the terminal say it."""
 

@@ -133,7 +133,7 @@ def _end(worker: _Running, place: Place, failed: dict[str, str]) -> str:
     job, code, path = worker.job, worker.process.exitcode, place.log(worker.job)
     if code == 0 and place.result(job).is_file():
         result = outcome.read(place.result(job))
-        words = [result.verdict, *(f"{kind} {entry.accuracy:.1f} %" for kind, entry in result.accuracies.items())]
+        words = [result.verdict, *(f"{kind} {entry.accuracy:.1f}%" for kind, entry in result.accuracies.items())]
         return f"finished {job.name}: {', '.join(words)}, {result.seconds / 60:.1f} min"
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.is_file() else []
     reason = lines[-1] if lines else f"exit code {code}"

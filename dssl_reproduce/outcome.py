@@ -43,7 +43,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One accuracy in percent, with its 95 % interval and its protocol."""
+    """One accuracy in percent, with its 95% interval and its protocol."""
 
     accuracy: float
     interval: tuple[float, float]
@@ -110,7 +110,7 @@ class Score:
 
     accuracy: float
     error: float
-    """Half of its 95 % interval, from the choice of test images."""
+    """Half of its 95% interval, from the choice of test images."""
     by_image: NDArray[np.float64] | None
     """Of each test image, in order; None in results of before this was kept."""
     images: str | None
@@ -118,7 +118,7 @@ class Score:
 
 
 def mean_error(values: NDArray[np.float64]) -> float:
-    """Half of the 95 % interval of a mean."""
+    """Half of the 95% interval of a mean."""
     return _NORMAL_95 * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 

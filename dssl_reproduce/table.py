@@ -41,7 +41,7 @@ class TableCell:
     """For people."""
     mean: float | None = None
     error: float | None = None
-    """Half of the 95 % interval of the mean: from the test images, and from the seeds where the table has several.
+    """Half of the 95% interval of the mean: from the test images, and from the seeds where the table has several.
 
     None where a seed diverged: the mean of those that remain has no interval.
     """
@@ -59,7 +59,7 @@ class PaperDifference:
     verdict: Agreement
     """higher and lower: significantly so, where the paper has no such row."""
     error: float | None = None
-    """Half of the 95 % interval of our difference; None where it has none."""
+    """Half of the 95% interval of our difference; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def build(target: Target, scale: Scale, *, seeds: Sequence[int], outcomes: Mappi
 
 
 def _seed_error(cells: Sequence[Sequence[Outcome]], measure: tuple[str, str] | None) -> float:
-    """Half of the 95 % interval of one run by its seed alone, pooled over healthy pretraining; 0 where none has two seeds."""
+    """Half of the 95% interval of one run by its seed alone, pooled over healthy pretraining; 0 where none has two seeds."""
     squares, freedom = 0.0, 0
     # a run may serve several cells, and counts once
     for runs in {tuple(run.name for run in runs): runs for runs in cells}.values():
@@ -156,7 +156,7 @@ def _cell(cell: PaperCell, runs: Sequence[Outcome], *, asked: int, coco: bool, s
 
 
 def student_95(freedom: int) -> float:
-    """Student's t that 95 % of draws stay within, on both sides, for a whole number of degrees of freedom."""
+    """Student's t that 95% of draws stay within, on both sides, for a whole number of degrees of freedom."""
     low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / sqrt(freedom); every step halves the gap
     for _ in range(60):
         angle = (low + high) / 2
@@ -178,7 +178,7 @@ def _share_within(angle: float, freedom: int) -> float:
 def paired_error(
     first: Mapping[int, Score | None], second: Mapping[int, Score | None], *, seed_error: float
 ) -> float | None:
-    """Half of the 95 % interval of the difference of two means, image by image and seed by seed.
+    """Half of the 95% interval of the difference of two means, image by image and seed by seed.
 
     The part of the test images is the standard error, over images, of the difference between the two arms averaged over the
     seeds. The seeds' own part is that of two independent means. An arm has a score for each seed; None unless all of them have
@@ -293,7 +293,7 @@ def _notes(
     if any(cell.seeds > 1 for cell in cells):
         notes.append(
             "± is the standard deviation over seeds; another seed also takes other training images where the scale limits "
-            "them. The ± of a difference is its 95 % interval: from the choice of test images, the same for all seeds, and from "
+            "them. The ± of a difference is its 95% interval: from the choice of test images, the same for all seeds, and from "
             "the seeds, whose variance is pooled over the healthy pretrained entries of the table."
         )
     if any(one.error is not None for one in comparisons):
