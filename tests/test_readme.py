@@ -74,6 +74,7 @@ def test_the_table_of_directions_is_the_measured_one(page: str) -> None:
     result = json.loads((DOCS / "results" / "cpu-few" / "robustness.json").read_text())
     means = {(cell["row"], cell["column"]): cell["mean"] for cell in result["cells"]}
     rows = (
+        "untrained encoder",
         "2 standard pairs",
         "2 standard pairs, corruptions on every view",
         "DSSL's views and corruptions, without direction",
