@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ How well can two CPU cores learn CIFAR-10 without labels, and in how many minute
   The test images are read once for each row and seed.
 - **Settings** are chosen on held-out training images ([rates](tuning.md)).
   Every row of a run is listed: none was chosen by its score.
+- **Networks**: `whitened-quadrants`, SimCLR with the graph `fastsiam`, one network on each core at the same time.
+  Rows with one network use one core only.
 - **Dimensions** are those that the probe sees.
   More of them are not free for whoever uses the encoder.
 """
@@ -149,8 +151,10 @@ def standardized(encoder: Encoder, train: Source, test: Source) -> tuple[Tensor,
     return (values - mean) / deviation, (others - mean) / deviation
 
 
-def measure(networks: Sequence[Encoder], patches: Encoder, data: str, *, held_out: bool, seed: int) -> dict[str, Any]:
-    """Dimensions and accuracy of every row."""
+def measure(
+    networks: Sequence[Encoder], patches: Encoder, data: str, *, held_out: bool, seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Dimensions and accuracy of one row after the other."""
     train, test = open_source(data), open_source(data, split="train" if held_out else "test")
     kept = np.arange(len(train))
     asked = np.arange(len(test))
@@ -161,7 +165,6 @@ def measure(networks: Sequence[Encoder], patches: Encoder, data: str, *, held_ou
     assert test.labels is not None
     labels, truth = torch.from_numpy(train.labels[kept]), torch.from_numpy(test.labels[asked])
     features: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    found = {}
     for name, (count, cells, with_patches) in ROWS_OF_A_RUN.items():
         parts = []
         for number, encoder in enumerate(networks[:count]):
@@ -177,9 +180,7 @@ def measure(networks: Sequence[Encoder], patches: Encoder, data: str, *, held_ou
         values, others = (torch.cat(blocks, dim=1) for blocks in zip(*parts, strict=True))
         probe, _ = fit(values[kept], labels, classes=10, seed=seed, device=torch.device("cpu"))
         right = probe.predict(others[asked]) == truth
-        found[name] = {"dimensions": values.shape[1], "accuracy": round(100 * float(right.double().mean()), 2)}
-        print(f"{name}: {found[name]}", flush=True)
-    return found
+        yield name, {"dimensions": values.shape[1], "accuracy": round(100 * float(right.double().mean()), 2)}
 
 
 def main() -> None:
@@ -191,6 +192,11 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     data, load = f"cifar10:{options.data}", os.getloadavg()[0]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    about = {
+        "date": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(), "seed": options.seed, "cores": CORES,
+        "processor": processor(), "load": round(load, 2),
+    }  # fmt: skip
     torch.manual_seed(rng.key(options.seed, "speedrun") % 2**63)
     config = config_of(data, epochs=options.epochs, seed=options.seed)
     filters = RandomPatches(images_to_whiten(config, open_source(data), CIFAR10))
@@ -204,20 +210,14 @@ def main() -> None:
             network=filters, name="patches", image_size=32, normalization=CIFAR10, batch_size=32,
             autocast=torch.bfloat16,
         )  # fmt: skip
-        found = measure(networks, patches, data, held_out=options.held_out, seed=options.seed)
-    if options.held_out:
-        return
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    about = {
-        "date": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(), "seed": options.seed, "cores": CORES,
-        "processor": processor(), "load": round(load, 2),
-    }  # fmt: skip
-    with ROWS.open("a", encoding="utf-8") as file:
-        for name, result in found.items():
-            count = ROWS_OF_A_RUN[name][0]
-            row = {"row": name, "epochs": options.epochs if count else 0, "minutes": round(minutes[count], 2)}
-            file.write(json.dumps(row | result | about) + "\n")
-    write_page()
+        for name, result in measure(networks, patches, data, held_out=options.held_out, seed=options.seed):
+            print(f"{name}: {result}", flush=True)
+            if not options.held_out:
+                count = ROWS_OF_A_RUN[name][0]
+                row = {"row": name, "epochs": options.epochs if count else 0, "minutes": round(minutes[count], 2)}
+                with ROWS.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row | result | about) + "\n")
+                write_page()
 
 
 def write_page() -> None:

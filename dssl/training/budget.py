@@ -176,7 +176,7 @@ def steps_in_epoch(config: RunConfig, source: Source) -> int:
     if len(source) < config.batch_size:
         raise InvalidSetting(
             "batch_size",
-            f"is {config.batch_size:,}, and there are {len(source):,} images: choose a smaller batch or more images",
+            f"is {config.batch_size:,}, more than the images of {source.name}: choose a smaller batch or more images",
         )
     return len(source) // config.batch_size
 

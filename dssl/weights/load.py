@@ -148,7 +148,7 @@ def open_weights(
         normalization = normalization.gray()
     if len(normalization.mean) != channels:
         raise DsslError(
-            f"{path} takes images of {channels} channels, and the normalisation has {len(normalization.mean)}: leave it out"
+            f"{path} takes images of {channels} channels, and --normalization has {len(normalization.mean)}: leave it out"
         )
     chosen, report = match(built, tensors, path=path)
     if (stem or encoder or made) is None and stem_of(built) not in (None, report.stem):

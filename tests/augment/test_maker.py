@@ -224,7 +224,7 @@ def test_views_of_one_and_two_pixels():
         ({"size": 0}, ["0 pixels", 1, 4096]),
         ({"size": 8.5}, [8.5, 1, 4096]),
         ({"channels": 4}, ["4 channels", "'standard-channels'"]),
-        ({"normalization": Normalization((0.5,), (0.5,))}, ["normalization", "1 channels", 3]),
+        ({"normalization": Normalization((0.5,), (0.5,))}, ["normalisation", "1 channels", 3]),
         ({"views": [View(name="a", policy="standard", source="b")]}, ["view a", "b"]),
         ({"views": [View(name="a", policy="ua", source="b"), View(name="b", policy="ua")]}, ["view a", "b", "first"]),
         ({"views": [View(name="a", policy="jigsaw(9)")]}, ["jigsaw(9)", "9 pixels", 8]),
@@ -242,7 +242,7 @@ def test_a_bad_maker_is_refused(arguments: dict, facts: list[object]):
 
 @pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.0,)), ((float("nan"),), (1.0,)), ((0.5, 0.5), (1.0,)), ((), ())])
 def test_a_bad_normalisation_is_refused(mean, std):
-    with pytest.raises(DsslError, match="normalization"):
+    with pytest.raises(DsslError, match="normalisation"):
         Normalization(mean, std)
 
 
