@@ -403,7 +403,8 @@ def quality(result: dict[str, Any]) -> Lines:
         f"Both train {result['method']} with the graph {result['graph']} and the small encoder on {result['images']:,} images of "
         f"{result['data']} for {result['epochs']} epochs (recipe `shapes` with a shorter schedule).",
         "Seeds, first weights and order of images are the same.",
-        f"Both run in {result['precision']}.", "",
+        # results that do not say it are of the time before both had the same
+        f"**dssl runs in {result['precision']}, the paper's way in {result.get('paper_precision', 'fp32')}.**", "",
         *picture("quality", "accuracy against the wall clock"),
         *table(head, rows),
         *source(result),
@@ -460,7 +461,16 @@ def _unmeasured(results: Results) -> Lines:
     ]
     if "note" in results.get("shards", {}):
         found.append(f"- **Shards read as {', '.join(_OUTDATED)}**. {results['shards']['note']}")
+    if found:
+        found = [_SINCE, *found]
     return found + [f"- **{name}**: not measured yet." for name in NAMES if name not in results]
+
+
+_SINCE = (
+    "- **The kernels of crops, colour and affine operations** are faster since these tables were measured "
+    "([log](log.md#2026-11-18-faster-kernels-at-224-px)). Their rows are lower bounds until they are measured again on an idle "
+    "machine."
+)
 
 
 def show_unmeasured(results: Results) -> Lines:

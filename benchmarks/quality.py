@@ -177,7 +177,8 @@ def main() -> int:
         print(f"seed {seed}: {level:.1f} % in {ours:.0f} s, the paper's way in {theirs:.0f} s ({theirs / ours:.1f}x)")
     content = {
         "data": options.data.partition(":")[0], "method": options.method, "graph": options.graph, "epochs": options.epochs,
-        "images": options.limit, "precision": "bf16" if bf16 else "fp32", "k": K, "temperature": TEMPERATURE,
+        "images": options.limit, "precision": "bf16" if bf16 else "fp32",
+        "paper_precision": "bf16" if bf16 else "fp32", "k": K, "temperature": TEMPERATURE,
         "threads": options.threads, "results": results,
     }  # fmt: skip
     record.write("quality", clock, content, folder=options.out)
