@@ -32,9 +32,17 @@ def default_threads() -> int:
 
 def in_threads(function: Callable[[int], T], items: Sequence[int], *, threads: int | None = None) -> Iterator[T]:
     """``map(function, items)`` in threads, at most 256 items ahead; an error ends it at once."""
-    with thread_pool(thread_count(threads), "dssl-map") as pool:
-        for begin in range(0, len(items), _WINDOW):
-            yield from pool.map(function, items[begin : begin + _WINDOW])
+    with within_limits():
+        pool, whole = ThreadPoolExecutor(max_workers=thread_count(threads), thread_name_prefix="dssl-map"), True
+        try:
+            for begin in range(0, len(items), _WINDOW):
+                yield from pool.map(function, items[begin : begin + _WINDOW])
+        except GeneratorExit:
+            # left early, perhaps by the garbage collector in a thread of this very pool, which cannot wait for itself
+            whole = False
+            raise
+        finally:
+            pool.shutdown(wait=whole, cancel_futures=True)
 
 
 @contextmanager

@@ -1,5 +1,10 @@
 """Evaluation: every image once, and the centre as torchvision cuts it out."""
 
+import queue
+import threading
+from collections.abc import Generator
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -116,3 +121,23 @@ def test_a_bad_file_is_an_error_or_left_out_and_named():
         found = [batch.indices.tolist() for batch in batches]
     assert found == [[0, 1, 2], [3, 5], [6, 7, 8], [9]]
     assert quarantine.reasons == {"/data/4.jpg": "bad"}
+
+
+def test_a_map_that_is_left_early_may_be_closed_by_one_of_its_own_threads() -> None:
+    """As the garbage collector does, which runs in whatever thread allocates."""
+    begun, problems = threading.Event(), queue.Queue[Exception | None]()
+
+    def close_at_five(item: int) -> int:
+        if item == 5:
+            begun.wait(10)
+            try:
+                mapped.close()
+                problems.put(None)
+            except Exception as problem:  # what the collector would report
+                problems.put(problem)
+        return item
+
+    mapped = cast(Generator[int], in_threads(close_at_five, range(600), threads=2))
+    assert next(mapped) == 0
+    begun.set()
+    assert problems.get(timeout=10) is None
