@@ -59,13 +59,14 @@ _ABOUT = """<!-- written by `python -m benchmarks.speedrun`: do not edit -->
 How well can two CPU cores learn CIFAR-10 without labels, and in how many minutes?
 
 - **Data**: the 50,000 training images without labels.
-- **Clock**: wall clock from the start of the process until the encoder is final, on an idle machine.
+- **Clock**: wall clock from the start of the process until the encoder is final.
+  The machine should be idle; the [log](../log.md) says when it was not.
   Computing features and solving the probe come after it.
 - **Score**: a linear probe on standardized features and all 50,000 labels, measured on the 10,000 test images.
   It is a logistic regression whose strength is chosen on a part of the training images.
   The test images are read once for each row and seed.
 - **Settings** are chosen on held-out training images ([rates](tuning.md)).
-  Every row of a run is listed: none was chosen by its score.
+  Every row that was measured is listed: none was chosen by its score.
 - **Networks**: `whitened-quadrants`, SimCLR with the graph `fastsiam`, one network on each core at the same time.
   Rows with one network use one core only.
 - **Dimensions** are those that the probe sees.
