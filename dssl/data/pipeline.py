@@ -69,7 +69,9 @@ def within_limits() -> Iterator[None]:
 def _stop(pool: ThreadPoolExecutor, stopped: threading.Event, begun: dict[int, tuple[T, list[Future[None]]]]) -> None:
     stopped.set()
     pool.shutdown(wait=False, cancel_futures=True)
-    _, blocked = wait([future for _, futures in begun.values() for future in futures], timeout=_PATIENCE)
+    # one that was cancelled before it began never counts as done: `wait` would wait for it
+    working = [future for _, futures in begun.values() for future in futures if not future.cancelled()]
+    _, blocked = wait(working, timeout=_PATIENCE)
     begun.clear()
     if not blocked:
         pool.shutdown()

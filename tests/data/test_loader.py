@@ -20,7 +20,7 @@ from PIL import Image
 
 from dssl import rng
 from dssl.augment import BaseViewMaker, ViewMaker
-from dssl.data import Quarantine, Source, UnreadableImage, check_sample, decode, jpeg, loader, open_source
+from dssl.data import Quarantine, Source, UnreadableImage, check_sample, decode, jpeg, loader, open_source, pipeline
 from dssl.data.loader import Batch, Batches, EvaluationBatches
 from dssl.data.order import Order, order_of
 from dssl.data.quarantine import Reader
@@ -326,6 +326,27 @@ def test_closing_does_not_wait_for_the_batch():
 
     batches = make(Slow(5000), batch_size=2000, threads=2)
     batches.close()  # gives up on its threads after 5 s; even a thread's share of a batch would take longer
+    assert loader_threads() == 0
+
+
+def test_closing_waits_only_for_what_has_begun(monkeypatch):
+    # without an end to its patience, closing would hang if it waited for batches that no thread had begun
+    monkeypatch.setattr(pipeline, "_PATIENCE", None)
+    begun, go = threading.Event(), threading.Event()
+
+    class Held(Numbers):
+        def image(self, index):
+            begun.set()
+            go.wait()
+            return super().image(index)
+
+    batches = make(Held(5000), batch_size=50, threads=1)
+    begun.wait()
+    closing = threading.Thread(target=batches.close, daemon=True)
+    closing.start()
+    go.set()
+    closing.join(timeout=60)
+    assert not closing.is_alive()
     assert loader_threads() == 0
 
 
