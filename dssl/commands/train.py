@@ -15,7 +15,7 @@ from dssl.commands.options import NO_OPTION, Given, Typed, Usage, word
 from dssl.config import RunConfig
 from dssl.errors import DsslError, choices, memory_for, within
 from dssl.files import write_text
-from dssl.methods import METHODS
+from dssl.methods import METHODS, MatchConfig
 from dssl.recipes import HEAVY_POLICIES, RECIPES, recipe
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def _next(arguments: Arguments, result: "Ending") -> str:
     if objects := "".join(f", {name}=..." for name in arguments.settings.python_objects):  # which no command can name
         return f'dssl.evaluate("{arguments.out}"{objects}, against="{against}")'
     if result.knn is not None:
-        return shlex.join(["dssl", "evaluate", str(arguments.out), "--against", against])
+        corrupted = ["--corruptions"] if isinstance(arguments.settings.method, MatchConfig) else []
+        return shlex.join(["dssl", "evaluate", str(arguments.out), *corrupted, "--against", against])
     return shlex.join(["dssl", "explore", str(arguments.out)])
 
 

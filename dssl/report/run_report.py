@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -65,6 +65,8 @@ class RunData:
     knns: tuple[dict[str, Any], ...]
     starts: tuple[dict[str, Any], ...] = ()
     """Records of how the run compares with its first weights; empty where that was not measured."""
+    ended: Mapping[str, Any] = field(default_factory=dict)
+    """What a robust run said at its end: its progress and, if it did not help, why; empty for others and before the end."""
 
     @property
     def evaluated(self) -> list[tuple[str, str, str]]:
@@ -84,9 +86,8 @@ class RunData:
     @property
     def progress(self) -> str:
         """How the encoder compares with the run's start, in words; empty where that was not measured."""
-        return next(
-            (start["progress"] for record in reversed(self.starts) if "progress" in (start := record["start"])), ""
-        )
+        measured = [self.ended, *(record["start"] for record in reversed(self.starts))]
+        return next((found["progress"] for found in measured if "progress" in found), "")
 
     @property
     def finished(self) -> bool:
@@ -152,7 +153,7 @@ class RunData:
         last = self.checks[-1]
         status, step = last["verdict"], int(last["step"])
         fine = status in ("healthy", "too early", "below where it started")
-        if fine and self.starts and (below := self.starts[-1]["start"].get("below")):
+        if fine and self.starts and (below := {**self.starts[-1]["start"], **self.ended}.get("below")):
             reason, remedies = below["reason"], tuple(below["remedies"])
             return Verdict("below where it started", int(self.starts[-1]["step"]), reason=reason, remedies=remedies)
         if fine and self.starts and int(self.starts[-1]["step"]) >= step:
@@ -202,12 +203,15 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
     except DsslError as error:
         files = "".join(f" --plugin {plugin['path']}" for plugin in about.get("plugins", []))
         raise DsslError(f"{error}; the run was started with{files}" if files else str(error)) from None
-    records = [record for record in folder.metrics() if "epoch" in record]
+    metrics = folder.metrics()
+    records = [record for record in metrics if "epoch" in record]
     checks, knns, starts = (
         tuple(record for record in records if keys <= record.keys())
         for keys in ({"loss", "spread"}, {"knn"}, {"start"})
     )
-    return RunData(name or path.name, path, config, images, precision, checks, knns, starts)
+    last = starts[-1]["step"] if starts else 0  # a finished run that was given more epochs has not ended
+    ended = next((record["ended"] for record in reversed(metrics) if "ended" in record and record["step"] >= last), {})
+    return RunData(name or path.name, path, config, images, precision, checks, knns, starts, ended)
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:

@@ -24,6 +24,7 @@ from dssl.evaluation.comparison import mcnemar
 from dssl.evaluation.knn import knn_predict
 from dssl.evaluation.probe import Problem, choose_strength
 from dssl.evaluation.quality import cosine_between, retrieval, two_views
+from dssl.methods import MatchConfig
 from dssl.methods.losses import effective_rank
 from dssl.run import RunFolder
 from dssl.state import Verdict
@@ -169,11 +170,17 @@ class Baseline:
         else:
             return ""
         start = "untrained" if self.config.init is None else "its start"
+        stays = isinstance(self.config.method, MatchConfig)
+        """Whether it means to stay where it was on clean images: what it gains, it gains elsewhere."""
+        if stays and now.held_out:
+            start += " on clean images"
         numbers = ", ".join(f"{name} {before:.1f} -> {after:.1f}%" for name, (before, after) in values.items())
         if changes and min(changes.values()) > 0:
             return f"better than {start} ({numbers})"
         if changes and max(changes.values()) < 0:
             return f"worse than {start} ({numbers})"
+        if stays:
+            return f"level with {start} ({numbers})"
         return f"no better than {start}{'' if finished else ' yet'} ({numbers})"
 
     def _compare(self, encoder: Encoder, features: Tensor) -> Comparison:

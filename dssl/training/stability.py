@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -124,15 +125,21 @@ class Stability(Hook):
             first, last = (float(np.mean([values[kind] for kind in seen])) for values in (records[0], after))
             log.say(f"under the {len(seen)} that it has seen: {first:.0%} before, {last:.0%} after")
         self._compare_head(features, step, log)
-        if now > before:
-            return None
-        reason = f"features are no more stable under corruptions than at the start ({before:.0%}, now {now:.0%})"
-        remedies = (
-            "train for more epochs, or on more images",
-            "lower --optimizer.rate by half",
-            f"take the weights of the start: {self.run.folder.start_file}",
-        )
-        return Verdict("below where it started", step, reason=reason, remedies=remedies)
+        gained = f"features {before:.0%} -> {now:.0%} stable under corruptions not seen"
+        self.monitor.progress = ", ".join(filter(None, (gained, self.monitor.progress)))
+        ended: dict[str, Any] = {"progress": self.monitor.progress}
+        verdict = None
+        if now <= before:
+            reason = f"features are no more stable under corruptions than at the start ({before:.0%}, now {now:.0%})"
+            remedies = (
+                "train for more epochs, or on more images",
+                "lower --optimizer.rate by half",
+                f"take the weights of the start: {self.run.folder.start_file}",
+            )
+            verdict = Verdict("below where it started", step, reason=reason, remedies=remedies)
+            ended["below"] = {"reason": reason, "remedies": remedies}
+        log.write({"step": step, "ended": ended})
+        return verdict
 
     def _compare_head(self, features: Mapping[str, Tensor], step: int, log: Log) -> None:
         """If the weights came with a classifier: how often it gives an image the class that it gave the clean one before."""

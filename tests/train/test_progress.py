@@ -53,6 +53,9 @@ def test_progress_with_labels(now: tuple[float, float], p_values: tuple[float, f
     assert baseline.progress(finished=True) == words.replace(" yet", "")
     adapted = _Given(recipe("adapt"), measured, before=before, retrieval=None)
     assert adapted.progress(finished=False) == words.replace("untrained", "its start")
+    robust = _Given(recipe("robust"), measured, before=before, retrieval=None)  # it means to stay where it was
+    word = words.split()[0].replace("no", "level")
+    assert robust.progress(finished=False).startswith(word)
 
 
 @pytest.mark.parametrize(("now", "word"), [(64.0, "better"), (63.0, "no better"), (37.0, "no better"), (36.0, "worse")])

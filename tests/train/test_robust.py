@@ -1,16 +1,19 @@
 """Robust training end to end: stability before and after, the classifier that came with the weights, resuming, the result."""
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 from torch import nn
 
 from dssl import cli, config_io
+from dssl.augment import KINDS, kinds_seen
 from dssl.config import RunConfig
 from dssl.errors import DsslError
 from dssl.models import build_encoder
 from dssl.recipes import recipe
+from dssl.report.run_report import read_run
 from dssl.run import RunFolder
 from dssl.training.pretrain import train
 from dssl.training.stability import head_agreement
@@ -19,6 +22,8 @@ from dssl.weights.load import linear_head, open_weights
 from tests.train.running import cut
 
 WIDTH, CLASSES = 256, 7
+SEEN = kinds_seen([recipe("robust").standard, recipe("robust").heavy])
+NOT_SEEN = [kind for kind, about in KINDS.items() if about.group != "geometry" and SEEN[kind] != "seen"]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,20 @@ def test_a_robust_run_measures_stability_and_the_old_classifier_and_resumes_exac
     assert second is not None
     assert all(torch.equal(value, second[1].tensors[name]) for name, value in first[1].tensors.items())
     assert [record["head"] for record in RunFolder(tmp_path / "cut").metrics() if "head" in record] == [head]
+    before, after = (fmean(record["stability"][kind] for kind in NOT_SEEN) for record in stabilities)
+    assert end.progress.startswith(f"features {before:.0%} -> {after:.0%} stable")
+    assert "on clean images (kNN" in end.progress
+    assert read_run(tmp_path / "run").progress == read_run(tmp_path / "cut").progress == end.progress
+
+
+def test_a_robust_run_that_did_not_help_says_so_in_its_end_and_in_its_report(weights: Path, tmp_path: Path) -> None:
+    """At a rate at which no weight moves."""
+    end = train(config(weights, optimizer={"rate": 1e-30}), tmp_path / "run")
+    assert end.verdict.status == "below where it started"
+    assert end.exit_code == 5
+    shown = read_run(tmp_path / "run")
+    assert shown.verdict.status == end.verdict.status
+    assert shown.verdict.reason == end.verdict.reason
     assert open_weights(tmp_path / "run").image_size == 16
 
 
