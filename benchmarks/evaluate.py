@@ -1,6 +1,6 @@
 """Evaluation: features, kNN and the linear probe, time and memory, ours against scikit-learn, faiss and lightly.
 
-    python -m benchmarks.evaluate [--data cifar10:FOLDER] [--encoder small] [--weights FILE] [--threads 2] [--rounds 2]
+    python -m benchmarks.evaluate [--data cifar10:FOLDER] [--encoder small] [--weights FILE] [--threads 2] [--rounds 5]
 
 Without ``--data`` the built-in shapes are used. Every job runs in a process of its own, round after round, on the same features,
 and reports wall time, CPU time, and how much more memory it took than a process that only holds the features. All search exactly
@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="use only so many features of each split")
     parser.add_argument("--count", type=int, default=10_000, help="images whose features are timed")
     parser.add_argument("--threads", type=int, default=record.CORES)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     clock = record.Clock()
     record.set_threads(options.threads)

@@ -1,6 +1,6 @@
 """Reading: a folder, a packed copy, tar and Parquet shards, against WebDataset and Hugging Face's datasets, cold and warm.
 
-    python -m benchmarks.shards [--photos FOLDER] [--images 2000] [--members 1000000] [--rounds 3]
+    python -m benchmarks.shards [--photos FOLDER] [--images 2000] [--members 1000000] [--rounds 5]
 
 Everybody reads the same files and decodes them with the same function, in as many threads (ours) or worker processes (peers) as
 there are cores; no views are made. Cold: the pages of all files are dropped from the page cache before (``posix_fadvise``).
@@ -193,7 +193,7 @@ def main() -> int:
     record.add_photos(parser)
     parser.add_argument("--images", type=int, default=2000, help="images that everybody reads")
     parser.add_argument("--members", type=int, default=1_000_000, help="members of the synthetic shards")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     clock = record.Clock()
     from dssl.commands.data import Arguments, run

@@ -1,6 +1,6 @@
 """Start-up: help, the first step of a new run and of a continued one, and where the time goes.
 
-    python -m benchmarks.startup [--rounds 3]
+    python -m benchmarks.startup [--rounds 5]
 
 The first step is there when its line is in metrics.jsonl. Seconds are wall-clock from the start of the process; the parts are
 those of one process that takes the same steps one after the other, and the imports come from ``python -X importtime``.
@@ -112,7 +112,7 @@ def imports(code: str) -> dict[str, float]:
 
 def main() -> int:
     parser = record.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     clock = record.Clock()
     found: dict[str, list[float]] = {}

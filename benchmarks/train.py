@@ -1,6 +1,6 @@
 """A training step end to end: ours against the paper's way, lightly, stable-pretraining, and against pure compute, in one run.
 
-    python -m benchmarks.train [--encoders small] [--methods byol] [--graphs dssl] [--batches 256] [--steps 1] [--rounds 3]
+    python -m benchmarks.train [--encoders small] [--methods byol] [--graphs dssl] [--batches 256] [--steps 1] [--rounds 5]
 
 Everybody trains the same encoder with heads of the same shape, the same batch, the same SGD, four views of every image and two
 worker processes or threads, with as many torch threads as there are cores. "The paper's way" is fp32, Pillow transforms in
@@ -173,7 +173,7 @@ def compare(
 def main() -> int:
     parser = record.parser(__doc__)
     parser.add_argument("--encoders", nargs="+", default=["resnet18-cifar", "small"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[64, 128], help="the batch for each encoder")
+    parser.add_argument("--batches", nargs="+", type=int, default=[32, 128], help="the batch for each encoder")
     parser.add_argument("--methods", nargs="+", default=["simsiam", "byol", "simclr"])
     parser.add_argument("--graphs", nargs="+", default=["standard2", "dssl"])
     parser.add_argument("--steps", type=int, default=1, help="counted steps in a turn")
