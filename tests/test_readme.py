@@ -89,6 +89,22 @@ def test_the_table_of_directions_is_the_measured_one(page: str) -> None:
             assert [float(number) for number in re.findall(r"\d+\.\d", entry)] == pytest.approx(measured, abs=0.0501)
 
 
+def test_the_table_of_methods_is_the_measured_one() -> None:
+    result = json.loads((DOCS / "results" / "cpu-few" / "methods.json").read_text())
+    means = {(cell["row"], cell["column"]): cell["mean"] for cell in result["cells"]}
+    text = (DOCS / "methods.md").read_text()
+    table = text[text.index("| clean / corrupted | two standard pairs |") :].split("\n\n", 1)[0].splitlines()[2:]
+    assert len(table) == 9
+    for line in table:
+        method, *entries = (part.strip() for part in line.strip("|").split("|"))
+        for row, entry in zip(
+            ("2 standard pairs", "four means (FastSiam)", "DSSL", "small crops, equal time"), entries, strict=True
+        ):
+            measured = [means[row, f"linear probe, {kinds}: {method}"] for kinds in ("clean", "10 other kinds")]
+            quoted = [float(number) for number in re.findall(r"\d+\.\d", entry)]
+            assert quoted == pytest.approx([value for value in measured if value is not None], abs=0.0501)
+
+
 def test_the_main_table_is_the_measured_one() -> None:
     result = json.loads((DOCS / "results" / "cpu-few" / "table2.json").read_text())
     rows = {
