@@ -87,10 +87,10 @@ BENCH = $(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(PHOTOS),
 bench-setup: $(STAMP) ## the peers for the benchmarks, into benchmarks/.venv
 	$(BIN)/python -m benchmarks.setup
 
-bench: $(STAMP) ## side-by-side measurements, 25 minutes (ONLY=views, PHOTOS=folder, CIFAR10=folder)
+bench: $(STAMP) ## side-by-side measurements, half an hour (ONLY=views, PHOTOS=folder, CIFAR10=folder)
 	$(BENCH)
 
-bench-long: $(STAMP) ## growth, memory and time to quality, half an hour
+bench-long: $(STAMP) ## growth, memory and shards, 20 minutes
 	$(BENCH) --long
 
 clean: ## remove .venv and caches

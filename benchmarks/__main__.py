@@ -15,17 +15,15 @@ from benchmarks import setup
 
 ROOT = Path(__file__).parent.parent
 USUAL = ("views", "view_costs", "lock", "train", "evaluate", "startup")
-LONG = ("growth", "memory", "quality", "shards")
+LONG = ("growth", "memory", "shards")
 _WITH_PEERS = ("views", "train", "evaluate", "shards")
 _OF_PHOTOS = ("views", "view_costs", "lock", "shards")
-_OF_CIFAR10 = ("evaluate", "memory", "quality")
+_OF_CIFAR10 = ("evaluate", "memory")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--long", action="store_true", help="growth, memory and time to quality instead of the usual ones"
-    )
+    parser.add_argument("--long", action="store_true", help="growth, memory and shards instead of the usual ones")
     parser.add_argument("--only", nargs="*", default=[], choices=[*USUAL, *LONG], help="only these")
     parser.add_argument("--photos", type=Path, help="a folder with JPEG files; without it, drawn images")
     parser.add_argument("--cifar10", type=Path, help="the folder of CIFAR-10; without it, the built-in shapes")

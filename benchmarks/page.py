@@ -8,7 +8,7 @@ from benchmarks import record
 from benchmarks.bars import PRECISIONS, Results, bars, peers_ahead, reading_rates, speed_up
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
-NAMES = ("views", "view_costs", "train", "evaluate", "startup", "growth", "memory", "quality", "shards")
+NAMES = ("views", "view_costs", "lock", "train", "evaluate", "startup", "growth", "memory", "shards")
 Lines = list[str]
 
 _HEAD = """# Performance
@@ -23,8 +23,8 @@ The file names the command that made it, all versions, and the load of the machi
 
 ```
 make bench-setup      # the peers, from PyPI, into a separate virtual environment
-make bench            # views, training steps, evaluation, start-up: about 25 minutes on two cores
-make bench-long       # growth, memory, time to quality, shards: about half an hour
+make bench            # views, training steps, evaluation, start-up: about half an hour on two cores
+make bench-long       # growth, memory, shards: about 20 minutes
 make bench ONLY=train # one of them: {names}
 make bench PHOTOS=FOLDER CIFAR10=FOLDER   # on your own JPEG files and on CIFAR-10 instead of drawn images
 ```
@@ -45,9 +45,6 @@ benchmarks/.venv/bin/python -m benchmarks.train --encoders small --batches 128 -
 - [The list below](#where-somebody-else-is-faster) names every peer that is faster. It is computed from the same results.
 - The [log](log.md#2026-11-16-what-was-slow) says what was found to be slow, and what became of it.
 """
-
-_OUTDATED = ("tar", "parquet", "datasets")
-"""Readers of shards whose rows the note of the results asks to measure again."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Lines:
@@ -92,12 +89,7 @@ def show_summary(results: Results) -> Lines:
         return []
     cores = sorted({str(result["environment"]["cores"]) for result in results.values()})
     where = f"How fast is dssl compared with what you would use instead, on {' or '.join(cores)} CPU cores?"
-    end = (
-        ["What is not measured is [at the end of the page](#not-measured-at-present).", ""]
-        if _unmeasured(results)
-        else []
-    )
-    return [where, "", *(f"- {line}" for line in found), "", *end]
+    return [where, "", *(f"- {line}" for line in found), ""]
 
 
 def _summary_of_views(results: Results) -> Lines:
@@ -152,10 +144,8 @@ def _summary_of_evaluation(results: Results) -> Lines:
 
 
 def show_bars(results: Results) -> Lines:
-    """The claims and what was measured. A claim whose rows are to be measured again is left out: `show_unmeasured` names it."""
-    rows = [
-        (bar.claim, bar.measured, "yes" if bar.holds else "**no**") for bar in bars(results) if bar.holds is not None
-    ]
+    """The claims and what was measured."""
+    rows = [(bar.claim, bar.measured, "yes" if bar.holds else "**no**") for bar in bars(results)]
     return ["## What it must show", "", *table(("claim", "measured", "holds"), rows)]
 
 
@@ -382,35 +372,6 @@ def memory(result: dict[str, Any]) -> Lines:
     ]  # fmt: skip
 
 
-def quality(result: dict[str, Any]) -> Lines:
-    head = (
-        "seed",
-        "level both reach",
-        "dssl, s",
-        "paper's way, s",
-        "ratio",
-        "dssl ends at, %",
-        "paper's way ends at, %",
-    )
-    rows = []
-    for one in result["results"]:
-        seconds = [number(one["seconds_to_level"][name]) for name in ("dssl", "paper's way")]
-        last = [f"{one['curves'][name][-1]['knn']:.1f}" for name in ("dssl", "paper's way")]
-        rows.append((str(one["seed"]), f"{one['level']:.1f}%", *seconds, f"**{one['ratio']:.2f}**", *last))
-    return [
-        "## Time to quality", "",
-        f"The plot shows kNN accuracy (k = {result['k']}) against seconds of training.",
-        f"Both train {result['method']} with the graph {result['graph']} and the small encoder on {result['images']:,} images of "
-        f"{result['data']} for {result['epochs']} epochs (recipe `shapes` with a shorter schedule).",
-        "Seeds, first weights and order of images are the same.",
-        # results that do not say it are of the time before both had the same
-        f"**dssl runs in {result['precision']}, the paper's way in {result.get('paper_precision', 'fp32')}.**", "",
-        *picture("quality", "accuracy against the wall clock"),
-        *table(head, rows),
-        *source(result),
-    ]  # fmt: skip
-
-
 def shared(result: dict[str, Any]) -> Lines:
     """A line if other work took processor time from the measurement."""
     about = result["environment"]
@@ -423,11 +384,8 @@ def shared(result: dict[str, Any]) -> Lines:
 def shards(result: dict[str, Any]) -> Lines:
     rates = reading_rates(result)
     rows = []
-    outdated = _OUTDATED if "note" in result else ()
-    names = [name for name in ("webdataset", "datasets") if name not in outdated]
+    names = ("webdataset", "datasets")
     for row in result["readers"]:
-        if row["reader"].startswith(outdated):
-            continue
         kind = "cold" if row["cold"] else "warm"
         peers = [f"{rates[row['reader'], row['cold']] / rates[peer, row['cold']]:.2f}"
                  if (peer, row["cold"]) in rates else "missing" for peer in names]  # fmt: skip
@@ -453,35 +411,9 @@ def shards(result: dict[str, Any]) -> Lines:
     ]  # fmt: skip
 
 
-def _unmeasured(results: Results) -> Lines:
-    withdrawn = results["views"].get("withdrawn", {}) if "views" in results else {}
-    found = [
-        f"- **{setting}: withdrawn** until measured again on an idle machine. {why}"
-        for setting, why in withdrawn.items()
-    ]
-    if "note" in results.get("shards", {}):
-        found.append(f"- **Shards read as {', '.join(_OUTDATED)}**. {results['shards']['note']}")
-    if found:
-        found = [_SINCE, *found]
-    return found + [f"- **{name}**: not measured yet." for name in NAMES if name not in results]
-
-
-_SINCE = (
-    "- **The kernels of crops, colour and affine operations** are faster since these tables were measured "
-    "([log](log.md#2026-11-18-faster-kernels-at-224-px)). Their rows are lower bounds until they are measured again on an idle "
-    "machine."
-)
-
-
-def show_unmeasured(results: Results) -> Lines:
-    """One note at the end: what is not measured at present, and why."""
-    found = _unmeasured(results)
-    return ["## Not measured at present", "", *found, ""] if found else []
-
-
 SECTIONS: dict[str, Callable[[dict[str, Any]], Lines]] = {
     "views": views, "view_costs": view_costs, "lock": lock, "train": train, "evaluate": evaluate, "startup": startup,
-    "growth": growth, "memory": memory, "quality": quality, "shards": shards,
+    "growth": growth, "memory": memory, "shards": shards,
 }  # fmt: skip
 
 
@@ -494,7 +426,7 @@ def write(folder: Path, page: Path) -> list[str]:
         if name in results:
             lines += section(results[name])
     absent = [name for name in NAMES if name not in results]
-    lines += show_unmeasured(results)
+    lines += [f"`{name}` is not measured yet." for name in absent]
     page.write_text("\n".join(lines).rstrip("\n") + "\n", encoding="utf-8")
     return absent
 

@@ -51,13 +51,11 @@ class Ours:
             self.kept = {name: value.clone(memory_format=torch.preserve_format) for name, value in views.items()}
             self.batches.close()
 
-    def step(self, *, scheduled: bool = False) -> None:
-        """``scheduled``: the caller has set the rate."""
+    def step(self) -> None:
         times = [time.perf_counter()]
         views = self.kept if self.compute else self.batches.at(self.number).views
         times.append(time.perf_counter())
-        if not scheduled:
-            set_learning_rate(self.optimizer, 0.03, fixed=0.03)
+        set_learning_rate(self.optimizer, 0.03, fixed=0.03)
         with torch.autocast("cpu", dtype=torch.bfloat16) if self.bf16 else contextlib.nullcontext():
             loss = self.objective(views)
         times.append(time.perf_counter())

@@ -26,23 +26,19 @@ WORKERS = 2
 
 
 class PaperViews(Dataset[tuple[Tensor, ...]]):
-    """Four Pillow views of an image: two standard and RandAugment of each (``dssl``), or four standard (``standard2``).
+    """Four Pillow views of image after image, for ever: two standard and RandAugment of each (``dssl``), or four standard."""
 
-    ``order``: which image an index means; without it, image after image for ever.
-    """
-
-    def __init__(self, images: np.ndarray, graph: str, *, order: Sequence[int] | None = None) -> None:
-        self.images, self.heavy, self.order = images, graph == "dssl", order
+    def __init__(self, images: np.ndarray, graph: str) -> None:
+        self.images, self.heavy = images, graph == "dssl"
         self.standard = transforms.Compose(pillow_views.standard(32, blurred=False))
         self.augment = pillow_views.RandAugment(2, 5)
         self.tensor = transforms.Compose(pillow_views.to_tensor(CIFAR10))
 
     def __len__(self) -> int:
-        return 10**9 if self.order is None else len(self.order)
+        return 10**9
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        row = index % len(self.images) if self.order is None else self.order[index]
-        image = Image.fromarray(self.images[row])
+        image = Image.fromarray(self.images[index % len(self.images)])
         views = [self.standard(image) for _ in range(2 if self.heavy else 4)]
         if self.heavy:
             views += [self.augment(view) for view in views]

@@ -113,21 +113,6 @@ def test_the_row_with_decoding_uses_the_decoder_of_the_product(monkeypatch: pyte
     assert decoded == [(48, 40, 3)]
 
 
-def test_the_page_says_what_is_withdrawn(tmp_path: Path) -> None:
-    result = json.loads((ROOT / "benchmarks" / "results" / "views.json").read_text())
-    kept = [row for row in result["results"] if row["setting"] == "32 px, one core"]
-    result |= {"results": kept, "withdrawn": {"224 px, threads, wall clock": "The reason."}}
-    (tmp_path / "views.json").write_text(json.dumps(result))
-    page.write(tmp_path, tmp_path / "page.md")
-    text = (tmp_path / "page.md").read_text()
-    assert "**224 px, threads, wall clock: withdrawn** until measured again on an idle machine. The reason." in text
-    assert "| 32 px, one core |" in text
-    del result["withdrawn"]
-    (tmp_path / "views.json").write_text(json.dumps(result))
-    page.write(tmp_path, tmp_path / "page.md")
-    assert "withdrawn" not in (tmp_path / "page.md").read_text()
-
-
 def test_the_committed_page_is_the_one_of_the_committed_results(tmp_path: Path) -> None:
     page.write(ROOT / "benchmarks" / "results", tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text() == (ROOT / "docs" / "performance.md").read_text()
