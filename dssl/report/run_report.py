@@ -210,8 +210,8 @@ def read_run(path: Path, *, name: str | None = None) -> RunData:
         for keys in ({"loss", "spread"}, {"knn"}, {"start"})
     )
     last = starts[-1]["step"] if starts else 0  # a finished run that was given more epochs has not ended
-    ended = next((record["ended"] for record in reversed(metrics) if "ended" in record and record["step"] >= last), {})
-    return RunData(name or path.name, path, config, images, precision, checks, knns, starts, ended)
+    ends = [record["ended"] for record in metrics if "ended" in record and record["step"] >= last]
+    return RunData(name or path.name, path, config, images, precision, checks, knns, starts, ends[-1] if ends else {})
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunData]:
