@@ -40,6 +40,9 @@ cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 cudaError_t cudaPeekAtLastError(void) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 
+#if CUDA_MAJOR < 13 /* its header gives the function this name */
+#define cudaGetDeviceProperties cudaGetDeviceProperties_v2
+#endif
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
   (void)device;
   memset(properties, 0, sizeof *properties);

@@ -64,6 +64,7 @@ def test_a_robust_run_measures_stability_and_the_old_classifier_and_resumes_exac
     assert end.progress.startswith(f"features {before:.0%} -> {after:.0%} stable")
     assert "on clean images (kNN" in end.progress
     assert read_run(tmp_path / "run").progress == read_run(tmp_path / "cut").progress == end.progress
+    assert open_weights(tmp_path / "run").image_size == 16
 
 
 def test_a_robust_run_that_did_not_help_says_so_in_its_end_and_in_its_report(weights: Path, tmp_path: Path) -> None:
@@ -74,7 +75,6 @@ def test_a_robust_run_that_did_not_help_says_so_in_its_end_and_in_its_report(wei
     shown = read_run(tmp_path / "run")
     assert shown.verdict.status == end.verdict.status
     assert shown.verdict.reason == end.verdict.reason
-    assert open_weights(tmp_path / "run").image_size == 16
 
 
 def test_a_head_is_the_only_linear_layer_on_the_features(weights: Path, tmp_path: Path) -> None:
