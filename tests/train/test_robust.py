@@ -1,5 +1,7 @@
 """Robust training end to end: stability before and after, the classifier that came with the weights, resuming, the result."""
 
+import json
+import shlex
 from pathlib import Path
 from statistics import fmean
 
@@ -75,6 +77,16 @@ def test_a_robust_run_that_did_not_help_says_so_in_its_end_and_in_its_report(wei
     shown = read_run(tmp_path / "run")
     assert shown.verdict.status == end.verdict.status
     assert shown.verdict.reason == end.verdict.reason
+
+
+def test_a_robust_run_with_a_test_split_points_to_its_accuracy_under_corruptions(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = config_io.to_dict(config(weights, epochs=1, knn_every=1))
+    (tmp_path / "robust.json").write_text(json.dumps(plain))
+    cli.main(["train", "--config", str(tmp_path / "robust.json"), "--out", str(tmp_path / "run")])
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("next: "))
+    assert command == ["dssl", "evaluate", str(tmp_path / "run"), "--corruptions", "--against", "start"]
 
 
 def test_a_head_is_the_only_linear_layer_on_the_features(weights: Path, tmp_path: Path) -> None:
