@@ -19,9 +19,10 @@ from dssl import rng
 from dssl.data import Source, Subset, require_labels
 from dssl.data.loader import CROP_RATIO
 from dssl.errors import DsslError, choices, memory_for
-from dssl.evaluation import Result, classifier, frozen, probe
+from dssl.evaluation import Result, classifier, frozen
 from dssl.evaluation.classifier import Training
 from dssl.evaluation.knn import knn_predict
+from dssl.evaluation.probe import Choice, Probe, fit, share_of_classes
 from dssl.evaluation.quality import Quality, quality
 from dssl.files import printable
 from dssl.models import PYTHON, build_encoder
@@ -76,6 +77,8 @@ class Benchmark:
     """Where a killed training resumes; without a folder it starts over."""
     trainings: list[Path] = field(default_factory=list)
     """Folders of trainings that have ended: they go once all numbers are known, else a later failure would cost them."""
+    _probes: dict[float, tuple[Probe, Choice, int]] = field(default_factory=dict, init=False)
+    """By share of the labels: clean accuracy and accuracy under corruption use the same one."""
 
     @classmethod
     def of(
@@ -97,7 +100,19 @@ class Benchmark:
 
     def labelled(self, labels: NDArray[np.int64], share: float) -> NDArray[np.int64]:
         """Rows of this share of each class, at least one of each; a larger share contains a smaller one of the same seed."""
-        return probe.share_of_classes(labels, share, stream=rng.key(self.seed, "labels"))
+        return share_of_classes(labels, share, stream=rng.key(self.seed, "labels"))
+
+    def fitted_probe(self, share: float = 1.0) -> tuple[Probe, Choice, int]:
+        """The linear probe of this share of the labels, how its strength was chosen, and its number of images."""
+        if share not in self._probes:
+            train = self.store.of(self.train, allow_unreadable=True)
+            values, labels = train.values, torch.from_numpy(self.train_labels[train.rows])
+            if share < 1:
+                rows = self.labelled(labels.numpy(), share)
+                values, labels = values[rows], labels[rows]
+            solved, choice = fit(values, labels, classes=len(self.classes), seed=self.seed, device=self.device)
+            self._probes[share] = solved, choice, len(labels)
+        return self._probes[share]
 
     @property
     def device(self) -> torch.device:
@@ -159,13 +174,8 @@ def _knn(benchmark: Benchmark) -> list[Result]:
 
 
 def _probe(benchmark: Benchmark, share: float) -> list[Result]:
-    train, labels, test = benchmark.features()
-    if share < 1:
-        rows = benchmark.labelled(labels.numpy(), share)
-        train, labels = train[rows], labels[rows]
-    solved, choice = probe.fit(
-        train, labels, classes=len(benchmark.classes), seed=benchmark.seed, device=benchmark.device
-    )
+    test = benchmark.store.of(benchmark.test, allow_unreadable=False).values  # first: it may not be readable
+    solved, choice, used = benchmark.fitted_probe(share)
     protocol = {
         "kind": "linear",
         "solver": "L-BFGS to the optimum, on features of unaugmented images",
@@ -178,7 +188,7 @@ def _probe(benchmark: Benchmark, share: float) -> list[Result]:
         **_FROZEN,
     }
     name = "linear probe" if share == 1 else f"linear probe, {share:.0%} of the labels"
-    return [benchmark.result(name, solved.predict(test), used=len(train), protocol=protocol)]
+    return [benchmark.result(name, solved.predict(test), used=used, protocol=protocol)]
 
 
 def _linear(benchmark: Benchmark, optimizer: str) -> list[Result]:

@@ -22,7 +22,6 @@ from dssl.errors import DsslError, memory_for, one_line
 from dssl.evaluation import frozen
 from dssl.evaluation.comparison import paired_verdict, percentile_interval
 from dssl.evaluation.knn import knn_predict
-from dssl.evaluation.probe import fit
 from dssl.evaluation.protocols import NEIGHBOURS, TEMPERATURE, Benchmark
 from dssl.graph import named_graph
 from dssl.models import evaluating, forward
@@ -361,10 +360,10 @@ class _Classifiers:
         train = benchmark.store.of(benchmark.train, allow_unreadable=True)
         labels = torch.from_numpy(benchmark.train_labels[train.rows])
         self._classes, self._device = len(benchmark.classes), benchmark.device
-        self._probe, _ = fit(train.values, labels, classes=self._classes, seed=benchmark.seed, device=self._device)
+        self._probe, _, self.images = benchmark.fitted_probe()
         rows = rng.sample(rng.key(SEED, "robustness", "neighbours"), len(labels), KNN_IMAGES)
         self._features, self._labels = train.values[rows], labels[rows]
-        self.images, self.knn_images, self.strength = len(labels), len(rows), self._probe.strength
+        self.knn_images, self.strength = len(rows), self._probe.strength
 
     def predict(self, features: Tensor) -> dict[str, NDArray[np.int64]]:
         k = min(NEIGHBOURS[0], self.knn_images)

@@ -85,6 +85,18 @@ def test_it_agrees_with_a_loop_over_conditions(small: Benchmark) -> None:
     assert table["shot"].accuracy == pytest.approx(100 * right[6:11].mean())
 
 
+def test_clean_and_corrupted_accuracy_share_one_probe_and_another_seed_has_its_own(small: Benchmark) -> None:
+    evaluate(small, ("probe",))
+    probe = small.fitted_probe()
+    robustness(small)
+    assert small.fitted_probe() is probe
+    other = dataclasses.replace(small, seed=1)
+    assert other.fitted_probe() is not probe
+    half = small.fitted_probe(0.5)
+    assert half[2] == len(small.train) // 2
+    assert half is not probe
+
+
 def test_images_are_the_same_for_every_encoder_and_batch_size(small: Benchmark) -> None:
     ours = robustness(small, images=7)
     torch.manual_seed(1)
