@@ -173,7 +173,7 @@ def test_the_method_of_the_page_learns(own: None, tmp_path: Path) -> None:
     file = tmp_path / "uniformity.py"
     file.write_text(METHOD)
     plugins.load(file)
-    steps = 200
+    steps = 100
     config = recipe("shapes", method="uniformity", image_size=16, batch_size=32, graph="dssl")
     method, rate = build_method(config), peak_rate(config.optimizer.rate, config.batch_size)
     objective, optimizer = Objective(method, config.view_graph), build_optimizer(method, config.optimizer)
