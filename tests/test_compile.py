@@ -8,13 +8,13 @@ from torch import nn
 
 from dssl import Objective, SimSiam, SimSiamConfig, named_graph
 
-
 _COMPILER = shutil.which("g++") or shutil.which("clang++")
 INDUCTOR = [pytest.mark.slow, pytest.mark.skipif(_COMPILER is None, reason="no C++ compiler")]
 
 
 # torch's compiler itself looks at the gradient of what a part is given, and torch warns of that
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")  # not on 3.13.1 and later
 @pytest.mark.parametrize(
     ("by_view", "backend"),
     [
