@@ -40,6 +40,7 @@ HABITS = {
     "amp": "precision", "fp16": "precision", "gpu": "device", "augmentation": "heavy", "loss": "method",
     "momentum": "optimizer.momentum", "optimizer": "optimizer.name", "wandb": "log", "mlflow": "log", "trackio": "log",
     "randaug": "ra", "randaugment": "ra", "rand_augment": "ra", "resize_crop": "crop", "random_resized_crop": "crop",
+    "pretrain": "train", "adapt": "train", "robust": "train", "eval": "evaluate",
     "horizontal_flip": "flip", "hflip": "flip", "color_jitter": "jitter", "grayscale": "gray", "gaussian_blur": "blur",
 }  # fmt: skip
 """What other programs call things, with our names."""

@@ -272,4 +272,6 @@ def _require_recipe(name: str) -> None:
         raise DsslError(
             f"{name} is not a recipe: expected dssl train folder {images}, or, from ImageNet weights, dssl train adapt {images}"
         )
+    if name in METHODS:
+        raise DsslError(f"{name} is a method: expected a recipe, as in dssl train folder IMAGES --method {name}")
     raise choices("recipe", name, RECIPES)
