@@ -46,7 +46,9 @@ def ranks(work: Callable[..., None], folder: Path, *, counts: tuple[int, int] = 
     finally:
         for child in children:
             child.send(signal.SIGKILL)
-    return [child.said().strip() for child in children]
+    # some versions of torch say who is connected
+    said = (child.said().splitlines() for child in children)
+    return ["\n".join(line for line in lines if not line.startswith("[Gloo]")).strip() for lines in said]
 
 
 def join(variables: dict[str, str], work: Callable[[World, Path], None], folder: Path) -> None:

@@ -66,8 +66,8 @@ def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip("fake CUDA needs gcc and Linux")
     if torch.version.cuda is None:
         pytest.skip("fake CUDA needs a CUDA build of torch")
-    if torch.__version__.startswith("2.6."):
-        pytest.skip("FakeTensorMode of torch 2.6 cannot copy the state of a generator, which a step view by view does")
+    if torch.__version__.startswith("2.9."):
+        pytest.skip("FakeTensorMode of torch 2.9 has no all_gather")
     table = TABLE | (SLOW if any(item.get_closest_marker("slow") for item in request.session.items) else {})
     folder = tmp_path_factory.mktemp("stub")
     options = ["-shared", "-fPIC", "-O1", f"-DCUDA_MAJOR={torch.version.cuda.split('.')[0]}"]
