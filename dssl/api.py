@@ -300,7 +300,7 @@ def export(
 
     Args:
         weights: A run, its folder, a checkpoint, an export or a file of foreign weights.
-        formats: Any of ``safetensors``, ``torchvision``, ``timm``, ``detectron2``, ``onnx`` and ``torch``.
+        formats: Any of ``safetensors``, ``torchvision``, ``timm``, ``detectron2``, ``onnx``, ``torch`` and ``hub``.
         out: The folder for the files, by default ``export`` in the run's folder.
         encoder: Its name, where the file does not say it, or a module for an encoder of your own.
         image_size: In pixels, where the file does not say it or another one is wanted.

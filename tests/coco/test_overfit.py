@@ -1,4 +1,4 @@
-"""Overfits four real images: a sign that boxes, masks, scaling and scoring fit together. Its numbers: docs/howto/coco.md."""
+"""Overfits four real images: a sign that boxes, masks, scaling and scoring fit together."""
 
 import json
 from pathlib import Path
