@@ -22,7 +22,7 @@ from dssl.data import Subset
 from dssl.data.cifar10 import Cifar10
 from dssl.data.loader import Batches
 from dssl.graph import named_graph
-from dssl.methods import METHODS
+from dssl.methods import METHODS, RelationConfig
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.objective import Objective
 from dssl.optim import build_optimizer, learning_rate, set_learning_rate
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--method", default="simclr", choices=METHODS)
     parser.add_argument("--set", nargs="*", default=[], help="the method's settings, as temperature=0.2")
+    parser.add_argument("--relation", nargs="*", default=[], help="settings of relation edges, as temperature=0.2")
     parser.add_argument("--graph", default="standard")
     parser.add_argument("--heavy", default=PAPER_HEAVY)
     parser.add_argument("--images", type=int, default=45_000)
@@ -52,11 +53,15 @@ def main() -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Train and score; the time is CPU time, since the machine may be busy with other work."""
     torch.set_num_threads(1)
-    changes = {name: json.loads(value) for name, _, value in (text.partition("=") for text in options.set)}
+    changes, relation = (
+        {name: json.loads(value) for name, _, value in (text.partition("=") for text in texts)}
+        for texts in (options.set, options.relation)
+    )
     config = RunConfig(
         data=f"cifar10:{options.data}",
         encoder="whitened",
         method=METHODS[options.method](**changes),
+        relation=RelationConfig(**relation),
         graph=options.graph,
         heavy=options.heavy,
         seed=options.seed,

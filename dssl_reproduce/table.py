@@ -402,9 +402,14 @@ def plain(table: ResultTable) -> dict[str, object]:
         "label": table.target.label,
         "scale": table.scale,
         "seeds": list(table.seeds),
-        "cells": [{"row": row, "column": column, **asdict(cell)} for (row, column), cell in table.cells.items()],
-        "comparisons": [asdict(one) for one in table.comparisons],
+        "cells": [{"row": row, "column": column, **_rounded(cell)} for (row, column), cell in table.cells.items()],
+        "comparisons": [_rounded(one) for one in table.comparisons],
     }
+
+
+def _rounded(entry: TableCell | PaperDifference) -> dict[str, object]:
+    """Without the digits that depend on the order in which a version of NumPy adds."""
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(entry).items()}
 
 
 def picture(table: ResultTable) -> bytes | None:

@@ -1,6 +1,7 @@
 """Pretraining on the loop: views of images are pulled to each other along the edges of a graph."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -223,7 +224,10 @@ class Pretraining(loop.Task[Batch]):
         full = torch.float64 if precision == "fp64" else torch.float32
         method.to(world.device, full)
         method.to(memory_format=torch.channels_last)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+        with warnings.catch_warnings(
+            action="ignore", category=UserWarning
+        ):  # torch 2.9 asks for names that others lack
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         torch.backends.cudnn.benchmark = True  # every batch has the same shape
         self.module, self.objective = method, Objective(method, config.view_graph)
         if world.size > 1 and config.batchnorm_across_ranks:

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from torchvision.transforms import functional
@@ -12,6 +13,9 @@ from dssl.augment import TABLES, ViewMaker
 from dssl.graph import View
 
 SIZES = (32, 33, 57)
+RESIZES_ALIKE = pytest.mark.skipif(
+    int(PIL.__version__.partition(".")[0]) < 13, reason="Pillow rounds a resize in another way until version 12"
+)
 
 
 def textured(height: int, width: int, channels: int, seed: int) -> np.ndarray:
@@ -171,6 +175,7 @@ def test_hue_of_every_kind_of_colour_is_pillows():
             np.testing.assert_array_equal(ours(f"resize > hue({value})", image, 256), expected)
 
 
+@RESIZES_ALIKE
 def test_resize_is_pillows():
     generator = np.random.default_rng(0)
     for case in range(300):
@@ -268,8 +273,8 @@ def jigsaw(image: Image.Image, tiles: int, draws: Draws) -> Image.Image:
         (32, 400, 3, "ra(2,9)", 0),
         (32, 100, 3, "ra(2,5,monotone14) > jigsaw(5)", 5),
         (33, 100, 1, "ra(8,16) > jigsaw(4)", 4),
-        (224, 200, 3, "ra(2,9) > jigsaw(4)", 4),
-        (224, 24, 1, "ra(2,14,randaugment14)", 0),
+        pytest.param(224, 200, 3, "ra(2,9) > jigsaw(4)", 4, marks=RESIZES_ALIKE),
+        pytest.param(224, 24, 1, "ra(2,14,randaugment14)", 0, marks=RESIZES_ALIKE),
     ],
 )
 def test_whole_chain_is_pillows(size: int, count: int, channels: int, policy: str, tiles: int):

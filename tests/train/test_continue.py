@@ -79,6 +79,8 @@ def test_processes_that_do_not_save_check_the_weights_no_more_often(
 
 
 def test_the_state_of_adamw_is_loaded_where_the_parameters_are() -> None:
+    if torch.__version__.startswith("2.9."):
+        pytest.skip("FakeTensorMode of torch 2.9 asks for a driver")
     config = OptimizerConfig(name="adamw")
     method = nn.Linear(3, 2)
     optimizer = build_optimizer(method, config)
