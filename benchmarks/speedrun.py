@@ -46,11 +46,12 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "speedrun.md"
 ROWS = PAGE.with_suffix(".jsonl")
 CELLS = 4
 """Rows and columns of the map that the encoder ends with at 32 px: nothing is pooled."""
-ROWS_OF_A_RUN = {
-    # what is measured of one run: how many networks, rows and columns of their pooled map, and whether with the patches
+Rows = dict[str, tuple[int, int, bool]]
+"""What is measured: by name, how many networks, rows and columns of their pooled map, and whether with the patches."""
+OF_ONE_NETWORK: Rows = {"pooled by quadrants": (1, 2, False), "its last map": (1, CELLS, False)}
+ROWS_OF_A_RUN: Rows = {
     "random patches, nothing trained": (0, 0, True),
-    "one network, pooled by quadrants": (1, 2, False),
-    "one network, its last map": (1, CELLS, False),
+    **{f"one network, {name}": row for name, row in OF_ONE_NETWORK.items()},
     "a network per core, their last maps": (CORES, CELLS, False),
     "a network per core, their last maps, and random patches": (CORES, CELLS, True),
 }
@@ -153,7 +154,7 @@ def standardized(encoder: Encoder, train: Source, test: Source) -> tuple[Tensor,
 
 
 def measure(
-    networks: Sequence[Encoder], patches: Encoder, data: str, *, held_out: bool, seed: int
+    networks: Sequence[Encoder], patches: Encoder | None, data: str, *, rows: Rows, held_out: bool, seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Dimensions and accuracy of one row after the other."""
     train, test = open_source(data), open_source(data, split="train" if held_out else "test")
@@ -166,7 +167,7 @@ def measure(
     assert test.labels is not None
     labels, truth = torch.from_numpy(train.labels[kept]), torch.from_numpy(test.labels[asked])
     features: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-    for name, (count, cells, with_patches) in ROWS_OF_A_RUN.items():
+    for name, (count, cells, with_patches) in rows.items():
         parts = []
         for number, encoder in enumerate(networks[:count]):
             if (number, cells) not in features:
@@ -175,6 +176,7 @@ def measure(
                 features[number, cells] = standardized(encoder, train, test)
             parts.append(features[number, cells])
         if with_patches:
+            assert patches is not None
             if (-1, 0) not in features:
                 features[-1, 0] = standardized(patches, train, test)
             parts.append(features[-1, 0])
@@ -184,20 +186,33 @@ def measure(
         yield name, {"dimensions": values.shape[1], "accuracy": round(100 * float(right.double().mean()), 2)}
 
 
+def about(seed: int) -> dict[str, Any]:
+    """When, where and of what a row was measured."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    return {
+        "date": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(), "seed": seed, "cores": CORES,
+        "processor": processor(), "load": round(os.getloadavg()[0], 2),
+    }  # fmt: skip
+
+
+def note(row: str, result: dict[str, Any], *, epochs: float, minutes: float, about: dict[str, Any]) -> None:
+    """One more line, and the page with it."""
+    line = {"row": row, "epochs": epochs, "minutes": round(minutes, 2)} | result | about
+    with ROWS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    write_page()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="the folder of CIFAR-10")
     parser.add_argument("--epochs", type=int, default=10, help="of each network")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS_OF_A_RUN), choices=ROWS_OF_A_RUN, help="by default all")
     parser.add_argument("--held-out", action="store_true", help="measure on 5,000 training images, and keep nothing")
     options = parser.parse_args()
     keep_freed_memory()
-    data, load = f"cifar10:{options.data}", os.getloadavg()[0]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    about = {
-        "date": time.strftime("%Y-%m-%d"), "commit": commit.stdout.strip(), "seed": options.seed, "cores": CORES,
-        "processor": processor(), "load": round(load, 2),
-    }  # fmt: skip
+    data, facts = f"cifar10:{options.data}", about(options.seed)
     torch.manual_seed(rng.key(options.seed, "speedrun") % 2**63)
     config = config_of(data, epochs=options.epochs, seed=options.seed)
     filters = RandomPatches(images_to_whiten(config, open_source(data), CIFAR10))
@@ -209,36 +224,39 @@ def main() -> None:
         networks = [open_weights(run) for run in runs]
         patches = Encoder(
             network=filters, name="patches", image_size=32, normalization=CIFAR10, batch_size=32,
-            autocast=torch.bfloat16,
+            autocast=torch.bfloat16 if "bf16" in facts["processor"] else None,
         )  # fmt: skip
-        for name, result in measure(networks, patches, data, held_out=options.held_out, seed=options.seed):
+        rows = {name: ROWS_OF_A_RUN[name] for name in options.rows}
+        for name, result in measure(networks, patches, data, rows=rows, held_out=options.held_out, seed=options.seed):
             print(f"{name}: {result}", flush=True)
             if not options.held_out:
-                count = ROWS_OF_A_RUN[name][0]
-                row = {"row": name, "epochs": options.epochs if count else 0, "minutes": round(minutes[count], 2)}
-                with ROWS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row | result | about) + "\n")
-                write_page()
+                count = rows[name][0]
+                note(name, result, epochs=options.epochs if count else 0, minutes=minutes[count], about=facts)
 
 
 def write_page() -> None:
     """The page, from the lines."""
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    machines = {
+        machine: chr(ord("A") + number)
+        for number, machine in enumerate(dict.fromkeys(f"{row['cores']} cores of {row['processor']}" for row in rows))
+    }
+    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["row"], row["epochs"]), []).append(row)
+        machine = machines[f"{row['cores']} cores of {row['processor']}"]
+        groups.setdefault((row["row"], row["epochs"], machine), []).append(row)
     lines = []
-    for (name, epochs), runs in sorted(groups.items(), key=lambda item: item[1][0]["minutes"]):
+    for (name, epochs, machine), runs in sorted(groups.items(), key=lambda item: item[1][0]["minutes"]):
         scores = [run["accuracy"] for run in runs]
         spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
         clock = max(run["minutes"] for run in runs)
         lines.append([
-            name, str(epochs) if epochs else "–", f"{clock:.1f}", f"{runs[0]['dimensions']:,}",
+            name, f"{epochs:g}" if epochs else "–", f"{clock:.1f}", machine, f"{runs[0]['dimensions']:,}",
             f"{statistics.fmean(scores):.1f}{spread}", str(len(runs)), runs[-1]["date"], runs[-1]["commit"],
         ])  # fmt: skip
-    head = ["encoder", "epochs", "minutes", "dimensions", "linear accuracy, %", "seeds", "date", "commit"]
-    processors = sorted({f"{row['cores']} cores of {row['processor']}" for row in rows})
-    text = ["# The CPU speedrun", "", _ABOUT, *markdown(head, lines), "", f"Measured on {', '.join(processors)}.", ""]
+    head = ["encoder", "epochs", "minutes", "machine", "dimensions", "linear accuracy, %", "seeds", "date", "commit"]
+    named = [f"- **{letter}**: {machine}" for machine, letter in machines.items()]
+    text = ["# The CPU speedrun", "", _ABOUT, *markdown(head, lines), "", "Machines:", "", *named, ""]
     PAGE.write_text("\n".join(text), encoding="utf-8")
 
 

@@ -56,6 +56,7 @@ def test_the_page_has_the_mean_of_the_seeds_and_the_slowest_clock(
         "one",
         "3",
         "4.5",
+        "A",
         "4,096",
         "70.5 ± 0.7",
         "2",

@@ -94,9 +94,9 @@ def scaling_of(features: Tensor, *, dtype: torch.dtype = torch.float32, device: 
 
 
 class Problem:
-    """Scaled features, rotated to the axes of their covariance, to solve for many strengths.
+    """Scaled features and their covariance, to solve for many strengths.
 
-    It computes on the ``device``, by default that of the features. The rotated features stay there where half of its free memory
+    It computes on the ``device``, by default that of the features. The scaled features stay there where half of its free memory
     holds them, else on the CPU, from where each pass moves them block by block.
     """
 
@@ -113,32 +113,30 @@ class Problem:
         count, width = features.shape
         self.scaling = scaling_of(features, dtype=dtype, device=device)
         self._rows = list(_blocks(count, max(width, classes)))
+        self._span: Tensor | None = None
         if count < width:
-            # few labels: the optimum is a sum of the images, so that the axes of their span are enough
-            _, singular, directions = torch.linalg.svd(self.scaling(features.to(device)).double(), full_matrices=False)
-            values, axes = singular.square() / count, directions.T
-        else:
-            covariance = torch.zeros(width, width, dtype=torch.float64, device=device)
-            for rows in self._rows:
-                scaled = self.scaling(features[rows].to(device))
-                covariance += scaled.T @ scaled
-            values, axes = torch.linalg.eigh(covariance / count)
-        self._axes = axes.to(dtype)
-        self._variance = values.clamp(min=0).to(dtype)
-        memory = device if _holds(device, features.numel() * self._axes.element_size()) else torch.device("cpu")
-        self._rotated = torch.empty(count, len(values), dtype=dtype, device=memory)
+            # few labels: the optimum is a sum of the images, so that the coordinates in their span are enough
+            self._span = torch.linalg.qr(self.scaling(features.to(device)).T).Q
+            width = count
+        covariance = torch.zeros(width, width, dtype=torch.float64, device=device)
+        memory = device if _holds(device, count * width * dtype.itemsize) else torch.device("cpu")
+        self._scaled = torch.empty(count, width, dtype=dtype, device=memory)
         for rows in self._rows:
-            self._rotated[rows] = self.scaling(features[rows].to(device)) @ self._axes
+            scaled = self.scaling(features[rows].to(device))
+            scaled = scaled if self._span is None else scaled @ self._span
+            covariance += scaled.T @ scaled
+            self._scaled[rows] = scaled
+        self._covariance = covariance.div_(count)
         self._labels = labels.long().to(device)
         self.classes = classes
 
     def objective(self, weight: Tensor, bias: Tensor, strength: float) -> tuple[float, Tensor, Tensor]:
-        """Value and gradient at a weight in rotated coordinates; the penalty is the same in both, as the rotation is one."""
-        count = len(self._rotated)
+        """Value and gradient at a weight for the scaled features."""
+        count = len(self._scaled)
         value = 0.5 * strength * weight.square().sum(dtype=torch.float64)
         to_weight, to_bias = strength * weight, torch.zeros_like(bias)
         for rows in self._rows:
-            part, labels = self._rotated[rows].to(weight.device, non_blocking=True), self._labels[None, rows]
+            part, labels = self._scaled[rows].to(weight.device, non_blocking=True), self._labels[None, rows]
             # classes x images: the layout in which both products and the softmax are fastest (13 times for the gradient)
             log_probability = F.log_softmax(weight @ part.T + bias[:, None], dim=0)
             value -= log_probability.gather(0, labels).sum(dtype=torch.float64) / count
@@ -153,28 +151,41 @@ class Problem:
         """L-BFGS to the optimum, from another solution where there is one."""
         # coordinates in which the Hessian is near the identity: its blocks are about share * covariance + strength
         share = (1 - 1 / self.classes) / self.classes
-        metric = (share * self._variance + strength).rsqrt()
+        ridge, failed = strength, True
+        while failed:  # rounded in float32, a covariance of low rank may have eigenvalues slightly below zero
+            hessian = share * self._covariance
+            hessian.diagonal().add_(ridge)
+            factor, info = torch.linalg.cholesky_ex(hessian)
+            ridge, failed = 10 * ridge, bool(info)
+        root = factor.to(self._scaled.dtype)
         # a constant column belongs to the bias; its curvature is the share alone
         unit = share**-0.5
-        weight = self._axes.new_zeros(self.classes, len(metric)) if start is None else start.weight @ self._axes
-        bias = self._axes.new_zeros(self.classes) if start is None else start.bias
-        variable = torch.cat([weight / metric, bias[:, None] / unit], dim=1).requires_grad_()
+        weight, bias = root.new_zeros(self.classes, len(root)), root.new_zeros(self.classes)
+        if start is not None:
+            weight, bias = start.weight if self._span is None else start.weight @ self._span, start.bias
+        variable = torch.cat([weight @ root, bias[:, None] / unit], dim=1).requires_grad_()
         solver = torch.optim.LBFGS(
             [variable], max_iter=most, max_eval=2 * most, history_size=20, tolerance_grad=tolerance,
             tolerance_change=1e-12, line_search_fn="strong_wolfe",
         )  # fmt: skip
 
+        def plain() -> tuple[Tensor, Tensor]:
+            weight = torch.linalg.solve_triangular(root, variable[:, :-1], upper=False, left=False)
+            return weight.contiguous(), unit * variable[:, -1]
+
         @torch.no_grad()
         def closure() -> float:
-            value, to_weight, to_bias = self.objective(metric * variable[:, :-1], unit * variable[:, -1], strength)
-            variable.grad = torch.cat([metric * to_weight, unit * to_bias[:, None]], dim=1)
+            value, to_weight, to_bias = self.objective(*plain(), strength)
+            to_weight = torch.linalg.solve_triangular(root.T, to_weight, upper=True, left=False)
+            variable.grad = torch.cat([to_weight, unit * to_bias[:, None]], dim=1)
             return value
 
         solver.step(closure)  # type: ignore[no-untyped-call]  # of torch, as it is
-        weight, bias = (metric * variable[:, :-1]).detach(), (unit * variable[:, -1]).detach()
+        with torch.no_grad():
+            weight, bias = plain()
         value, to_weight, to_bias = self.objective(weight, bias, strength)
         return Probe(
-            weight=weight @ self._axes.T,
+            weight=weight if self._span is None else weight @ self._span.T,
             bias=bias,
             scaling=self.scaling,
             strength=strength,

@@ -94,8 +94,21 @@ def test_constant_features_and_broken_ones() -> None:
         scaling_of(torch.full((2, 2), float("nan")))
 
 
+def test_features_of_low_rank_are_solved_with_the_weakest_regularisation() -> None:
+    """One direction outweighs the others a thousand times, and most dimensions repeat: the rounded covariance is not positive."""
+    torch.manual_seed(0)
+    useful = torch.randn(600, 8)
+    labels = (useful[:, 1] > 0).long()
+    useful[:, 0] *= 1000
+    features = useful @ torch.randn(8, 256)
+    single = Problem(features, labels, classes=2).solve(1e-8)
+    double = Problem(features.double(), labels, classes=2, dtype=torch.float64).solve(1e-8)
+    assert single.objective == pytest.approx(double.objective, abs=0.01)
+    assert (single.predict(features) == labels).double().mean() > 0.97
+
+
 def test_blocks_bound_memory_and_change_nothing(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 64 of 2,000 rows: beside the features and their rotated copy, far less than either is ever alive."""
+    """Blocks of 64 of 2,000 rows: beside the features and their scaled copy, far less than either is ever alive."""
     train = real.train.double()
     whole = Problem(train, real.train_labels, classes=6, dtype=torch.float64).solve(1e-4, tolerance=1e-9)
     expected = whole.predict(real.test)
@@ -105,7 +118,7 @@ def test_blocks_bound_memory_and_change_nothing(real: Any, monkeypatch: pytest.M
         problem = Problem(train, real.train_labels, classes=6, dtype=torch.float64)
         solved = problem.solve(1e-4, tolerance=1e-9)
         predicted = solved.predict(real.test)
-    square = 8 * train.shape[1] ** 2  # of the covariance, its axes and what eigh works in
+    square = 8 * train.shape[1] ** 2  # of the covariance and its factor
     assert counted.peak - 2 * train.nbytes < train.nbytes / 4 + 4 * square
     assert len(problem._rows) == -(-len(train) // 64)
     assert solved.objective == pytest.approx(whole.objective, rel=1e-9)
