@@ -34,7 +34,7 @@ class Experiment:
     heavy: str = ""
     """The policy of heavy views; empty where the graph has none."""
     settings: tuple[tuple[str, Any], ...] = ()
-    """Of the method, where they differ from the scale's."""
+    """Of the method, or with a section before a dot, where they differ from the scale's."""
     epochs: float = 1.0
     """Times the scale's."""
 
@@ -172,6 +172,8 @@ _ROBUSTNESS: tuple[tuple[str, Experiment, tuple[str, ...]], ...] = (
 _BOTH_CROPS = ", ".join(f"{crop}->{view}" for crop in ("l1", "l2") for view in ("s1", "s2"))
 _MULTICROP = replace(_CROPS, graph=_CROPS.graph.replace("l1->s1, l2->s2", _BOTH_CROPS))
 _RELATED = replace(_DSSL, graph="s1<->s2, h1->s1[relation], h2->s2[relation]")
+_TUNED_RELATION = (("relation.temperature", 0.2), ("relation.target_temperature", 0.02))
+"""The best for SimCLR of fifteen settings on held-out images (docs/results/tuning.md)."""
 _OTHERS = tuple(name for name in _NAMES if name not in ("swav", "dino"))
 _METHODS: tuple[tuple[str, Experiment, tuple[str, ...]], ...] = (
     # a row, and the methods that have it
@@ -179,6 +181,7 @@ _METHODS: tuple[tuple[str, Experiment, tuple[str, ...]], ...] = (
     ("four means (FastSiam)", replace(_PAIRS, graph="fastsiam"), tuple(_NAMES)),
     ("DSSL", _DSSL, tuple(_NAMES)),
     ("DSSL, heavy views by relation", _RELATED, ("simclr", "moco")),
+    ("DSSL, heavy views by relation, tuned", replace(_RELATED, settings=_TUNED_RELATION), ("simclr", "moco")),
     ("small crops, equal time", replace(_CROPS, epochs=1.5), _OTHERS),
     ("small crops, equal time", replace(_MULTICROP, epochs=1.5), ("swav", "dino")),
 )

@@ -89,13 +89,17 @@ def config_of(experiment: Experiment, scale: Scale, *, seed: int) -> RunConfig:
             f"{experiment.epochs:g} times the {config.epochs} epochs of scale {scale.name} is not a whole number: "
             "choose a scale with more epochs, such as cpu-few"
         )
-    config = config_io.build(RunConfig, {"method": dict(experiment.settings)}, base=vars(config), where="experiment")
     warmup = config.optimizer.warmup_epochs * experiment.epochs
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config, epochs=int(epochs), optimizer=dataclasses.replace(config.optimizer, warmup_epochs=warmup),
         graph=experiment.graph, heavy=experiment.heavy if heavy else NO_HEAVY,
         standard=experiment.standard or config.standard,
     )  # fmt: skip
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in experiment.settings:
+        section, _, setting = name.rpartition(".")
+        changes.setdefault(section or "method", {})[setting] = value
+    return config_io.build(RunConfig, changes, base=vars(config), where="experiment")
 
 
 def job_of(experiment: Experiment, scale: Scale, *, seed: int, corruptions: bool = False) -> Job:
