@@ -2,9 +2,9 @@
 
 benchmarks/.venv/bin/python -m benchmarks.speedrun_peers lightly --data FOLDER --minutes 15 --seed 0 --core 0
 
-Encoder, batch, temperature, optimiser and schedule are those of our networks (:func:`benchmarks.speedrun.config_of`). The two
-views of an image, heads, loss and loop are the peer's. The schedule follows the clock, so that it ends when the minutes do. The
-process and its worker run on one core, as each of our networks does.
+Encoder, batch, temperature, optimiser, schedule and precision are those of our networks (:func:`benchmarks.speedrun.config_of`).
+The two views of an image, heads, loss and loop are the peer's. The schedule follows the clock, so that it ends when the minutes
+do. The process and its worker run on one core, as each of our networks does.
 """
 
 import argparse
@@ -23,13 +23,16 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks import speedrun
 from benchmarks.record import CORES
 from dssl.augment import CIFAR10
+from dssl.config import Precision
 from dssl.data.cifar10 import Cifar10
 from dssl.models import feature_dim
 from dssl.models.for_cpus import WhitenedEncoder, whiten
 from dssl.optim import learning_rate, peak_rate
+from dssl.precision import autocast, choose_precision
 from dssl.training.prepare import build_method, images_to_whiten
 from dssl.weights.encoder import Encoder
 
+_CPU = torch.device("cpu")
 _PARTS = 10_000
 """Into how many parts the schedule divides the minutes."""
 
@@ -62,7 +65,9 @@ class Schedule:
         return speedrun.seconds_since_start() > 60 * self.minutes
 
 
-def train_lightly(encoder: nn.Module, images: np.ndarray, settings: dict[str, Any], schedule: Schedule) -> None:
+def train_lightly(
+    encoder: nn.Module, images: np.ndarray, settings: dict[str, Any], schedule: Schedule, precision: Precision
+) -> None:
     """Its transform, projection head and loss in a loop as its examples write it."""
     from lightly.loss import NTXentLoss
     from lightly.models.modules import SimCLRProjectionHead
@@ -82,7 +87,8 @@ def train_lightly(encoder: nn.Module, images: np.ndarray, settings: dict[str, An
     while True:
         for first, second in loader:
             optimizer.param_groups[0]["lr"] = schedule.rate()
-            loss: Tensor = criterion(*(head(encoder(view).flatten(start_dim=1)) for view in (first, second)))
+            with autocast(_CPU, precision):
+                loss: Tensor = criterion(*(head(encoder(view).flatten(start_dim=1)) for view in (first, second)))
             torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -91,7 +97,9 @@ def train_lightly(encoder: nn.Module, images: np.ndarray, settings: dict[str, An
                 return
 
 
-def train_stable(encoder: nn.Module, images: np.ndarray, settings: dict[str, Any], schedule: Schedule) -> None:
+def train_stable(
+    encoder: nn.Module, images: np.ndarray, settings: dict[str, Any], schedule: Schedule, precision: Precision
+) -> None:
     """Its transforms, module and loss in Lightning's trainer."""
     import lightning
     import stable_pretraining
@@ -137,7 +145,7 @@ def train_stable(encoder: nn.Module, images: np.ndarray, settings: dict[str, Any
     )
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, max_epochs=10**6, logger=False, enable_checkpointing=False, callbacks=[Clock()],
-        enable_progress_bar=False, enable_model_summary=False,
+        enable_progress_bar=False, enable_model_summary=False, precision="bf16-mixed" if precision == "bf16" else 32,
     )  # fmt: skip
     trainer.fit(module, train_dataloaders=loader)
 
@@ -169,7 +177,9 @@ def main() -> None:
     }  # fmt: skip
     images = np.stack([source.image(index) for index in range(len(source))])
     encoder.train()
-    PEERS[options.peer](encoder, images, settings, schedule)
+    precision, _ = choose_precision(encoder, image_size=32, channels=3, device=_CPU)
+    about["precision"] = precision
+    PEERS[options.peer](encoder, images, settings, schedule, precision)
     minutes = speedrun.seconds_since_start() / 60
     print(f"{options.peer}: {schedule.images} images in {minutes:.1f} minutes", file=sys.stderr, flush=True)
     final = Encoder(network=encoder.eval(), name=options.peer, image_size=32, normalization=CIFAR10)
