@@ -71,6 +71,9 @@ How well can two CPU cores learn CIFAR-10 without labels, and in how many minute
   Every row that was measured is listed: none was chosen by its score.
 - **Networks**: `whitened-quadrants`, SimCLR with the graph `fastsiam`, one network on each core at the same time.
   Rows with one network use one core only.
+- **Peers** (`python -m benchmarks.speedrun_peers`) train their own SimCLR on the same encoder at the same precision.
+  They get as many minutes of one core as our first seed took.
+  An epoch of theirs has two views of an image, and one of ours four.
 - **Dimensions** are those that the probe sees.
   More of them are not free for whoever uses the encoder.
 """
