@@ -19,6 +19,7 @@ from PIL import Image
 
 from benchmarks import charts, images, our_views, pillow_views, record, view_peers
 from benchmarks.view_peers import VIEWS, Contender
+from dssl.cli import keep_freed_memory
 from dssl.data.decode import decode
 
 BASELINE = "Pillow composition"
@@ -91,6 +92,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=64, help="photos; four times as many images of 32 pixels")
     options = parser.parse_args()
     clock = record.Clock()
+    keep_freed_memory()  # as the command does
     record.set_threads(1)
     random.seed(0)
     torch.manual_seed(0)
